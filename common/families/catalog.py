@@ -60,7 +60,7 @@ _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.
 
 
 def find_piece(name: str) -> Piece | None:
-    """The piece called `name`, or whose hub id is `name`; or one file of a repository, such as a LoRA, by
+    """Find the piece with this name or hub id, or one file of a repository, such as a LoRA, by
     owner/name/file.safetensors."""
     if match := _FILE.fullmatch(name):
         return Piece(
@@ -99,27 +99,27 @@ REFUSED = {
 
 
 def find(name: str) -> KnownModel | None:
-    """The known model called `name`, or whose hub id is `name`; upper and lower case are the same."""
+    """Find the known model with this name or hub id; upper and lower case are the same."""
     lower = name.lower()
     lower = ALIASES.get(lower, lower)
     return KNOWN.get(lower) or next((r for r in KNOWN.values() if r.repo and r.repo.lower() == lower), None)
 
 
 def nearest(name: str) -> str | None:
-    """The name that `name` may have been meant for: of a model, a piece, or a repository of theirs."""
+    """Return the known name that is most like `name`: of a model, a piece, or a repository of theirs."""
     plain = name.lower()
     names = [*KNOWN, CLIP_TOKENIZER.name, QWEN_IMAGE_FILES.name]
     repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None
     if "/" in plain:
-        found = get_close_matches(plain, repos, n=1, cutoff=0.8)
-        return repos[found[0]] if found else None
+        matches = get_close_matches(plain, repos, n=1, cutoff=0.8)
+        return repos[matches[0]] if matches else None
     starts = [known for known in names if len(plain) > 1 and known.startswith(plain)]
     close = starts or get_close_matches(plain, [*names, *ALIASES], n=1, cutoff=0.6)
     return ALIASES.get(close[0], close[0]) if close else None
 
 
 def refusal(name: str) -> str | None:
-    """Why the model `name`, a name or a hub id, is known and cannot be used; None where nothing is known."""
+    """Return the reason why the model `name`, a name or a hub id, cannot be used; None if no reason is known."""
     return REFUSED.get(name.lower().rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""Of which weights a model is made: what a family is told when it opens a model. Imports nothing that computes."""
+"""The user's choices of a model's weights, which its family reads to open it. Imports nothing that computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.request.parts import PARTS, components_of
 
 Prediction = Literal["eps", "v", "x0"]
-"""What a UNet gives: the noise, the velocity, or the image."""
+"""The prediction of a UNet: the noise, the velocity, or the image."""
 PREDICTIONS: tuple[str, ...] = get_args(Prediction)
 
 
@@ -24,17 +24,17 @@ def check_prediction(value: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """The part of an `Opening` that a family reads. None is what the model's files say."""
+    """The part of an `Opening` that a family reads. None: as the model's files say."""
 
     prediction: Prediction | None = None  # of the UNet
     parts: Mapping[str, Path] = field(default_factory=dict)  # {part, of PARTS: the folder or file of its weights}
-    tokenizer: Path | None = None  # the folder of that for a single file, which has none
+    tokenizer: Path | None = None  # the folder of a tokenizer, for a single file, which has none
     quantize: str | None = None  # how weights are quantized: `weights/quantise.py`
-    whole: bool = False  # every tensor as it is stored, to be written again and not to draw
-    tokenizer_of_base: Path | None = None  # where else one may be: that of the model which a refiner refines
+    whole: bool = False  # every tensor as it is stored, to be written again and not to generate images
+    tokenizer_of_base: Path | None = None  # another folder of a tokenizer: of the model that a refiner refines
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a prediction that is none."""
+        """Raise UsageError for an unknown prediction."""
         if self.prediction is not None:
             check_prediction(self.prediction)
 
@@ -45,7 +45,7 @@ class Choices:
 
     @property
     def elsewhere(self) -> frozenset[str]:
-        """The components whose weights are not the model's own, and `tokenizer` where one is given."""
+        """The components whose weights are not the model's own, and `tokenizer` if one is given."""
         given = components_of(self.parts)
         return given if self.tokenizer is None else given | {"tokenizer"}
 

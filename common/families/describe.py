@@ -1,4 +1,4 @@
-"""What `qwenimg info` prints of a model's folder or file: from configurations and headers alone, broken or not."""
+"""The output of `qwenimg info` for a model's folder or file, broken or not, from configurations and headers alone."""
 
 from __future__ import annotations
 
@@ -30,71 +30,71 @@ from qwenimg.common.weights.plan import Source
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
-    """Of a model's folder, one component's folder, or one safetensors file; `prediction` overrides what a
-    Stable Diffusion file seems to predict. Raises ModelError where nothing can be said at all."""
+    """Describe a model's folder, one component's folder, or one file. `prediction` overrides the detected one of a
+    Stable Diffusion file. Raises ModelError if nothing can be said at all."""
     if is_folder(path) and is_file(path / "model_index.json"):
         return _folder(path)
     if is_folder(path) and is_file(path / "config.json"):
         return _component(path)
     if is_folder(path) and (foreign := registry.foreign_folder(path)) is not None:
         family, layout = foreign
-        whole = Description(lines=[f"layout: {layout}", f"pipeline: {family.described(path)}"])
-        _open(path, whole, parts=True)
-        return whole
+        description = Description(lines=[f"layout: {layout}", f"pipeline: {family.described(path)}"])
+        _open(path, description, parts=True)
+        return description
     return _file(path, prediction)
 
 
 def _folder(folder: Path) -> Description:
-    whole = Description(lines=["layout: diffusers folder"])
+    description = Description(lines=["layout: diffusers folder"])
     try:
         family = registry.of_folder(folder)
-        whole.lines.append(f"pipeline: {family.described(folder)}")
+        description.lines.append(f"pipeline: {family.described(folder)}")
     except ModelError as error:
-        whole.faults.append(str(error))
-        return whole
+        description.faults.append(str(error))
+        return description
     for name in repository.components(lambda name: is_file(folder / name)):
         try:
             part = _component(folder / name)
         except ModelError as error:
-            whole.faults.append(str(error))
+            description.faults.append(str(error))
             continue
-        whole.lines.extend(part.lines)
-        whole.faults.extend(part.faults)
-    if not whole.faults:
-        _open(folder, whole)
-    return whole
+        description.lines.extend(part.lines)
+        description.faults.extend(part.faults)
+    if not description.faults:
+        _open(folder, description)
+    return description
 
 
-def _open(folder: Path, whole: Description, *, parts: bool = False) -> None:
-    """Adds what only shows when everything is opened together: its `parts` where they have no configuration; what it
-    takes in memory; components that do not fit, tokenizer, scheduler."""
+def _open(folder: Path, description: Description, *, parts: bool = False) -> None:
+    """Open the model and add to its description: its memory, or the fault of components that do not fit, of the
+    tokenizer or the scheduler; with `parts`, a line for each component, if they have no configurations."""
     try:
         opened = registry.open_model(folder)
         opened.checkpoint.close()
         for name, part in opened.checkpoint.components.items() if parts else ():
-            whole.lines.append(weights_summary(name, [entry.source for entry in part.plan.entries.values()]))
+            description.lines.append(weights_summary(name, [entry.source for entry in part.plan.entries.values()]))
         opened.family.check(opened.checkpoint)
         opened.checkpoint.read_tokenizers()
     except ModelError as error:
-        whole.faults.append(str(error))
+        description.faults.append(str(error))
     else:
-        whole.lines.append(_resident(opened))
+        description.lines.append(_resident(opened))
 
 
 def _resident(opened: Opened) -> str:
-    """What its files take, and the least of its weights that has to be in memory at once: those of its largest part in
-    16 bit, and with -q, where that takes less."""
+    """Return the size of the files, and of the weights that must be in memory at once: those of the largest part, in
+    16 bit and, if that is less, with -q."""
     checkpoint = opened.checkpoint
     policy = precision.parse("bf16", on_gpu=False, kind=opened.family.precision)
     plain = checkpoint.largest(policy)
-    fewer = {bits: checkpoint.quantised(bits).largest(policy) for bits in quantise.POLICIES}
-    ways = [f"with -q {bits} {size_text(size)}" for bits, size in fewer.items() if size < plain]
-    held = ", ".join([size_text(plain), *ways])
-    return f"weights: {size_text(checkpoint.file_bytes)} in files; in memory at once {held}"
+    quantized = {bits: checkpoint.quantised(bits).largest(policy) for bits in quantise.POLICIES}
+    alternatives = [f"with -q {bits} {size_text(size)}" for bits, size in quantized.items() if size < plain]
+    least = ", ".join([size_text(plain), *alternatives])
+    return f"weights: {size_text(checkpoint.file_bytes)} in files; in memory at once {least}"
 
 
 def _component(folder: Path) -> Description:
-    """One component against the manifest of its configuration."""
+    """Compare one component with the manifest of its configuration."""
     manifest, rename = _expected(folder)
     with _opened(find_files(folder).files) as headers:
         named, _ = keys.named_weights(headers, rename, manifest)
@@ -108,7 +108,8 @@ def _component(folder: Path) -> Description:
 
 
 def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
-    """The manifest of the component in `folder`, by its configuration, and the renaming of its keys."""
+    """Return the manifest of the component in `folder`, by its configuration, and the function that renames its keys.
+    Raise ModelError."""
     path = folder / "config.json"
     data = read_json(path)
     networks = [network for family in registry.FAMILIES for network in family.networks]
@@ -129,8 +130,8 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
         if is_file(path) and is_lora(headers[0]):
             return describe_lora(path, layers_of_known())
         for family in registry.FAMILIES if is_file(path) else ():
-            if family.describe_file and (found := family.describe_file(headers[0], prediction)):
-                return found
+            if family.describe_file and (description := family.describe_file(headers[0], prediction)):
+                return description
         tensors, kind = _tensors(headers), registry.identify(headers[0])
     layout = f"{kind.title} ({kind.flag})" if kind else "unknown"
     lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
@@ -140,13 +141,13 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
 
 
 def layers_of_known() -> dict[str, Names]:
-    """Return what LoRAs call the layers of the known models, by their published configurations."""
+    """Return the names that LoRAs give the layers of each known model, by its published configurations."""
     published = {name: registry.published(known) for name, known in catalog.KNOWN.items()}
-    return {name: one.family.lora_names(one.checkpoint) for name, one in published.items() if one is not None}
+    return {name: model.family.lora_names(model.checkpoint) for name, model in published.items() if model is not None}
 
 
 def _gguf(header: Header) -> list[str]:
-    """What a GGUF file says that it is, what it holds, and what that takes in memory."""
+    """Return lines on a GGUF file: its architecture, its tensors, and their size in memory."""
     name = header.metadata.get(gguf.ARCHITECTURE, "")
     networks = [network for family in registry.FAMILIES for network in family.networks]
     network = next((network for network in networks if name in network.architectures), None)
@@ -154,14 +155,14 @@ def _gguf(header: Header) -> list[str]:
     def looked_up(key: str) -> bool:
         return network is not None and (network.rename or _same)(key) in network.tables
 
-    said = f"'{clean(name, 60)}'" if name else "not said"
-    used = "" if network or name in gguf.UNSPECIFIC else ", which this version does not draw with"
-    return [f"architecture: {said}{used}", summary("file", header.tensors), in_memory(header.tensors, looked_up)]
+    shown = f"'{clean(name, 60)}'" if name else "not said"
+    note = "" if network or name in gguf.UNSPECIFIC else ", which this version does not draw with"
+    return [f"architecture: {shown}{note}", summary("file", header.tensors), in_memory(header.tensors, looked_up)]
 
 
 @contextmanager
 def _opened(files: Iterable[Path]) -> Iterator[list[Header]]:
-    """The headers of `files`, which are open meanwhile."""
+    """Open the headers of `files`, and close them at the end."""
     with ExitStack() as stack:
         headers = []
         for path in files:
@@ -174,12 +175,12 @@ def _tensors(headers: Iterable[Header]) -> dict[str, Stored]:
     return {name: stored for header in headers for name, stored in header.tensors.items()}
 
 
-def _differences(found: Mapping[str, Source], expected: Manifest) -> list[tuple[str, list[str]]]:
-    common = found.keys() & expected.keys()
+def _differences(weights: Mapping[str, Source], expected: Manifest) -> list[tuple[str, list[str]]]:
+    common = weights.keys() & expected.keys()
     kinds = (
-        ("missing", sorted(expected.keys() - found.keys())),
-        ("extra", sorted(found.keys() - expected.keys())),
-        ("of another shape", sorted(name for name in common if not keys.has_shape(found[name], expected[name]))),
+        ("missing", sorted(expected.keys() - weights.keys())),
+        ("extra", sorted(weights.keys() - expected.keys())),
+        ("of another shape", sorted(name for name in common if not keys.has_shape(weights[name], expected[name]))),
     )
     return [(kind, names) for kind, names in kinds if names]
 

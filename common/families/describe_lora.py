@@ -1,4 +1,4 @@
-"""What `qwenimg info` prints of a LoRA file: its kind, how it is written, and which model's layers it names."""
+"""The output of `qwenimg info` for a LoRA file: its kind, the program that wrote it, and the model that it fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qwenimg.common.weights.lora_names import Names, find
 
 NO_USE = "use it: no"
 _KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
-# By how the names of its modules begin.
+# The start of a module's name, and the program that writes it.
 _WRITERS = (
     ("base_model.model.", "PEFT"),
     ("lora_unet_", "kohya, musubi"),
@@ -42,8 +42,8 @@ def is_lora(header: Header) -> bool:
 
 
 def describe_lora(path: Path, models: Mapping[str, Names]) -> Description:
-    """Return what is said of the LoRA at `path`, held against known `models`, the names of their layers by the model's
-    name. Raises ModelError for a file that is not read."""
+    """Describe the LoRA at `path` and compare it with known `models`: the names of their layers by the model's name.
+    Raises ModelError for a file that is not read."""
     lora = read_lora(path)
     try:
         modules = lora.modules
@@ -66,7 +66,7 @@ def describe_lora(path: Path, models: Mapping[str, Names]) -> Description:
 
 
 def _use(lora: LoraFile, models: Mapping[str, Names]) -> tuple[list[str], list[str]]:
-    """Return how the file is used, and what is wrong with it: as drawing itself finds, with each of `models`."""
+    """Return how the file is used, and its faults: those that generation with each of `models` would report."""
     count, errors = len(lora.modules), dict[str, str]()
     for name, names in models.items():
         try:
@@ -76,21 +76,21 @@ def _use(lora: LoraFile, models: Mapping[str, Names]) -> tuple[list[str], list[s
     if able := [name for name in models if name not in errors]:
         used = f"used: {count} of {count} modules by {' or '.join(able)}"
         return [used, f"use it: qwenimg PROMPT -m {able[0]} --lora FILE:SCALE"], []
-    known = {name: _known(lora, names) for name, names in models.items()}
-    nearest = max(known, key=lambda name: known[name])
-    if not known[nearest][0]:
+    matches = {name: _known(lora, names) for name, names in models.items()}
+    nearest = max(matches, key=lambda name: matches[name])
+    if not matches[nearest][0]:
         return [f"{NO_USE}, none of its modules is a layer of {' or '.join(models)}"], []
     fault = f"for {nearest}: {errors[nearest]}"
-    if known[nearest][0] < count or any(delta.kind_of(frozenset(one.parts)) is None for one in lora.modules.values()):
+    if matches[nearest][0] < count or any(delta.kind_of(frozenset(one.parts)) is None for one in lora.modules.values()):
         return [], [fault]
     return [f"use it: only with a model of its own sizes; {fault}"], []
 
 
 def _known(lora: LoraFile, names: Names) -> tuple[int, int]:
-    """Return how many modules are layers of a model, and how many of those take as many inputs."""
+    """Return how many modules are layers of a model, and how many of those have the layer's number of inputs."""
     targets = [(module, target) for name, module in lora.modules.items() if (target := find(names, name))]
-    wide = [module.parts["down"].shape[1] == target.shape[1] for module, target in targets if "down" in module.parts]
-    return len(targets), sum(wide)
+    fits = [module.parts["down"].shape[1] == target.shape[1] for module, target in targets if "down" in module.parts]
+    return len(targets), sum(fits)
 
 
 def _kind(module: Module) -> str:
@@ -103,24 +103,24 @@ def _writer(name: str) -> str:
 
 
 def _ranks(lora: LoraFile) -> str:
-    """The ranks and scales that there are: `rank 64, alpha 8 (scale 0.125)`."""
-    found: dict[str, None] = {}
+    """Return the different ranks and scales: `rank 64, alpha 8 (scale 0.125)`."""
+    ranks: dict[str, None] = {}
     for name, module in lora.modules.items():
         rank = delta.rank_of(module.parts)
         if rank is None:
-            found["whole factors"] = None
+            ranks["whole factors"] = None
             continue
         try:
             scale = scale_of(lora, name, rank)
         except ValueError as error:
-            found[f"rank {rank}, {error}"] = None
+            ranks[f"rank {rank}, {error}"] = None
             continue
-        found[f"rank {rank}, alpha {scale * rank:g} (scale {scale:g})"] = None
-    return listed(found).replace(" and ", "; and ")
+        ranks[f"rank {rank}, alpha {scale * rank:g} (scale {scale:g})"] = None
+    return listed(ranks).replace(" and ", "; and ")
 
 
 def _fits(modules: Mapping[str, Module]) -> str:
-    """By the names and widths of its layers; the model that it is used with says for certain."""
+    """Return the likely model, by the names and widths of the layers. Only opening that model makes it certain."""
     names = list(modules)
     if width := _cross_width(modules):
         return _WIDTHS.get(width, f"a UNet with text states of {width} channels")
@@ -135,7 +135,7 @@ def _fits(modules: Mapping[str, Module]) -> str:
 
 
 def _cross_width(modules: Mapping[str, Module]) -> int | None:
-    """Of the text states that the UNet's layers take."""
+    """Return the width of the text states that the UNet's layers take, or None."""
     for name, module in modules.items():
         if _CROSS.fullmatch(name) and "down" in module.parts:
             return module.parts["down"].shape[1]

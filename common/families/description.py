@@ -1,4 +1,4 @@
-"""What is said of a model's files, and the words that all families say it with."""
+"""The description of a model's files, and the phrases in it that all families share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qwenimg.common.codes.gguf_blocks import storage_of
 from qwenimg.common.formats.stored import Stored
 from qwenimg.common.weights.plan import Source
 
-SHOWN = 5  # names of a kind
+SHOWN = 5  # names of a list that are shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ def summary(name: str, tensors: Mapping[str, Stored]) -> str:
 
 
 def weights_summary(name: str, weights: Iterable[Source]) -> str:
-    """The same of weights, each of which may be a few tensors: codes and their scales."""
+    """Return the summary of weights, each of which may be several tensors: codes and their scales."""
     every = list(weights)
     size = sum(piece.end - piece.begin for source in every for piece in source.pieces)
     return _summary(name, [_kind(source) for source in every], [source.shape for source in every], size)
@@ -55,13 +55,13 @@ def _kind(source: Source) -> str:
 
 
 def in_memory(tensors: Mapping[str, Stored], looked_up: Callable[[str], bool]) -> str:
-    """Of a GGUF file what is resident: codes where they can stay codes and the tensor is no table, which is looked up
-    and not multiplied; else 16 bit."""
+    """Return a GGUF file's size in memory: codes stay codes if they can and the tensor is no table, which is
+    `looked_up` and not multiplied; all else is 16 bit."""
     codes = dense = 0
     for name, stored in tensors.items():
-        kept = storage_of(stored.dtype)
-        if kept and kept.code.fits(stored.shape) and not looked_up(name):
-            codes += kept.code.nbytes(stored.shape, kept.scale)
+        storage = storage_of(stored.dtype)
+        if storage and storage.code.fits(stored.shape) and not looked_up(name):
+            codes += storage.code.nbytes(stored.shape, storage.scale)
         else:
             dense += 2 * prod(stored.shape)
     return f"in memory: {size_text(codes)} as codes, {size_text(dense)} decoded to 16 bit"

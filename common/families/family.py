@@ -1,4 +1,4 @@
-"""A family of models as a row of data: all that the rest of the program asks about it."""
+"""A family of models as a row of data: all that the rest of the program needs to know about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qwenimg.common.weights.lora_names import Names
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
-    """Of a family whose files are checked completely when they are opened."""
+    """Do nothing, for a family whose files are checked completely when they are opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,26 +32,26 @@ class Family:
     refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
     networks: tuple[Network, ...]  # the denoiser first
     denoiser: str  # the folder of the denoiser
-    components: tuple[tuple[str, ...], ...]  # folders with weights: of each group one at least, the denoiser's first
+    components: tuple[tuple[str, ...], ...]  # folders with weights: at least one of each group; the denoiser's first
     precision: DenoiserKind
-    # The model known by a name, with its published configurations and weights that are nowhere; None of another
+    # The known model of this name, with its published configurations and without files; None for another name
     published: Callable[[str], Checkpoint | None]
-    choices: frozenset[str] = frozenset()  # of `Choices`, those that it takes
-    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or what it reads besides
-    # Of a folder in another layout that `open` reads as well, what it is and by what; None of others
+    choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
+    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
+    # The name of a folder's layout, if it is not that of diffusers and `open` reads it; None for other folders
     reads_folder: Callable[[Path], str | None] | None = None
-    reads_names: Callable[[Iterable[str]], bool] | None = None  # whether tensors of its denoiser have such names there
-    reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family's
-    # What is said of one file with this header, with the user's word on its prediction; None where it is not of these
+    reads_names: Callable[[Iterable[str]], bool] | None = None  # whether the denoiser's tensors have such names there
+    reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family
+    # The description of one file with this header and the user's prediction; None for another family's file
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
-    # The option that a file with this header goes with: `model`, one of PARTS, or None for no file of the family's
+    # The option that takes a file with this header: `model`, one of PARTS, or None for another family's file
     part: Callable[[Header], str | None]
     parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
-    model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # with its refiner
+    model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # of a checkpoint and its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
-    small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, of one without it
+    small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it
     defaults: Callable[[Checkpoint], Defaults]
-    check: Callable[[Checkpoint], None] = _check_nothing  # what only the model would find: tokenizer, scheduler
-    described: Callable[[Path], str]  # what a folder is for
+    check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
+    described: Callable[[Path], str]  # the purpose of a folder
     refines: str = ""  # the models that take a refiner, for a message
-    check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base, with None of it alone
+    check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base and its refiner or None

@@ -1,4 +1,4 @@
-"""What a file of weights is and which option it goes with, by its header alone: its name says nothing."""
+"""The kind of a file of weights and the option that takes it, by its header alone: its name says nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FLAGS = {
     "vae": "--vae",
     "lora": "--lora",
 }
-"""Of each kind of file the option that takes it."""
+"""The option that takes each kind of file."""
 _NAMES = {"transformer": "transformer", "unet": "UNet", "text_encoder": "text encoder", "vae": "VAE"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileKind:
-    """A whole model, a part of one, or a LoRA: `option` is a key of FLAGS. Of a LoRA `family` is None."""
+    """A whole model, a part of one, or a LoRA: `option` is a key of FLAGS. A LoRA has no `family`."""
 
     option: str
     family: Family | None = None
@@ -35,12 +35,12 @@ class FileKind:
 
     @property
     def is_part(self) -> bool:
-        """Whether the other parts of a model are needed beside it."""
+        """True for a part of a model, which needs the other parts."""
         return self.option in PARTS
 
     @property
     def title(self) -> str:
-        """What it is, for a message."""
+        """The name of the kind, for a message."""
         if self.family is None:
             return "a LoRA"
         if not self.is_part:
@@ -50,22 +50,22 @@ class FileKind:
 
     @property
     def needs(self) -> str:
-        """What drawing takes besides, for a table."""
+        """The other files that an image needs, for a table."""
         if self.family is None:
             return "the model that it was made for"
         if not self.is_part:
             return ""
         others = [_NAMES[name] for group in self.family.components for name in group[:1]]
-        own = _NAMES[self.family.denoiser if self.option == "transformer" else self.option]
-        return ", ".join(name for name in others if name != own) if self.family.parts_alone else "a model (-m)"
+        part = _NAMES[self.family.denoiser if self.option == "transformer" else self.option]
+        return ", ".join(name for name in others if name != part) if self.family.parts_alone else "a model (-m)"
 
 
 def identify(header: Header, families: Iterable[Family]) -> FileKind | None:
-    """Return what a file with this header is; None for what none of `families` reads."""
+    """Return the kind of the file with this header; None if it is no LoRA and none of `families` reads it."""
     if header.format == "safetensors" and is_lora(header):
         return FileKind(option="lora")
-    found = ((family, option) for family in families if (option := family.part(header)) is not None)
-    return next((FileKind(option=option, family=family) for family, option in found), None)
+    matches = ((family, option) for family in families if (option := family.part(header)) is not None)
+    return next((FileKind(option=option, family=family) for family, option in matches), None)
 
 
 def listed_flags(parts: Iterable[str]) -> str:

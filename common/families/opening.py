@@ -1,7 +1,7 @@
-"""How a model is opened, as a call, a command or a server says it: forms are checked before any file is opened.
+"""The options that open a model, for a call, a command or a server: checked before any file is opened.
 
-Each field says all that the rest of the program asks about it: see `Option`. What computes is imported where it is
-used, for `qwenimg --help` reads the options.
+The metadata of a field has all that the rest of the program needs to know about it: see `Option`. Modules that compute
+are imported where they are used, since `qwenimg --help` reads the options.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _check_quantize(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """How a model is opened; checked on construction. Raises UsageError."""
+    """The options that open a model, checked on construction. Raises UsageError."""
 
     model: str | None = option(None, Option(
         help="a name that was pulled (qwenimg models), a hub id, a folder or a file",
@@ -122,12 +122,12 @@ class Opening:
 
     @property
     def limit(self) -> int | None:
-        """Bytes of `max_memory`."""
+        """The bytes of `max_memory`."""
         return parse_max(self.max_memory)
 
     @property
     def choices(self) -> Choices:
-        """What the family of the model is told."""
+        """The choices that the family of the model reads."""
         return Choices(prediction=self.prediction, parts=self.parts, tokenizer=self.tokenizer, quantize=self.quantize)
 
 
@@ -137,7 +137,7 @@ OPENING: Mapping[str, Option] = {
     **PARTS,
     **{name: _FIELDS[name] for name in _FIELDS if _FIELDS[name].section == _FILES},
 }
-"""Every option of an opening, a part's too: the keywords of `qwenimg.load` but for `notify`."""
+"""Every option of an opening, parts included: the keywords of `qwenimg.load` except `notify`."""
 
 
 def opening_of(given: Mapping[str, Any]) -> Opening:
@@ -154,7 +154,7 @@ def from_call(given: Mapping[str, object]) -> Opening:
 
 
 def _converted(one: Option, value: object) -> object:
-    """Return what a call gives for an option as the field has it. Raises UsageError."""
+    """Return the `value` of an option in a call, in the type of its field. Raises UsageError."""
     if one.kind is bool:
         arguments.check_flags(**{one.name: value})
     elif one.several:

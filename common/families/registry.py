@@ -30,25 +30,25 @@ from qwenimg.common.weights import quantise
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, Z_IMAGE)
 NOTE = "qwenimg.json"
-"""In a folder that `convert` writes: what it is made of. While it is built, that it is ours."""
+"""The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A model on disk, checked, and its family. `made_of`: the model known by name that it was converted from."""
+    """A model on disk, checked, and its family. `made_of`: the known model that it was converted from."""
 
     family: Family
     checkpoint: Checkpoint
     made_of: KnownModel | None = None
 
     def defaults(self, known: KnownModel | None = None) -> Defaults:
-        """What holds where a call does not say: the values of a model that is known by name, or was made of one, else
-        its family's."""
-        found, known = self.family.defaults(self.checkpoint), known or self.made_of
+        """Return the defaults of the `known` model, or of the one that this model was converted from, else of its
+        family."""
+        defaults, known = self.family.defaults(self.checkpoint), known or self.made_of
         if known is None:
-            return found
+            return defaults
         return replace(
-            found,
+            defaults,
             width=known.width,
             height=known.height,
             steps=known.steps,
@@ -58,7 +58,7 @@ class Opened:
 
 
 def open_model(path: Path, choices: Choices | None = None) -> Opened:
-    """Everything about the files at `path` checked, no weight read. Raises ModelError and UsageError."""
+    """Open the model at `path`: check all about its files, and read no weight. Raises ModelError and UsageError."""
     choices = choices or Choices()
     if choices.quantize is not None:
         quantise.parse(choices.quantize)  # before files are opened
@@ -74,8 +74,7 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
 
 
 def published(known: KnownModel) -> Opened | None:
-    """A model that is known by name as it is published, without its files; None where its configurations are not
-    known."""
+    """Return a known model as it is published, without its files; None if its configurations are not known."""
     for family in FAMILIES:
         if (checkpoint := family.published(known.name)) is not None:
             return Opened(family=family, checkpoint=checkpoint)
@@ -83,7 +82,7 @@ def published(known: KnownModel) -> Opened | None:
 
 
 def _made_of(path: Path, family: Family) -> KnownModel | None:
-    """The model known by name that the folder `path` was converted from. Raises ModelError."""
+    """Return the known model that the folder `path` was converted from, or None. Raise ModelError."""
     note = path / NOTE
     name = read_json(note).get("model") if is_file(note) else None
     known = catalog.find(name) if isinstance(name, str) else None
@@ -91,7 +90,7 @@ def _made_of(path: Path, family: Family) -> KnownModel | None:
 
 
 def open_refiner(base: Opened, path: Path) -> Checkpoint:
-    """The refiner at `path` for `base`, whose tokenizer serves where a file has none. Raises ModelError and
+    """Open the refiner at `path` for `base`, whose tokenizer serves for a file without one. Raises ModelError and
     UsageError."""
     check = base.family.check_refiner
     if check is None:
@@ -112,7 +111,7 @@ def open_refiner(base: Opened, path: Path) -> Checkpoint:
 
 
 def of_folder(folder: Path) -> Family:
-    """The family of a folder, by its model_index.json or by the names of its weights. Raises ModelError."""
+    """Return the family of a folder, by its model_index.json or by the names of its weights. Raises ModelError."""
     index = folder / "model_index.json"
     if not is_file(index):
         if (foreign := foreign_folder(folder)) is not None:
@@ -133,30 +132,30 @@ def of_folder(folder: Path) -> Family:
 
 
 def foreign_folder(folder: Path) -> tuple[Family, str] | None:
-    """The family of a folder in another program's layout, and what it is; None of any other. Raises ModelError."""
+    """Return the family and the layout of a folder in another program's layout; else None. Raises ModelError."""
     for family in FAMILIES:
-        if family.reads_folder and (found := family.reads_folder(folder)) is not None:
-            return family, found
+        if family.reads_folder and (layout := family.reads_folder(folder)) is not None:
+            return family, layout
     return None
 
 
 def check_names(folder: Path) -> None:
-    """Of a component's `folder` in another program's layout, where it has an index of shards: whether a family reads
-    tensors of these names. Raises ModelError that says what it is not, before a shard is here."""
+    """Check that a family reads the names in an index of shards: that of a component's `folder` in another program's
+    layout, before a shard is downloaded. Raises ModelError that says what it is not."""
     names = find_files(folder).weight_map
     families = [family for family in FAMILIES if family.reads_names and family.denoiser == folder.name]
     if families and not any(family.reads_names(names) for family in families if family.reads_names):
-        what = " or ".join(family.title for family in families)
-        raise ModelError(f"{clean(folder)}: no {what} as another program saves it; it begins with {listed(names)}")
+        expected = " or ".join(family.title for family in families)
+        raise ModelError(f"{clean(folder)}: no {expected} as another program saves it; it begins with {listed(names)}")
 
 
 def identify(header: Header) -> FileKind | None:
-    """Return what a file with this header is: a model, a part of one, or a LoRA; None for any other."""
+    """Return the kind of the file with this header: a model, a part of one, or a LoRA; None for any other."""
     return file_kind.identify(header, FAMILIES)
 
 
 def identify_file(path: Path) -> FileKind | None:
-    """Return what the file at `path` is, as `identify` does. Raises ModelError for one that cannot be read."""
+    """Return the kind of the file at `path`, as `identify` does. Raises ModelError for one that cannot be read."""
     header = read_header(path)
     header.file.close()
     return identify(header)
@@ -169,24 +168,24 @@ def of_file(path: Path) -> Family:
     for family in FAMILIES:
         if family.reads_file and family.reads_file(header):
             return family
-    able, kind = titles(lambda family: family.reads_file is not None), identify(header)
+    supported, kind = titles(lambda family: family.reads_file is not None), identify(header)
     if kind is not None:
         beside = ", beside the model that it belongs to (-m)"
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{beside}")
-    if (said := header.metadata.get(gguf.ARCHITECTURE, "")) not in gguf.UNSPECIFIC and header.format == "GGUF":
+    if (architecture := header.metadata.get(gguf.ARCHITECTURE, "")) not in gguf.UNSPECIFIC and header.format == "GGUF":
         beside = "a part goes beside -m, with --transformer, --unet or --text-encoder"
-        raise bad(path, f"is a GGUF file of '{clean(said, 40)}' and no whole {able} model: {beside}")
-    raise bad(path, f"is no {able} checkpoint in one file; it begins with {listed(header.tensors)}")
+        raise bad(path, f"is a GGUF file of '{clean(architecture, 40)}' and no whole {supported} model: {beside}")
+    raise bad(path, f"is no {supported} checkpoint in one file; it begins with {listed(header.tensors)}")
 
 
 def titles(chosen: Callable[[Family], bool]) -> str:
-    """The names of the families that are `chosen`, for a message."""
+    """Return the names of the families that are `chosen`, for a message."""
     *others, last = (family.title for family in FAMILIES if chosen(family))
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def check_precision(text: str) -> None:
-    """Raises UsageError for a policy that no family knows: what can be said before a model is opened."""
+    """Raise UsageError for a policy that no family knows, before a model is opened."""
     errors = []
     for family in FAMILIES:
         try:

@@ -1,6 +1,6 @@
-"""What a model's repository must hold to be whole, and what is left out of a pull.
+"""The files that a model's repository must have, and those that are pulled.
 
-It is in diffusers layout, or in another program's that a family reads: parts with weights, and no configurations.
+It is in diffusers layout, or in another program's that a family reads: parts with weights, without configurations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_COMPONENT = re.compile(r"config\.json|[A-Za-z0-9_-]{1,100}\.safetensors(\.in
 
 
 def needed(filename: str) -> bool:
-    """Whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
+    """Return whether the program uses the file `filename` of a repository: no variant, no pickle, no Python."""
     from qwenimg.common.families import registry  # which imports every family
 
     folder, _, name = filename.rpartition("/")
@@ -38,21 +38,21 @@ def needed(filename: str) -> bool:
 
 
 def used(folder: Path) -> list[Path]:
-    """What `folder` holds of the files that the program uses, in the order of their names."""
+    """Return the files in `folder` that the program uses, in the order of their names."""
     return [path for path in sorted(folder.rglob("*")) if needed(path.relative_to(folder).as_posix())]
 
 
 def components(has: Callable[[str], bool]) -> list[str]:
-    """The folders with weights of a model, where `has` says whether a file is there; of a group of folders those
-    that are there, or the first."""
-    found: list[str] = []
+    """Return a model's folders with weights: of each group the folders that are there, or else the first. `has` returns
+    whether a file is there."""
+    folders: list[str] = []
     for group in _family(has).components:
-        found += [part for part in group if has(f"{part}/config.json")] or group[:1]
-    return found
+        folders += [part for part in group if has(f"{part}/config.json")] or group[:1]
+    return folders
 
 
 def in_other_layout(has: Callable[[str], bool]) -> Family | None:
-    """The family that may read it as another program saved it, by the folders of its parts."""
+    """Return the family that may read the model as another program saved it, by the folders of its parts, or None."""
     from qwenimg.common.families import registry
 
     for family in registry.FAMILIES if not any(map(has, _ALWAYS)) else ():
@@ -63,7 +63,8 @@ def in_other_layout(has: Callable[[str], bool]) -> Family | None:
 
 
 def _family(has: Callable[[str], bool]) -> Family:
-    """The first family that lacks no component, else the first whose denoiser is there: a listing has no class name."""
+    """Return the family with the fewest missing components, if possible one whose denoiser is there: a listing has no
+    class name."""
     from qwenimg.common.families import registry
 
     def lacking(family: Family) -> int:
@@ -74,25 +75,25 @@ def _family(has: Callable[[str], bool]) -> Family:
 
 
 def required(has: Callable[[str], bool]) -> list[str]:
-    """The files of such a model that have one name only."""
+    """Return the files that a model must have under one name."""
     if in_other_layout(has):
         return []
     return [*_ALWAYS, *(f"{part}/config.json" for part in components(has))]
 
 
 def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
-    """A file that `folder` needs and does not have, but for the weights of the components `without`. Raises ModelError
-    for an index of shards that is broken."""
+    """Return the first file that `folder` needs and lacks, except the weights of the components `without`. Raises
+    ModelError for a broken index of shards."""
 
     def has(name: str) -> bool:
         return is_file(folder / name)
 
     parts = components(has)
     names = required(has)
-    for tokens in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
-        if in_other_layout(has) and not is_folder(folder / tokens):
-            continue  # it is found elsewhere
-        names += [] if has(f"{tokens}/tokenizer.json") else [f"{tokens}/vocab.json", f"{tokens}/merges.txt"]
+    for tokenizer in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
+        if in_other_layout(has) and not is_folder(folder / tokenizer):
+            continue  # another folder may have it
+        names += [] if has(f"{tokenizer}/tokenizer.json") else [f"{tokenizer}/vocab.json", f"{tokenizer}/merges.txt"]
     for name in names:
         if not has(name):
             return name
@@ -104,7 +105,7 @@ def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether `folder` has any file of a component's weights: more than the small files of a model."""
+    """Return whether `folder` has any weights of a component, and not only the small files of a model."""
     return any(path.suffix == ".safetensors" for path in used(folder))
 
 

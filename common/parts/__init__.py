@@ -1,1 +1,1 @@
-"""What families of models share: components of a folder, text states, CLIP, latents of a VAE, names of ldm files."""
+"""Code that families of models share: components of a folder, text states, CLIP, the VAE, names of ldm files."""

@@ -1,7 +1,7 @@
-"""A CLIP text encoder in a folder or file of its own: which of a model's it is, and where its tensors are.
+"""CLIP text encoders in a folder or file of their own: which one of a model it is, and where its tensors are.
 
-SDXL has two, which differ in their width, so that this says which one a file is. Its names are transformers', or
-OpenCLIP's; either may stand behind a prefix that tells of a whole model. What shapes cannot say, the model says.
+SDXL has two text encoders of different widths, so the width of a file says which one it is. The tensors have the names
+of transformers or of OpenCLIP, with or without a prefix. What shapes do not show is taken from the model.
 """
 
 from __future__ import annotations
@@ -44,19 +44,20 @@ def find(tensors: Mapping[str, Stored]) -> tuple[str, bool, int] | None:
 
 
 def described(tensors: Mapping[str, Stored]) -> str | None:
-    """Describe a text encoder that is alone in its file; None of another file."""
+    """Describe a text encoder that is alone in its file; return None for another file."""
     layout = find(tensors)
     if layout is None or any(not name.startswith(layout[0]) for name in tensors):
         return None
     prefix, open_clip, width = layout
     names = "OpenCLIP's names" if open_clip else "transformers' names"
     behind = f" behind {clean(prefix, 60)}" if prefix else ""
-    what = WIDTHS.get(width, "a CLIP text encoder")
-    return f"{what}, {names}{behind} (width {width}); its option is --text-encoder"
+    title = WIDTHS.get(width, "a CLIP text encoder")
+    return f"{title}, {names}{behind} (width {width}); its option is --text-encoder"
 
 
 def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
-    """Open the text encoder in the folder or file `path`; return which of the model's it is too. Raises ModelError."""
+    """Open the text encoder in the folder or file `path`. Return its name in the model, and itself. Raises
+    ModelError."""
     if is_folder(path):
         config = read_config(clip.NETWORK, path)
         name = _slot(checkpoint, config.hidden_size, path)
@@ -88,7 +89,7 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
 
 
 def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:
-    """Return which of the model's text encoders is so wide. Raise ModelError."""
+    """Return the name of the model's text encoder of this `width`. Raise ModelError."""
     component_name = next((name for name, part in checkpoint.texts.items() if part.config.hidden_size == width), None)
     if component_name is None:
         widths = " and ".join(str(part.config.hidden_size) for part in checkpoint.texts.values())
@@ -100,8 +101,8 @@ def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:
 
 
 def _own_config(header: Header, prefix: str, open_clip: bool, name: str, published: clip.CLIPConfig) -> clip.CLIPConfig:
-    """Return the configuration of a text encoder that the model lacks: of its own shapes, and else of its type as it is
-    `published`. Raise ModelError."""
+    """Return the configuration of a text encoder that the model lacks, from its shapes; they do not show its
+    activation and projection, which its `published` type has. Raise ModelError."""
     of_open_clip, projected = published.hidden_act == "gelu", published.projection_dim is not None
     text = Text(
         component=name, prefix=prefix, open_clip=of_open_clip or open_clip, projected=projected, renamed=not open_clip

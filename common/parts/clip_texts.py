@@ -1,4 +1,4 @@
-"""Prompts as the text states of one or more CLIPs, which stand side by side."""
+"""Text states of prompts from one or more CLIPs, concatenated along their channels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ClipKey = tuple[str, int]  # a prompt, and how many layers are skipped at the en
 
 
 class ClipTexts(Texts[ClipKey]):
-    """The text encoders of a model that are CLIPs: of a prompt the states [chunks 77 C] of each, and the last one's
+    """The text states of CLIPs: of each prompt the states [chunks 77 C] from each text encoder, and the last one's
     pooled vector [P]."""
 
     feed_forward = 2
@@ -35,12 +35,11 @@ class ClipTexts(Texts[ClipKey]):
         self._tokenizers = [checkpoint.tokenizers[name] for name in self.encoders]
 
     def keys(self, prompts: Sequence[str], clip_skip: int) -> list[ClipKey]:
-        """Return the keys of `prompts`, and behind the first that of the empty prompt, whose chunk fills up shorter
-        ones."""
+        """Return the keys of `prompts` with the empty prompt as the second, whose chunk pads shorter prompts."""
         return [(prompt, clip_skip) for prompt in (*prompts[:1], "", *prompts[1:])]
 
     def states(self, prompts: Sequence[str], clip_skip: int = 0) -> tuple[Float32, Float32]:
-        """Return states [B 77n C] with n chunks for all, side by side in C, and pooled vectors [B P]."""
+        """Return states [B 77n C], all padded to n chunks and concatenated in C, and pooled vectors [B P]."""
         first, empty, *rest = self.arrays(self.keys(prompts, clip_skip))
         rows = [first, *rest]
         count = max(len(states[0]) for states in rows)
@@ -57,24 +56,24 @@ class ClipTexts(Texts[ClipKey]):
         return [*((count, LENGTH, config.hidden_size) for config in configs), (pooled,)]
 
     def tokens(self, key: ClipKey) -> list[object]:
-        """Return the prompt's tokens with their weights, and the layers that are skipped."""
+        """Return the prompt's tokens with their weights, whether it is SDXL, and the number of skipped layers."""
         prompt, clip_skip = key
         return [repr(self.chunks(prompt)), self.sdxl, clip_skip]
 
     def stages(self, keys: Iterable[ClipKey], counted: bool = True) -> list[Stage]:
-        """Return the stages that encode `keys`, one for each text encoder; where tokens are not counted, one chunk."""
+        """Return the stages that encode `keys`, one for each text encoder; if not `counted`, for one chunk."""
         count = max(len(self.chunks(prompt)[0]) for prompt, _ in keys) if counted else 1
         return [self.stage(component, count, LENGTH) for component in self.encoders.values()]
 
     def encode(self, keys: Sequence[ClipKey]) -> Iterator[States]:
-        """Encode `keys` by one text encoder after the other."""
+        """Encode `keys` with one text encoder after the other."""
         prompts = [(self.chunks(prompt), clip_skip) for prompt, clip_skip in keys]
         parts = [
             list(self.run(stage, partial(self._encoded, i, stage.component.config), prompts))
             for i, stage in enumerate(self.stages(keys))
         ]
-        for one in zip(*parts, strict=True):
-            yield *(states for states, _ in one), one[-1][1]
+        for results in zip(*parts, strict=True):
+            yield *(states for states, _ in results), results[-1][1]
 
     def _encoded(
         self, index: int, config: CLIPConfig, encoder: ClipEncoder, prompt: tuple[list[list[Chunk]], int]
@@ -90,12 +89,12 @@ class ClipTexts(Texts[ClipKey]):
 
 
 def _joined(states: States, empty: States, count: int) -> Float32:
-    """Return the states side by side in their channels, each with the empty prompt's chunk up to `count`: [77n C]."""
+    """Return the states, each padded with the empty prompt's chunk to `count`, concatenated in C: [77n C]."""
     pairs = zip(states[:-1], empty[:-1], strict=True)
     return np.concatenate([_filled(chunks, fill, count) for chunks, fill in pairs], axis=-1)
 
 
 def _filled(states: Float32, empty: Float32, count: int) -> Float32:
-    """[chunks 77 C] -> [77n C] with the empty prompt's chunk up to `count`."""
+    """[chunks 77 C] -> [77n C], padded with the empty prompt's chunk to n = `count`."""
     joined = np.concatenate([states] + [empty] * (count - len(states)))
     return joined.reshape(-1, joined.shape[-1])

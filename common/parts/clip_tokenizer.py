@@ -16,10 +16,10 @@ from qwenimg.common.parts.piece import CLIP_TOKENIZER
 from qwenimg.common.prompts import clip
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer
-MAX_BYTES = 6 << 20  # of CLIP's 1 to 3.6 MB; Qwen's of 7 MB is not read
-MAX_TRIED = 8  # tokenizers of the right size that are read, at 0.2 s each, before it is given up
-MAX_ENTRIES = 500  # of a folder that is looked through
-MAX_PARENTS = 5  # folders above the file, in search of the program that it belongs to
+MAX_BYTES = 6 << 20  # of a file: CLIP's has 1 to 3.6 MB, and Qwen's of 7 MB is not read
+MAX_TRIED = 8  # tokenizers of the right size that are read, at 0.2 s each, before the search ends
+MAX_ENTRIES = 500  # of a folder that is searched
+MAX_PARENTS = 5  # folders above the file that may be the program that it belongs to
 # Models whose tokenizer is CLIP's own, in the order in which they are looked for in the hub's cache.
 REPOS = (
     CLIP_TOKENIZER.repo,
@@ -53,8 +53,8 @@ APPLICATIONS = ("/Applications/ComfyUI.app/Contents/Resources/ComfyUI", "/opt/Co
 def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: Path | None = None) -> Path:
     """Find the folder of a tokenizer for the single file `file`, whose text encoders have `size` embeddings.
 
-    That is the user's own if `given`, else the first that fits: next to the file, `also`, in the hub's cache, in the
-    folder of another program. Raises ModelError, which says where it was looked for and what to do."""
+    If one is `given`, it is that one. Else it is the first that fits: next to the file, `also`, in the hub's cache, in
+    the folder of another program. Raises ModelError that names these places and says what to do."""
     if given is not None:
         folder = next((f for f in (given, given / "tokenizer") if is_tokenizer(f)), None)
         if folder is None:
@@ -72,7 +72,7 @@ def find_clip_tokenizer(file: Path, size: int, given: Path | None = None, also: 
 
 
 def places(file: Path, also: Path | None = None) -> Iterator[Path]:
-    """Yield the folders that may be a tokenizer for `file`, the nearest first; each is looked for when it is taken."""
+    """Yield the folders that may hold a tokenizer for `file`, the nearest first, while the search goes on."""
     here = absolute(file).parent  # a link's own folder
     yield from (here / "tokenizer", here)
     if also is not None:
@@ -80,9 +80,9 @@ def places(file: Path, also: Path | None = None) -> Iterator[Path]:
     for repo in REPOS:
         yield from _of_model(hf_cache.storage_folder(repo))
     home = Path.home() if "HOME" in os.environ else Path("/nonexistent")
-    near = [here, *here.parents][:MAX_PARENTS]
-    users = [home / folder / name for folder in ("", "Documents", "Desktop") for name in PROGRAMS]
-    for root in (*near, *(above / "ComfyUI" for above in near), *users, *map(Path, APPLICATIONS)):
+    parents = [here, *here.parents][:MAX_PARENTS]
+    programs = [home / folder / name for folder in ("", "Documents", "Desktop") for name in PROGRAMS]
+    for root in (*parents, *(above / "ComfyUI" for above in parents), *programs, *map(Path, APPLICATIONS)):
         yield from (root / inside for inside in INSIDE)
     yield from (folder / "tokenizer" for folder in _entries(here))
     for storage in _entries(hf_cache.cache_folder()):
@@ -104,7 +104,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def is_tokenizer(folder: Path) -> bool:
-    """Return whether the files of a tokenizer of CLIP's size are in `folder`; a tokenizer.json comes first."""
+    """Return whether `folder` has the files of a tokenizer of CLIP's size; tokenizer.json is preferred."""
     whole, parts = FILES
     names = whole if os.path.lexists(folder / whole[0]) else parts
     return all(_is_small_file(folder / name) for name in names)

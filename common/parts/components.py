@@ -1,4 +1,4 @@
-"""Components from a folder or file: a configuration is read, and the headers are held against its manifest."""
+"""Components from a folder or file: the configuration is read, and the headers are checked against its manifest."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from qwenimg.common.weights import plan as plans
 from qwenimg.common.weights.plan import LoadPlan, Uses
 
 QUANTIZATION = ("quantization", "quantization_config")
-"""Fields where MLX's tools write how weights are quantized. The tensors say it as well, and count."""
+"""Fields in which MLX's tools write how weights are quantized. It is read from the tensors, which show it as well."""
 
 
 def read_config(network: Network, folder: Path, refused: Mapping[str, str] | None = None) -> Any:
-    """Read the configuration of `network` in `folder`. `refused`: starts of other classes' names, and why they are not
-    supported. Raises ModelError."""
+    """Read the configuration of `network` in `folder`. `refused` maps the start of a class name to the reason why it is
+    not supported. Raises ModelError."""
     path = folder / "config.json"
     data = read_json(path)
     kind = str(data.get(network.key, network.kind))
@@ -54,7 +54,7 @@ def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
 
 
 def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = False) -> Component:
-    """Return `network` with the weights of `plan`. `whole`: it is written again, so that tables stay quantized."""
+    """Return `network` with the weights of `plan`. `whole`: to be written again, so that tables stay quantized."""
     stored = quantise.keep(plan, frozenset() if whole else network.tables)
     return Component(
         network=network.name,
@@ -69,17 +69,17 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
 
 
 def on_paper(network: Network, config: Any, dtype: str) -> Component:
-    """Return `network` with weights that are nowhere, of `dtype` where they are published."""
+    """Return `network` with a plan of weights that are in no file here; the published ones are in `dtype`."""
     return component(network, config, papers.plan(network.role, network.uses(network.manifest(config)), dtype))
 
 
 def is_absent(part: Component) -> bool:
-    """Return whether `part` stands in for one that is nowhere."""
+    """Return whether `part` is a stand-in without files."""
     return not part.plan.files
 
 
 def open_tokenizer(path: Path, load: Callable[[Path], Any], config: Any) -> TokenizerFiles:
-    """Return the tokenizer in the folder `path`, which `load` reads, for the text encoder of `config`."""
+    """Return the tokenizer in the folder `path` for the text encoder of `config`; `load` reads it at its first use."""
 
     def read(folder: Path) -> Any:
         tokenizer = load(folder)
@@ -90,7 +90,7 @@ def open_tokenizer(path: Path, load: Callable[[Path], Any], config: Any) -> Toke
 
 
 def absent_tokenizer(name: str) -> TokenizerFiles:
-    """Return the tokenizer of the model `name`, of which no file is here: it raises ModelError."""
+    """Return a tokenizer for the model `name` that raises ModelError when it is read, as its files are not here."""
 
     def read(path: Path) -> Any:
         raise ModelError(f"{name}: its tokenizer is not here; get it by: qwenimg pull {name}")
@@ -108,10 +108,10 @@ def open_component(
     channels_last: str = "",
     whole: bool = False,
 ) -> Component:
-    """Open `network` with the weights in the folder or file `path`; `title` stands in messages. `rename` makes, of a
-    manifest, a function from other programs' names of its tensors; without it names are the network's.
-    `channels_last`: see `keys.plan`. `whole`: with all tensors as they are stored. What no forward uses may be missing.
-    Raises ModelError."""
+    """Open `network` with the weights in the folder or file `path`; `title` is its name in messages. `rename` takes a
+    manifest and returns a function that maps a file's keys to its names; the default is the network's.
+    `channels_last`: see `keys.plan`. `whole`: plan all tensors as they are stored. Tensors that no forward uses may be
+    missing. Raises ModelError."""
     manifest = network.manifest(config)
     names = rename(manifest) if rename else network.rename
 

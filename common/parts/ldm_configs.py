@@ -1,7 +1,7 @@
 """The configurations of a VAE and a CLIP in a single file, from the shapes of their tensors.
 
-No configuration is in such a file. What shapes say is read from them; what they cannot say is published: the heads of
-text encoders have 64 channels, group norms have 32 groups.
+Such a file has no configuration. It follows from the shapes, and from published values that shapes do not show: the
+heads of text encoders have 64 channels, group norms have 32 groups.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Text:
     open_clip: bool = False  # trained by OpenCLIP, and in its names
     projected: bool = False
     converted: str = ""  # the prefix where stable-diffusion.cpp gave it transformers' names
-    renamed: bool = False  # it has those
+    renamed: bool = False  # it has transformers' names
 
     @property
     def pad(self) -> str:
@@ -47,11 +47,11 @@ class Text:
 
     @property
     def fused(self) -> bool:
-        """True where q, k and v are one matrix, and the names OpenCLIP's."""
+        """True if q, k and v are one matrix and the names are OpenCLIP's."""
         return self.open_clip and not self.renamed
 
     def within(self, names: Collection[str]) -> Text | None:
-        """Return it under the prefix that it has among `names`; None where it is not there."""
+        """Return this text encoder with the prefix that it has in `names`; None if it is not there."""
         if self.converted and any(name.startswith(f"{self.converted}text_model.encoder.") for name in names):
             return replace(self, prefix=self.converted, renamed=True)
         return self if any(name.startswith(self.prefix) for name in names) else None
@@ -63,7 +63,7 @@ def behind(header: Header, prefix: str) -> Shapes:
 
 
 def shape_of(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:
-    """Return the shape of the tensor `key`. Raise ModelError where it is not there or has another rank."""
+    """Return the shape of the tensor `key`. Raise ModelError if it is missing or has another rank."""
     shape = shapes.get(key)
     if shape is None or len(shape) != rank:
         what = "lacks tensor" if shape is None else f"has not {rank} dimensions in tensor"
@@ -72,8 +72,8 @@ def shape_of(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:
 
 
 def vae_config(path: Path, shapes: Shapes, *, scaling_factor: float, sample_size: int) -> KLVAEConfig:
-    """Return the configuration of the VAE with these tensors. No shape says its `scaling_factor` and its `sample_size`,
-    the latents along a side that it was trained on. Raises ModelError."""
+    """Return the configuration of the VAE with these tensors. Shapes do not show its `scaling_factor` and its
+    `sample_size`, the side in latents that it was trained on. Raises ModelError."""
     widths = []
     for level in count():
         if f"encoder.down.{level}.block.0.conv2.weight" not in shapes:
@@ -97,8 +97,7 @@ def vae_config(path: Path, shapes: Shapes, *, scaling_factor: float, sample_size
 
 
 def stored_vae(header: Header, places: Places, wanted: Manifest) -> Manifest:
-    """Return `wanted` with the attention's projections as they are stored: 1x1 convolutions, unless they have two
-    axes."""
+    """Return `wanted` with the stored shapes of the attention's projections: many files have 1x1 convolutions."""
     stored = dict(wanted)
     for name, shape in wanted.items():
         tensor = header.tensors.get(places[name].key)
@@ -108,7 +107,7 @@ def stored_vae(header: Header, places: Places, wanted: Manifest) -> Manifest:
 
 
 def clip_config(path: Path, header: Header, text: Text) -> tuple[str, CLIPConfig]:
-    """Return the prefix of the names as they are in the manifest or in OpenCLIP, and the configuration."""
+    """Return the prefix before the manifest's or OpenCLIP's names, and the configuration. Raises ModelError."""
     prefix = text.prefix
     if not text.fused and f"{prefix}text_model.final_layer_norm.weight" in header.tensors:
         prefix += "text_model."

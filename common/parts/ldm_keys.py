@@ -1,12 +1,12 @@
-"""Where checkpoints in CompVis's own names ("ldm") have each parameter of a VAE or a CLIP: strings only.
+"""Places of a VAE's and a CLIP's parameters in checkpoints with CompVis's names ("ldm"): strings only.
 
-A map goes from the manifest's names to the file's. So what is missing and what is unknown both follow from the
-manifest, and no tensor is taken by a rule that happens to match it.
+A map goes from the manifest's names to the file's. So missing and unknown tensors both follow from the manifest, and no
+tensor is taken because a rule happens to match it.
 
-What is unusual about these files:
+Unusual about these files:
 - the VAE numbers its decoder's levels from the last to the first, and stores attention as 1x1 convolutions;
 - OpenCLIP has q, k and v in one matrix, and its projection with rows and columns exchanged;
-- OpenCLIP-H has its 24th layer there, which Stable Diffusion 2 never uses;
+- OpenCLIP-H comes with its 24th layer, which Stable Diffusion 2 never uses;
 - stable-diffusion.cpp, when it converts, gives OpenCLIP the names of transformers, in older versions with q, k and v
   apart, and leaves the projection as it was.
 """
@@ -21,9 +21,9 @@ from qwenimg.common.weights.keys import Place, Rows
 
 Places = dict[str, Place]
 
-CLIP_H_LAYERS = 23  # of OpenCLIP-H that are used
+CLIP_H_LAYERS = 23  # layers of OpenCLIP-H that are used
 
-# What a file may hold of a text encoder, behind its prefix: buffers, and what belongs to CLIP's image side.
+# Names behind a text encoder's prefix that are not needed: buffers, and tensors for CLIP's images.
 IGNORED_TEXT = frozenset(
     {
         "logit_scale",

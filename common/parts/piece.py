@@ -1,4 +1,4 @@
-"""Files that a model needs and does not bring along, by the name under which `qwenimg pull` fetches them."""
+"""Files that some models need and lack, by the names under which `qwenimg pull` downloads them."""
 
 from __future__ import annotations
 

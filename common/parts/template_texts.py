@@ -1,4 +1,4 @@
-"""Prompts as the text states of a language model that reads them in a template."""
+"""Text states of prompts from a language model, which reads each prompt in a template."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class TemplateTexts(Texts[str]):
         return self.stage(self.encoder, 1, length)
 
     def encode(self, keys: Sequence[str]) -> Iterator[States]:
-        """Encode one prompt after the other."""
+        """Encode `keys` one after the other."""
         prompts = [self.fill(key).ids for key in keys]
         return self.run(self.encoding(max(map(len, prompts))), self._encoded, prompts)
 
     def _encoded(self, encoder: TextEncoder, ids: Sequence[int]) -> States:
-        """Return the states without the template's."""
+        """Return the states that condition an image, without those of the template's start."""
         states = encoder.encode(ids)
         self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids))
         start = self.template.dropped

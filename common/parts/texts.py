@@ -1,7 +1,7 @@
 """The text states of prompts: encoded once, kept in memory and, where the user asks for it, on the disk.
 
-They are kept in the system's memory, where thousands of them do not take the device's. A text encoder is opened for the
-prompts that are new, encodes those that are announced for later too, as far as the budget goes, and is freed.
+They are kept in the system's memory, so that thousands of them do not fill the device's. A text encoder is opened for
+new prompts, also encodes announced prompts up to the budget, and is freed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Texts(ABC, Generic[Key]):
         self._kept: dict[Key, States] = {}
         self._announced: list[Key] = []
 
-    # What a kind of text encoders says
+    # Defined for each kind of text encoders
 
     @abstractmethod
     def shapes(self, key: Key) -> list[Shape]:
@@ -48,26 +48,26 @@ class Texts(ABC, Generic[Key]):
 
     @abstractmethod
     def tokens(self, key: Key) -> list[object]:
-        """Return what the states of `key` depend on beside weights: its tokens, and which states are taken."""
+        """Return all that the states of `key` depend on beside weights: its tokens, and which states are used."""
 
     @abstractmethod
     def encode(self, keys: Sequence[Key]) -> Iterable[States]:
         """Open the text encoders and yield the states of each of `keys`."""
 
-    # What a model asks
+    # Called by a model
 
     def has(self, keys: Iterable[Key]) -> bool:
-        """Return whether the states of all `keys` are there without a text encoder."""
+        """Return whether the states of all `keys` are in memory or on the disk, so that no text encoder is needed."""
         store = self.runtime.prompts
         return all(key in self._kept or (store is not None and store.has(self._name(key))) for key in keys)
 
     def announce(self, keys: Iterable[Key]) -> None:
-        """Encode the first of `keys` now with as many others as fit into the budget, the rest when it is needed."""
+        """Encode the first of `keys` now, with as many others as fit into the budget, and the rest when needed."""
         self._announced = list(dict.fromkeys(keys))
         self.arrays(self._announced[:1])
 
     def arrays(self, needed: Sequence[Key]) -> list[States]:
-        """Return the states of `needed`, encoded where they are neither in memory nor on the disk."""
+        """Return the states of `needed`, encoded if they are neither in memory nor on the disk."""
         missing = [key for key in self._chosen(needed) if not self._read(key)]
         for key, states in zip(missing, self.encode(missing) if missing else (), strict=True):
             self._kept[key] = states
@@ -76,36 +76,36 @@ class Texts(ABC, Generic[Key]):
         return [self._kept[key] for key in needed]
 
     def renew(self, encoders: Mapping[str, Component]) -> None:
-        """Take `encoders` for those of before, and forget what LoRAs change."""
+        """Replace the text encoders by `encoders`. Drop all states if LoRAs change other weights than before."""
         if not all(self.encoders[name].plan.same_deltas(now.plan) for name, now in encoders.items()):
             self.forget()
         self.encoders = encoders
 
     def forget(self) -> None:
-        """Drop all states, of encoders that have changed. What is announced stays so."""
+        """Drop all states, since a text encoder has changed. Keys stay announced."""
         self._kept.clear()
 
     def close(self) -> None:
-        """Drop all states and what is announced."""
+        """Drop all states and all announced keys."""
         self._kept.clear()
         self._announced.clear()
 
     # Which prompts are encoded
 
     def _chosen(self, needed: Sequence[Key]) -> list[Key]:
-        """Return what to encode: nothing where all of `needed` is here, else the rest of it and, of what was announced
-        from its first on, as much as the budget holds."""
+        """Return the keys to encode: none if all of `needed` is in memory, else its missing keys, and as many announced
+        keys from the first needed one on as fit into the budget."""
         if all(key in self._kept for key in needed):
             return []
         if self._bytes > self.budget // 2:
             self._kept = {key: self._kept[key] for key in needed if key in self._kept}
-        after = self._announced.index(needed[0]) if needed[0] in self._announced else len(self._announced)
-        left, chosen = self.budget - self._bytes, list[Key]()
-        for key in dict.fromkeys([*needed, *self._announced[after:]]):
+        start = self._announced.index(needed[0]) if needed[0] in self._announced else len(self._announced)
+        free, chosen = self.budget - self._bytes, list[Key]()
+        for key in dict.fromkeys([*needed, *self._announced[start:]]):
             if key in self._kept:
                 continue
-            left -= 4 * sum(map(prod, self.shapes(key)))
-            if left < 0 and key not in needed:
+            free -= 4 * sum(map(prod, self.shapes(key)))
+            if free < 0 and key not in needed:
                 break
             chosen.append(key)
         return chosen
@@ -130,18 +130,18 @@ class Texts(ABC, Generic[Key]):
 
     def stage(self, component: Component, sequences: int, length: int) -> Stage:
         """Return the stage that encodes `sequences` of `length` tokens each at once. Its activations, in float32, are
-        those of its feed-forward and six of its stream, and the scores of its attention."""
-        config, most = component.config, self.runtime.engine.workspace.score_bytes
+        those of its feed-forward, six arrays of the hidden size, and the scores of its attention."""
+        config, limit = component.config, self.runtime.engine.workspace.score_bytes
         widths = self.feed_forward * config.intermediate_size + 6 * config.hidden_size
-        held = scores(config.num_attention_heads, sequences, length, most)
-        activations = self.runtime.call_bytes(component, sequences * length * widths * 4 + held)
+        score_bytes = scores(config.num_attention_heads, sequences, length, limit)
+        activations = self.runtime.call_bytes(component, sequences * length * widths * 4 + score_bytes)
         splits = (Split(activations=activations),)
         return Stage(name="text", resident="text encoder", component=component, splits=splits, keeps=False)
 
     def run(
         self, stage: Stage, encode: Callable[[Any, Prompt], Encoded], prompts: Iterable[Prompt]
     ) -> Iterator[Encoded]:
-        """Open the text encoder of `stage`, yield what `encode` makes of each of `prompts`, and free it."""
+        """Open the text encoder of `stage`, yield the result of `encode` for each of `prompts`, and free it."""
         encoder, _ = self.residents.enter(stage)
         with self.runtime.clock.timed("encode"):
             for prompt in prompts:

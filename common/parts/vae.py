@@ -29,8 +29,8 @@ LARGE = 64  # latents a side; a preset may ask to decode larger images in bands
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """The shift and the scale of a VAE's latents, which the sampler sees without: numbers, or one for each channel
-    [C 1 1]. To divide by a deviation and to multiply by its inverse differ in the last bit."""
+    """The shift and the scale that are removed from a VAE's latents for the sampler: numbers, or one for each channel
+    [C 1 1]. The operations are stored too, since x / scale and x * (1 / scale) differ in the last bit."""
 
     shift: Float32 | np.float32
     scale: Float32 | np.float32
@@ -96,12 +96,12 @@ class VAEHalves:
         )
 
     def _encoding(self, height: int, width: int, rows: int | None) -> int:
-        """Return the bytes of activations."""
+        """Return the bytes of activations, in bands of `rows` unless that is None."""
         own_memory = self.engine.facts.own_memory
         return bands.encode_bytes(self.width, height, width, self.itemsize, self.engine.workspace, rows, own_memory)
 
     def _decoding(self, shape: Shape, rows: int | None) -> int:
-        """Return the bytes of activations."""
+        """Return the bytes of activations, in bands of `rows` unless that is None."""
         own_memory = self.engine.facts.own_memory
         return bands.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, rows, own_memory)
 
@@ -127,8 +127,8 @@ class VAEHalves:
             moments = encoder.encode(pixels, split.size)
         self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels, split.size))
         mean, log_variance = np.split(moments, 2, axis=1)
-        deviation, known = np.exp(0.5 * np.clip(log_variance, -30, 20)), self.statistics
-        return known.remove(mean - known.shift, known.scale), known.remove(deviation, known.scale)
+        deviation, stats = np.exp(0.5 * np.clip(log_variance, -30, 20)), self.statistics
+        return stats.remove(mean - stats.shift, stats.scale), stats.remove(deviation, stats.scale)
 
     def decode(self, latents: Float32) -> NDArray[Any]:
         """Decode latents in the sampler's scale to pixels [1, 3, H, W], about -1 to 1, all finite; in bands if the

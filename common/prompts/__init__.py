@@ -1,1 +1,1 @@
-"""From a prompt to token ids and weights."""
+"""Token ids and weights of prompts, and the tokenizers that give them."""

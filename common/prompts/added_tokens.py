@@ -1,6 +1,6 @@
 """The added tokens of a Qwen2 tokenizer, such as `<|im_start|>`: matched in a text before it is split.
 
-They are in up to three files. The order is transformers': tokenizer_config.json before tokenizer.json and
+They are in up to three files. As in transformers, tokenizer_config.json is preferred to tokenizer.json and
 added_tokens.json.
 """
 
@@ -36,17 +36,15 @@ _CONFIG: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Added:
-    """`normalized`: it is matched in the text after NFC, not before (from added_tokens.json: always before)."""
+    """An added token. `normalized`: it is matched in the text after NFC, not before as each of added_tokens.json."""
 
     id: int
     normalized: bool
 
 
 def read_added(folder: Path, vocabulary: Vocabulary) -> dict[str, Added]:
-    """{content: Added} of `folder`; ModelError if the files are broken, disagree, or are not of Qwen's form.
-
-    Those of tokenizer_config.json if it lists any, else those of tokenizer.json and added_tokens.json.
-    """
+    """Read the added tokens of `folder` by their content: those of tokenizer_config.json if it lists any, else those of
+    tokenizer.json and added_tokens.json. Raises ModelError if files are broken, disagree, or are not of Qwen's form."""
     file = folder / "tokenizer_config.json"
     config = _json_if_there(file)
     for name, values in _CONFIG.items():
@@ -86,7 +84,7 @@ def _decoder(file: Path, decoder: Any) -> dict[str, Added]:
 
 
 def _added(file: Path, entries: list[tuple[Any, Any]]) -> dict[str, Added]:
-    """Added tokens from (entry, id). Options that would swallow the text around a token are refused."""
+    """Return the added tokens of (entry, id) pairs. Raise ModelError for options that remove text around a token."""
     if len(entries) > MAX_ADDED:
         refuse(file, f"has {len(entries)} added tokens, at most {MAX_ADDED} are read")
     added: dict[str, Added] = {}
@@ -102,7 +100,7 @@ def _added(file: Path, entries: list[tuple[Any, Any]]) -> dict[str, Added]:
 
 
 def _named(config: dict[str, Any]) -> list[str]:
-    """The special tokens that tokenizer_config.json names: eos_token and its like, and the extra ones."""
+    """Return the special tokens that tokenizer_config.json names: eos_token and its like, and the extra ones."""
     values = [value for name, value in config.items() if name.endswith("_token")]
     for name in ("additional_special_tokens", "extra_special_tokens"):
         extra = config.get(name)
@@ -112,7 +110,7 @@ def _named(config: dict[str, Any]) -> list[str]:
 
 
 def _check_new(vocabulary: Vocabulary, added: dict[str, Added]) -> None:
-    """An added token has its id in the vocabulary, or an id that the vocabulary does not use."""
+    """Check that each added token has its id in the vocabulary, or one that no other token has. Raise ModelError."""
     used = set(vocabulary.ids.values())
     for content, token in added.items():
         if vocabulary.ids.get(content, None if token.id in used else token.id) != token.id:

@@ -1,4 +1,4 @@
-"""What holds for every prompt, whatever the tokenizer."""
+"""Checks of a prompt, whatever the tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qwenimg.common.base.text import clean
 MAX_CHARACTERS = 100_000  # of a prompt
 
 
-# What other programs take out of a prompt and act upon.
+# Tags that other programs remove from a prompt and act upon.
 _TAGS = {
     "lora": "a LoRA",
     "lyco": "a LyCORIS",
@@ -23,13 +23,13 @@ _TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]
 
 
 def check_said(prompt: str) -> None:
-    """Raises UsageError for a prompt that says nothing."""
+    """Raise UsageError for a blank prompt."""
     if not prompt.strip():
         raise UsageError("the prompt is empty; say what to draw")
 
 
 def check_prompt(prompt: str) -> None:
-    """UsageError unless `prompt` is Unicode text of at most MAX_CHARACTERS characters."""
+    """Check that `prompt` is Unicode text of at most MAX_CHARACTERS characters without such tags. Raises UsageError."""
     if len(prompt) > MAX_CHARACTERS:
         raise UsageError(
             f"the prompt has {len(prompt)} characters, the limit is {MAX_CHARACTERS}. Shorten it: far fewer are read."
@@ -37,13 +37,13 @@ def check_prompt(prompt: str) -> None:
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = f"the prompt has a byte that is not text ({clean(prompt[error.start])})"
-        raise UsageError(f"{found} at character {error.start + 1}. Give the prompt in UTF-8.") from None
+        fault = f"the prompt has a byte that is not text ({clean(prompt[error.start])})"
+        raise UsageError(f"{fault} at character {error.start + 1}. Give the prompt in UTF-8.") from None
     if tag := _TAG.search(prompt):  # a text encoder would take it for words
         kind = (tag[1] or tag[2]).lower()
         if kind in _LORAS:
             name = "".join(tag[0].strip("<>").partition(":")[2].split())
-            meant = clean(name, 60) if 0 < len(name) <= 60 else "FILE:SCALE"
-            raise UsageError(f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --lora {meant}")
-        what = _TAGS[kind]
-        raise UsageError(f"the prompt asks for {what} ({clean(tag[0], 60)}), which is not built yet; leave it out")
+            argument = clean(name, 60) if 0 < len(name) <= 60 else "FILE:SCALE"
+            raise UsageError(f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --lora {argument}")
+        feature = _TAGS[kind]
+        raise UsageError(f"the prompt asks for {feature} ({clean(tag[0], 60)}), which is not built yet; leave it out")

@@ -1,12 +1,12 @@
-"""CLIP's tokenizer: words to ids, with the files of a model folder or of another place on this machine.
+"""CLIP's tokenizer: words to ids, by the files of a model folder or of another place on this machine.
 
 Unusual here:
 
 - Byte-level BPE whose last piece of a word ends in `</w>`; text is in lower case, white space is one blank.
 - ViT-L pads with `<|endoftext|>`; the OpenCLIP encoders pad with "!" (id 0). As in transformers a padding token is a
-  special one, so that with those every "!" of a prompt is that token, and never part of a "!!" or of a word's end.
-- Single files carry no tokenizer. All published models have the same vocabulary of 49,408 tokens, so that of any of
-  them serves: `parts.clip_tokenizer` finds one.
+  special token, so for OpenCLIP every "!" of a prompt is that token, and never part of a "!!" or of a word's end.
+- Single files have no tokenizer. All published models have the same vocabulary of 49,408 tokens, so the tokenizer of
+  any of them serves: `parts.clip_tokenizer` finds one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _is_pre_tokenizer(part: Any) -> bool:
     return parts[0] in splits and as_bytes and parts[1].get("use_regex", True) is True
 
 
-# A post-processor adds start and end token, which is done by `weighted`.
+# `weighted` adds start and end token, not a post-processor.
 _FORM = replace(
     QWEN,
     parts={
@@ -75,14 +75,14 @@ _FORM = replace(
 
 @dataclass(frozen=True)
 class Special:
-    """`normalized`: it is matched in the text in lower case, not as it was typed."""
+    """A special token. `normalized`: it is matched in the text in lower case, not as it was typed."""
 
     content: str
     normalized: bool
 
 
 class CLIPTokenizer:
-    """Text to ids, the same as transformers' CLIPTokenizer gives. Made by `load`."""
+    """A tokenizer with the ids of transformers' CLIPTokenizer. Opened by `load`."""
 
     def __init__(self, vocabulary: Vocabulary, special: dict[str, Special]) -> None:
         self.file = vocabulary.file
@@ -91,22 +91,21 @@ class CLIPTokenizer:
         self._tokenizer = guarded(self.file, lambda: _build(vocabulary, special))
 
     def words(self, text: str) -> list[int]:
-        """Ids of `text` without start and end token; UsageError if it is too long or not Unicode text."""
+        """Return the ids of `text` without start and end token. Raises UsageError as `check_prompt` does."""
         check_prompt(text)
         return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def check_vocabulary(self, size: int) -> None:
-        """ModelError unless the ids are those of an embedding table of `size` rows."""
+        """Check that the largest id is the last row of an embedding table of `size` rows. Raises ModelError."""
         if self.largest_id != size - 1:
-            found = f"has token ids up to {self.largest_id}, but the text encoder has {size} embeddings"
-            raise bad(self.file, f"{found}: use the tokenizer of this text encoder")
+            fault = f"has token ids up to {self.largest_id}, but the text encoder has {size} embeddings"
+            raise bad(self.file, f"{fault}: use the tokenizer of this text encoder")
 
 
 def load(folder: Path, pad: str | None = None) -> CLIPTokenizer:
-    """The tokenizer in `folder`; ModelError if it is missing, broken, or not of CLIP's form.
+    """Load the tokenizer in `folder`. Raises ModelError if it is missing, broken, or not of CLIP's form.
 
-    `pad` is the padding token where the folder is another model's than the text encoder: EOS_PAD or OPEN_CLIP_PAD.
-    """
+    `pad`: the text encoder's padding token, EOS_PAD or OPEN_CLIP_PAD, for the folder of another model."""
     vocabulary = read_vocabulary(folder, _FORM)
     special = _read_special(folder, vocabulary)
     if pad is not None:
@@ -121,8 +120,8 @@ def load(folder: Path, pad: str | None = None) -> CLIPTokenizer:
 
 
 def _read_special(folder: Path, vocabulary: Vocabulary) -> dict[str, Special]:
-    """{role: token}: of tokenizer_config.json, else of special_tokens_map.json, else CLIP's own. A token beyond those
-    is refused, since it would need an embedding that the text encoder does not have."""
+    """Return the special token of each role: of tokenizer_config.json, else of special_tokens_map.json, else CLIP's.
+    Raise ModelError for any other added token, since the text encoder has no embedding for it."""
     config, others = (_object(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     file = folder / "tokenizer_config.json" if config else vocabulary.file
     if config.get("tokenizer_class") not in (None, "CLIPTokenizer", "CLIPTokenizerFast", "PreTrainedTokenizerFast"):
@@ -142,7 +141,7 @@ def _read_special(folder: Path, vocabulary: Vocabulary) -> dict[str, Special]:
 
 
 def _listed(file: Path, vocabulary: Vocabulary, config: dict[str, Any]) -> dict[str, bool]:
-    """{content: normalized} of the added tokens in tokenizer.json and tokenizer_config.json."""
+    """Return {content: normalized} of the added tokens in tokenizer.json and tokenizer_config.json."""
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         refuse(file, "added_tokens_decoder is not an object")
@@ -164,7 +163,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _build(vocabulary: Vocabulary, special: dict[str, Special]) -> Tokenizer:
-    """CLIP's pipeline with these tokens."""
+    """Return CLIP's pipeline with these tokens."""
     from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
@@ -175,6 +174,6 @@ def _build(vocabulary: Vocabulary, special: dict[str, Special]) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), one_blank, normalizers.Lowercase()])
     split = pre_tokenizers.Split(Regex(REGEX), behavior="removed", invert=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    matched = {token.content: token.normalized for token in special.values()}  # of two roles, the last one's
-    tokenizer.add_special_tokens([AddedToken(content, normalized=flag) for content, flag in matched.items()])
+    normalized = {token.content: token.normalized for token in special.values()}  # of two roles, the last one's
+    tokenizer.add_special_tokens([AddedToken(content, normalized=flag) for content, flag in normalized.items()])
     return tokenizer

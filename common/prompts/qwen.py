@@ -1,4 +1,4 @@
-"""Prompts to token ids in a template, with the Qwen2 tokenizer of a model folder.
+"""Token ids of prompts in a template, by the Qwen2 tokenizer of a model folder.
 
 Unusual here:
 
@@ -6,7 +6,7 @@ Unusual here:
   here, so a file cannot bring a normalizer or a regex of its own.
 - Text that spells a special token, such as `<|im_end|>`, becomes that token, in a prompt too, as in transformers.
 - The first states of a filled template are dropped after the text encoder, whatever their tokens are. With Qwen's
-  vocabulary they are the system prompt; with one that splits it otherwise diffusers drops as many.
+  vocabulary they are the system prompt; diffusers drops as many with a vocabulary that splits it otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The ids of a filled template, and how many tokens at its end condition no image."""
+    """The ids of a filled template, and the number of tokens at its end that condition no image."""
 
     ids: tuple[int, ...]
     lost: int
@@ -43,8 +43,8 @@ class Template:
     seen: int  # tokens behind those whose states condition an image
 
     def fill(self, tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
-        """Return the ids with `prompt` in its place, cut on the right as diffusers does. Raises the errors of
-        `check_prompt`, and ModelError if the vocabulary is so unlike the template's that nothing is left."""
+        """Return the ids of the template filled with `prompt`, cut on the right as diffusers does. Raises UsageError as
+        `check_prompt` does, and ModelError for a vocabulary that splits the template into too few tokens."""
         check_prompt(prompt)
         ids = tokenizer.ids(self.text.replace("{}", prompt))
         if len(ids) <= self.dropped:
@@ -61,7 +61,7 @@ class Template:
 
 
 class QwenTokenizer:
-    """Text to ids, the same as transformers' Qwen2Tokenizer gives. Made by `load`."""
+    """A tokenizer with the ids of transformers' Qwen2Tokenizer. Opened by `load`."""
 
     def __init__(self, vocabulary: Vocabulary, added: dict[str, Added]) -> None:
         self.file = vocabulary.file
@@ -69,29 +69,29 @@ class QwenTokenizer:
         self._tokenizer = guarded(self.file, lambda: _build(vocabulary, added))
 
     def encode(self, prompt: str) -> list[int]:
-        """Ids of `prompt` as it is, without a template; UsageError if it is too long or not Unicode text."""
+        """Return the ids of `prompt` without a template. Raises UsageError as `check_prompt` does."""
         check_prompt(prompt)
         return self.ids(prompt)
 
     def check_vocabulary(self, size: int) -> None:
-        """ModelError if an id has no row in an embedding table of `size` rows."""
+        """Check that each id has a row in an embedding table of `size` rows. Raises ModelError."""
         if self.largest_id >= size:
-            found = f"has the token id {self.largest_id}, but the text encoder has {size} embeddings"
-            raise bad(self.file, f"{found}: use the tokenizer of this text encoder")
+            fault = f"has the token id {self.largest_id}, but the text encoder has {size} embeddings"
+            raise bad(self.file, f"{fault}: use the tokenizer of this text encoder")
 
     def ids(self, text: str) -> list[int]:
-        """Ids of `text`, which is not checked."""
+        """Return the ids of `text`, which is not checked."""
         return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def load(folder: Path) -> QwenTokenizer:
-    """The tokenizer in `folder`; ModelError if it is missing, broken, or not of the published Qwen2 form."""
+    """Load the tokenizer in `folder`. Raises ModelError if it is missing, broken, or not of the published form."""
     vocabulary = read_vocabulary(folder)
     return QwenTokenizer(vocabulary, read_added(folder, vocabulary))
 
 
 def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:
-    """The Qwen2 pipeline with these tokens."""
+    """Return the Qwen2 pipeline with these tokens."""
     from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 

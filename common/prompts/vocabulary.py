@@ -4,7 +4,7 @@ A tokenizer.json is a program: its normalizers, regexes, templates and padding r
 of them can take all memory or abort the process. So only vocabulary, merges and added tokens are taken from
 the files, and every other part must have the form (`Form`) that the published tokenizers have.
 
-Which file counts is transformers' order: tokenizer.json before vocab.json with merges.txt.
+As in transformers, tokenizer.json is preferred to vocab.json with merges.txt.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def has(part: Any, key: str, value: object) -> bool:
 
 
 def _adds_no_token(part: Any) -> bool:
-    """Whether a post-processor leaves the ids alone: none, ByteLevel (offsets), or a template of the text."""
+    """Return whether a post-processor leaves the ids unchanged: none, ByteLevel (offsets), or a template of the
+    text."""
     if has(part, "type", "TemplateProcessing"):
         text_alone = [{"Sequence": {"id": "A", "type_id": 0}}]
         return has(part, "single", text_alone) and has(part, "special_tokens", {})
@@ -69,7 +70,7 @@ Part: TypeAlias = Callable[[Any], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What the parts of a tokenizer.json may be, and what ends a word in its vocabulary."""
+    """The form of a tokenizer.json: checks of its parts, the values of its model, and the end of a word."""
 
     parts: Mapping[str, Part]
     model: Mapping[str, tuple[object, ...]]
@@ -106,26 +107,26 @@ QWEN = Form(parts=_QWEN_PARTS, model=_QWEN_MODEL)
 class Vocabulary:
     """A checked byte-level BPE, and the entries of tokenizer.json's added tokens, which are not checked yet."""
 
-    file: Path  # the one to name in errors
+    file: Path  # the name in errors
     ids: dict[str, int]
     merges: list[tuple[str, str]]
     added_entries: list[Any]
 
 
 def read_vocabulary(folder: Path, form: Form = QWEN) -> Vocabulary:
-    """The vocabulary in `folder`; ModelError if it is missing, broken, or not of the published form."""
+    """Read the vocabulary in `folder`. Raises ModelError if it is missing, broken, or not of the published form."""
     file = folder / "tokenizer.json"
     if os.path.lexists(file):
-        found = _tokenizer_json(file, form)
+        vocabulary = _tokenizer_json(file, form)
     else:
         file = folder / "vocab.json"
-        found = Vocabulary(file, json_object(file), _merges_txt(folder / "merges.txt"), [])
-    check_ids(file, found.ids)
-    absent = {symbol for byte in byte_symbols() for symbol in (byte, byte + form.suffix)} - found.ids.keys()
+        vocabulary = Vocabulary(file, json_object(file), _merges_txt(folder / "merges.txt"), [])
+    check_ids(file, vocabulary.ids)
+    absent = {symbol for byte in byte_symbols() for symbol in (byte, byte + form.suffix)} - vocabulary.ids.keys()
     if absent:
         refuse(file, f"has no token for {len(absent)} of the 256 bytes, so parts of a prompt would vanish")
-    _check_merges(found)
-    return found
+    _check_merges(vocabulary)
+    return vocabulary
 
 
 def refuse(file: Path, reason: str) -> NoReturn:
@@ -134,12 +135,12 @@ def refuse(file: Path, reason: str) -> NoReturn:
 
 
 def refuse_value(file: Path, name: str, value: Any) -> NoReturn:
-    """Raise ModelError for a part that would make other ids than the published tokenizer."""
+    """Raise ModelError for a part with which the ids would not be those of the published tokenizer."""
     refuse(file, f"{name} is not that of the published tokenizer ({shown(value)})")
 
 
 def shown(value: Any) -> str:
-    """A short name for an untrusted value, without walking through it."""
+    """Return a short name for an untrusted value, without walking through it."""
     if isinstance(value, dict):
         return f"an object of type {shown(value.get('type'))}"
     return f"a list of {len(value)}" if isinstance(value, list) else f"'{clean(value, 40)}'"
@@ -161,7 +162,7 @@ def _read(file: Path) -> bytes:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file within MAX_BYTES; ModelError otherwise."""
+    """Read the object in a JSON file within MAX_BYTES. Raises ModelError."""
     raw = _read(file).replace(NO_LENGTH_LIMIT, b"null")
     value = strict_json(raw, file, depth=MAX_DEPTH, values=MAX_VALUES)
     if not isinstance(value, dict):
@@ -209,17 +210,16 @@ def _pair(file: Path, merge: Any) -> tuple[str, str]:
 
 
 def byte_symbols() -> list[str]:
-    """The characters that stand for the 256 bytes in a byte-level vocabulary, in the order of the bytes.
+    """Return the characters that stand for the 256 bytes in a byte-level vocabulary, in the order of the bytes.
 
-    GPT-2's table: a printable byte of Latin-1 stands for itself, the others for U+0100 and up.
-    """
+    In GPT-2's table, a printable byte of Latin-1 is itself, and the others are U+0100 and up."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def check_ids(file: Path, ids: Mapping[str, Any]) -> None:
-    """ModelError unless the ids are different integers from 0 to MAX_ID - 1."""
+    """Check that the ids are different integers from 0 to MAX_ID - 1. Raises ModelError."""
     for token, i in ids.items():
         if type(i) is not int or not 0 <= i < MAX_ID:
             refuse(file, f"gives '{clean(token, 40)}' the id {shown(i)}, not an integer below {MAX_ID}")
@@ -227,18 +227,18 @@ def check_ids(file: Path, ids: Mapping[str, Any]) -> None:
         refuse(file, "gives two tokens the same id")
 
 
-def _check_merges(found: Vocabulary) -> None:
-    for left, right in found.merges:
-        if left not in found.ids or right not in found.ids or left + right not in found.ids:
+def _check_merges(vocabulary: Vocabulary) -> None:
+    for left, right in vocabulary.merges:
+        if left not in vocabulary.ids or right not in vocabulary.ids or left + right not in vocabulary.ids:
             merge = f"'{clean(left, 40)}' with '{clean(right, 40)}'"
-            refuse(found.file, f"has a merge of {merge}, for which the vocabulary lacks a token")
+            refuse(vocabulary.file, f"has a merge of {merge}, for which the vocabulary lacks a token")
 
 
 T = TypeVar("T")
 
 
 def guarded(file: Path, call: Callable[[], T]) -> T:
-    """`call()`; what the tokenizers library raises, panics (BaseException) included, becomes a ModelError."""
+    """Return `call()`. Raises ModelError for all that the tokenizers library raises, its panics (BaseException) too."""
     try:
         return call()
     except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):

@@ -1,14 +1,14 @@
 """Prompts for CLIP as users of Stable Diffusion write them: weights in brackets, and more than 77 tokens.
 
-The grammar and what it does are those of the AUTOMATIC1111 web UI, which prompts are shared for:
+The grammar and its effects are those of the AUTOMATIC1111 web UI, for which prompts are shared:
 
 - `(word)` is 1.1 times the weight, `[word]` 1 / 1.1 times, `(word:1.3)` 1.3 times; they nest and multiply;
 - a backslash makes a bracket, or a backslash, plain text;
 - an opening bracket that is never closed reaches to the end; a closing one without its opening is plain text;
 - a prompt is cut into chunks of 75 tokens; each has its own start and end token and is padded to 77;
 - the states of all chunks follow each other; the pooled vector is the first chunk's;
-- a token's state is multiplied by its weight, then the chunk by one number that gives it back the mean over all its
-  tokens and channels that it had before (the web UI's emphasis mode "Original"). Start, end and padding have weight 1.
+- a token's state is multiplied by its weight, then the chunk by one number that restores the mean over all its tokens
+  and channels (the web UI's emphasis mode "Original"). Start, end and padding have weight 1.
 
 Not done here: BREAK, schedules such as `[a:b:0.5]`, and moving a chunk's end back to a comma.
 
@@ -50,7 +50,7 @@ class Chunk:
 
 
 def parse(prompt: str) -> list[tuple[str, float]]:
-    """`prompt` in parts of one weight each, brackets and weights taken out. Every text has a meaning: none fails."""
+    """Split `prompt` into parts of one weight each, without brackets and weights. No text is an error."""
     tokens = list(_TOKEN.finditer(prompt))
     factors, closes = _brackets(tokens)
     parts: list[tuple[str, float]] = []
@@ -70,18 +70,15 @@ def parse(prompt: str) -> list[tuple[str, float]]:
 
 
 def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompt: str) -> list[list[Chunk]]:
-    """[tokenizer][chunk]: `prompt` in as many chunks as any of the tokenizers needs, so that the states can be joined.
+    """Split `prompt` for each tokenizer into as many chunks as any of them needs, so that the states can be joined.
     Raises UsageError for a prompt that is too long or not Unicode text."""
-    made = [chunks(tokenizer, prompt) for tokenizer in tokenizers]
-    count = max(map(len, made))
-    return [
-        found + [_chunk(tokenizer, [])] * (count - len(found))
-        for tokenizer, found in zip(tokenizers, made, strict=True)
-    ]
+    rows = [chunks(tokenizer, prompt) for tokenizer in tokenizers]
+    count = max(map(len, rows))
+    return [row + [_chunk(tokenizer, [])] * (count - len(row)) for tokenizer, row in zip(tokenizers, rows, strict=True)]
 
 
 def chunks(tokenizer: CLIPTokenizer, prompt: str) -> list[Chunk]:
-    """`prompt` in one or more chunks. Raises UsageError."""
+    """Split `prompt` into one or more chunks. Raises UsageError."""
     tokens = [(token, weight) for text, weight in parse(prompt) for token in tokenizer.words(text)]
     size = LENGTH - 2
     if len(tokens) > MAX_CHUNKS * size:
@@ -90,11 +87,10 @@ def chunks(tokenizer: CLIPTokenizer, prompt: str) -> list[Chunk]:
 
 
 def apply_weights(states: NDArray[np.float32], prompt: Sequence[Chunk]) -> NDArray[np.float32]:
-    """The states [chunks S C] of a prompt's chunks, weighted and joined: [1 chunks*S C].
+    """Apply the weights to the states [chunks S C] of a prompt's chunks, and join them: [1 chunks*S C].
 
-    A chunk without weights is not touched. Where weighting leaves no mean, or one of the other sign, there is none to
-    give back, and the chunk keeps what weighting made of it.
-    """
+    A chunk without weights does not change. The mean of a chunk is restored only if weighting does not make it zero or
+    change its sign."""
     parts = [_weighted(part, np.array(chunk.weights)) for part, chunk in zip(states, prompt, strict=True)]
     return np.concatenate(parts)[None]
 
@@ -103,10 +99,10 @@ def _weighted(states: NDArray[np.float32], weights: NDArray[np.float64]) -> NDAr
     if (weights == 1).all():
         return states
     wide = states.astype(np.float64)
-    made = wide * weights[:, None]
-    before, after = float(wide.mean()), float(made.mean())
+    weighted = wide * weights[:, None]
+    before, after = float(wide.mean()), float(weighted.mean())
     scale = before / after if before * after > 0 else 1.0
-    return (made * scale).astype(np.float32)
+    return (weighted * scale).astype(np.float32)
 
 
 def _chunk(tokenizer: CLIPTokenizer, tokens: Sequence[tuple[int, float]]) -> Chunk:
@@ -116,28 +112,29 @@ def _chunk(tokenizer: CLIPTokenizer, tokens: Sequence[tuple[int, float]]) -> Chu
 
 
 def _brackets(tokens: Sequence[re.Match[str]]) -> tuple[dict[int, float], dict[int, int]]:
-    """Of each opening bracket its factor, and of each closing one how many it closes: those left open inside too."""
+    """Return the factor of each opening bracket, and how many brackets each closing one closes: open ones inside
+    too."""
     factors: dict[int, float] = {}
     closes: dict[int, int] = {}
     opened: list[int] = []
-    left: Counter[str] = Counter()  # of `opened`, by kind: spares a search that would find nothing
+    counts: Counter[str] = Counter()  # of `opened`, by kind: saves a search without a match
     for index, kind, weight in _kinds(tokens):
         if kind in _FACTOR:
             factors[index] = _FACTOR[kind]
             opened.append(index)
-            left[kind] += 1
-        elif left[_OPENING[kind]]:
+            counts[kind] += 1
+        elif counts[_OPENING[kind]]:
             depth = next(d for d, i in enumerate(reversed(opened), 1) if tokens[i][0] == _OPENING[kind])
             if weight is not None:
                 factors[opened[-depth]] = weight
-            left.subtract(tokens[i][0] for i in opened[-depth:])
+            counts.subtract(tokens[i][0] for i in opened[-depth:])
             del opened[-depth:]
             closes[index] = depth
     return factors, closes
 
 
 def _kinds(tokens: Sequence[re.Match[str]]) -> Iterator[tuple[int, str, float | None]]:
-    """(index, bracket, weight) of the tokens that are brackets."""
+    """Yield (index, bracket, weight) of the tokens that are brackets."""
     for index, token in enumerate(tokens):
         if token["weight"] is not None:
             yield index, ")", float(token["weight"])

@@ -204,12 +204,12 @@ def test_type_and_prediction(
     save_file(case.tensors | {name: torch.empty(0) for name in extra}, tmp_path / "a.safetensors")
     opened = open_file(tmp_path / "a.safetensors", given)
     opened.close()
-    found = opened.found
-    print("\n".join(found.reasons))
-    assert (found.kind, found.prediction, found.zero_snr) == (kind, prediction, "ztsnr" in extra)
-    assert not found.inpaint and not found.lacks
-    assert told in "\n".join(found.reasons)
-    fields = single_file.scheduler_fields(found)
+    detected = opened.detected
+    print("\n".join(detected.reasons))
+    assert (detected.kind, detected.prediction, detected.zero_snr) == (kind, prediction, "ztsnr" in extra)
+    assert not detected.inpaint and not detected.lacks
+    assert told in "\n".join(detected.reasons)
+    fields = single_file.scheduler_fields(detected)
     assert fields["prediction_type"] == {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}[prediction]
     assert parse_diffusion(fields, "single file").rescale_betas_zero_snr == ("ztsnr" in extra)
 
@@ -220,8 +220,8 @@ def test_prediction_in_the_metadata(made: Callable[[str], Made], tmp_path: Path,
     save_file(made("sd2").tensors, tmp_path / "a.safetensors", metadata={"modelspec.prediction_type": noted})
     opened = open_file(tmp_path / "a.safetensors")
     opened.close()
-    assert opened.found.prediction == prediction
-    assert ("metadata" in opened.found.reasons[2]) == (noted != "unheard-of")
+    assert opened.detected.prediction == prediction
+    assert ("metadata" in opened.detected.reasons[2]) == (noted != "unheard-of")
 
 
 def test_inpainting(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_inpainting(tmp_path: Path) -> None:
     save_file(tiny_ldm.one_file("sd1", models), tmp_path / "a.safetensors")
     opened = open_file(tmp_path / "a.safetensors")
     opened.close()
-    assert opened.found.inpaint and opened.unet is not None and opened.unet.in_channels == 9
-    assert "9 channels (inpainting" in "\n".join(opened.found.reasons)
+    assert opened.detected.inpaint and opened.unet is not None and opened.unet.in_channels == 9
+    assert "9 channels (inpainting" in "\n".join(opened.detected.reasons)
 
 
 @pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
@@ -239,8 +239,8 @@ def test_a_vae_alone(made: Callable[[str], Made], tmp_path: Path, prefix: str) -
     save_file(tensors | {"loss.logvar": torch.ones(1)}, tmp_path / "a.safetensors")
     opened = open_file(tmp_path / "a.safetensors")
     opened.close()
-    assert opened.plans.keys() == {"vae"} and opened.found.kind is None and opened.ignored == 1
-    assert opened.found.lacks == ("unet", "text encoder")
+    assert opened.plans.keys() == {"vae"} and opened.detected.kind is None and opened.ignored == 1
+    assert opened.detected.lacks == ("unet", "text encoder")
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
@@ -250,10 +250,10 @@ def test_a_unet_alone(made: Callable[[str], Made], tmp_path: Path, kind: str, pr
     save_file(tiny_ldm.behind(prefix, tiny_ldm.unet_file(made(kind).models["unet"])), tmp_path / "a.safetensors")
     opened = open_file(tmp_path / "a.safetensors")
     opened.close()
-    print("\n".join(opened.found.reasons))
+    print("\n".join(opened.detected.reasons))
     assert opened.plans.keys() == {"unet"}
-    assert opened.found.kind == kind.removesuffix("-refiner")
-    assert "vae" in opened.found.lacks and "text_encoder" in opened.found.lacks
+    assert opened.detected.kind == kind.removesuffix("-refiner")
+    assert "vae" in opened.detected.lacks and "text_encoder" in opened.detected.lacks
 
 
 # At the size of the published models
@@ -332,7 +332,7 @@ def test_published_models(tmp_path: Path, kind: str) -> None:
     opened = open_file(file, prediction="eps")
     opened.close()
     assert opened.unet is not None and opened.vae is not None
-    print("\n".join(opened.found.reasons), f"{len(header)} tensors, {end / 1e9:.2f} GB", sep="\n")
+    print("\n".join(opened.detected.reasons), f"{len(header)} tensors, {end / 1e9:.2f} GB", sep="\n")
     expected = parse(UNetConfig, unet_fields_of(models["unet"]), source="unet", ignored=unet.IGNORED_CONFIG)
     assert (opened.unet.attention_head_dim, opened.unet.down) == (expected.attention_head_dim, expected.down)
     assert (opened.unet.mid, opened.unet.up) == (expected.mid, expected.up)

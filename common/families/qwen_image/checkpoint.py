@@ -34,9 +34,9 @@ _NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "
 
 
 def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
-    """Reads every configuration and header of `folder` and holds them against the manifests; the parts that `choices`
-    has elsewhere are read from there. What comes without a configuration takes that of `folder`. Raises ModelError.
-    """
+    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
+    elsewhere are read from there; one without a configuration takes that of `folder`. Raises ModelError and
+    UsageError."""
     choices = choices or Choices()
     whole = is_file(folder / "model_index.json")
     has_tokenizer = whole and is_folder(folder / "tokenizer")
@@ -73,14 +73,14 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
 
 def _config(name: str, folders: list[Path], *, published: bool) -> Any:
     """Return the configuration in the first of `folders` that has one, else the `published` one. Raise ModelError."""
-    found = next((folder for folder in folders if is_file(folder / "config.json")), None)
-    if found is None and published:
+    source = next((folder for folder in folders if is_file(folder / "config.json")), None)
+    if source is None and published:
         return _NETWORKS[name].config()
-    return read_config(_NETWORKS[name], found or folders[-1], REFUSED)
+    return read_config(_NETWORKS[name], source or folders[-1], REFUSED)
 
 
 def _check_fit(folder: Path, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:
-    """Raises ModelError where the components of a folder do not belong together."""
+    """Check that the components of a folder belong together. Raise ModelError."""
     if dit.joint_attention_dim != text.hidden_size:
         raise ModelError(
             f"{clean(folder)}: the transformer wants text states of {dit.joint_attention_dim} channels, "

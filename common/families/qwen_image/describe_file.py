@@ -1,5 +1,5 @@
-"""What is said of one part of Qwen-Image in a file of its own, which has no configuration: held against the published
-model's."""
+"""The description of one part of Qwen-Image in a file of its own. It has no configuration, so it is compared with the
+published model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.weights.keys import named_weights
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
-# A tensor that only this part has, and one by which its size shows.
+# A tensor that only this part has, and one whose shape shows its size.
 _SIGNS = {
     "transformer": ("transformer_blocks.0.img_mod.1.weight", "img_in.weight"),
     "text_encoder": ("layers.0.self_attn.k_proj.bias", "norm.weight"),
@@ -23,11 +23,11 @@ _SIGNS = {
 
 
 def part_of(header: Header) -> str | None:
-    """Return which part a file with this header is, by what GGUF says of its architecture or by the names of its
-    tensors; None for another file."""
-    said = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    if said not in gguf.UNSPECIFIC:
-        return next((part for part, network in NETWORKS.items() if said in network.architectures), None)
+    """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
+    another file."""
+    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    if architecture not in gguf.UNSPECIFIC:
+        return next((part for part, network in NETWORKS.items() if architecture in network.architectures), None)
     for part, network in NETWORKS.items():
         rename = RENAMES[part](network.manifest(network.config()))
         if any(rename(key) == _SIGNS[part][0] for key in header.tensors):
@@ -36,7 +36,7 @@ def part_of(header: Header) -> str | None:
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
-    """Which part it is, in whose names, how its weights are kept, and what does not fit; None for another file."""
+    """Describe the part in a file: its layout, its weights, and its faults. Return None for another file."""
     if header.format == "GGUF":
         return None
     for part, network in NETWORKS.items():
@@ -49,31 +49,31 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
             break
     else:
         return None
-    whole = Description(lines=[f"layout: {_layout(part, sign, names[sign])}"])
+    description = Description(lines=[f"layout: {_layout(part, sign, names[sign])}"])
     if not published:
-        whole.lines.append(summary("file", header.tensors))
-        whole.lines.append("size: not the published model's; give its folder with -m")
-        return whole
+        description.lines.append(summary("file", header.tensors))
+        description.lines.append("size: not the published model's; give its folder with -m")
+        return description
     try:
         weights, unused = named_weights([header], rename, manifest)
     except ModelError as error:
-        whole.lines.append(summary("file", header.tensors))
-        whole.faults.append(str(error))
-        return whole
-    whole.lines.append(weights_summary("file", weights.values()))
-    left = len(unused) + sum(rename(key) is None for key in header.tensors)
-    if left:
-        whole.lines.append(f"known and not needed: {counted(left, 'tensor')}")
-    for kind, names_ in (("missing", manifest.keys() - weights.keys()), ("unknown", weights.keys() - manifest.keys())):
-        if names_:
-            whole.faults.append(f"{len(names_)} {kind}: {listed(sorted(names_))}")
-    if not whole.faults:
-        whole.lines.append(f"use it: qwenimg PROMPT --{part.replace('_', '-')} FILE")
-    return whole
+        description.lines.append(summary("file", header.tensors))
+        description.faults.append(str(error))
+        return description
+    description.lines.append(weights_summary("file", weights.values()))
+    unneeded = len(unused) + sum(rename(key) is None for key in header.tensors)
+    if unneeded:
+        description.lines.append(f"known and not needed: {counted(unneeded, 'tensor')}")
+    for kind, faulty in (("missing", manifest.keys() - weights.keys()), ("unknown", weights.keys() - manifest.keys())):
+        if faulty:
+            description.faults.append(f"{len(faulty)} {kind}: {listed(sorted(faulty))}")
+    if not description.faults:
+        description.lines.append(f"use it: qwenimg PROMPT --{part.replace('_', '-')} FILE")
+    return description
 
 
 def _layout(part: str, sign: str, key: str) -> str:
-    """What the part is called in the file, by the name `key` that it has there for `sign`."""
+    """Return the part and the layout of its names, by the file's name `key` for the tensor `sign`."""
     names = "Wan's names, as ComfyUI has it" if part == "vae" and ".conv3d." not in key else "mflux's names"
     if key.endswith(sign) and not key.startswith("encoder.layers."):
         prefix = key.removesuffix(sign)

@@ -1,4 +1,4 @@
-"""Qwen-Image as a row."""
+"""Qwen-Image as a row of data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPLATE = Template(
     seen=512,
 )
 PUBLISHED_WIDTH = 3072
-"""Of the published transformer. One that was made smaller by leaving out layers keeps it, a toy has less."""
+"""The width of the published transformer, also without some of its layers. A toy is narrower."""
 
 
 def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:

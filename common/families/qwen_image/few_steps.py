@@ -17,8 +17,8 @@ def _files(start: str, versions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def few_steps(folder: str) -> Mapping[str, FewSteps]:
-    """Return those of the model in this folder: that of December 2025, known by its name only, has LoRAs of its own,
-    and the built-in model has none."""
+    """Return the few-step LoRAs of the model in `folder`. The model of December 2025, known by its name only, has its
+    own LoRAs; the built-in model has none."""
     if folder.endswith(BUILT_IN.name):
         return {}
     if re.search("image[-_.]2512", folder.lower()):

@@ -1,9 +1,9 @@
-"""What other programs call the tensors of Qwen-Image's parts: strings only.
+"""Other programs' names for the tensors of Qwen-Image's parts: strings only.
 
 mflux has names of its own for some layers of the transformer and of the VAE, whose kernels have their channels last,
-and puts the text encoder behind `encoder.`. ComfyUI has the transformer under a prefix, and the VAE in the names of
-Wan, whose video VAE it is. Every such name follows from one of the manifest, so that what is missing and what is
-unknown both show. No name means two things: a file may have either, and is told by nothing else.
+and puts the text encoder behind `encoder.`. ComfyUI has the transformer under a prefix, and the VAE, which is Wan's
+video VAE, in Wan's names. Every such name follows from one of the manifest, so that missing and unknown tensors both
+show. No name has two meanings, so a file may have any of them, and its names alone tell its layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MFLUX = (
 )
 _MFLUX_TEXT = "encoder."
 CHANNELS_LAST = {"vae": ".conv3d."}
-"""Of a part what stands in names that only mflux's files have, which keep the channels of a kernel last."""
+"""Text in tensor names of a part that only mflux's files have, whose kernels have their channels last."""
 
 _ENDS = {
     "conv_in": "conv1",
@@ -88,14 +88,14 @@ def _mflux(name: str) -> str:
 
 
 def _mflux_vae(name: str, manifest: Manifest, layers: int) -> str:
-    """mflux's name of a tensor of the VAE; `layers`: resnets in each of the decoder's blocks."""
+    """Return mflux's name of a tensor of the VAE; `layers`: resnets in each of the decoder's blocks."""
     owner, _, leaf = name.rpartition(".")
     owner = owner.replace("conv_shortcut", "skip_conv").replace("resample.1", "resample_conv")
     owner = owner.replace("decoder.up_blocks.", "decoder.up_block")
-    if found := _DOWN.match(owner):
-        block, layer = divmod(int(found["index"]), layers)
+    if down := _DOWN.match(owner):
+        block, layer = divmod(int(down["index"]), layers)
         inner = "downsamplers.0" if layer == layers - 1 else f"resnets.{layer}"
-        owner = f"encoder.down_blocks.{block}.{inner}{owner[found.end() :]}"
+        owner = f"encoder.down_blocks.{block}.{inner}{owner[down.end() :]}"
     if leaf == "gamma":
         return f"{owner}.weight"
     kernel = manifest[f"{name.rpartition('.')[0]}.weight"]
@@ -103,13 +103,13 @@ def _mflux_vae(name: str, manifest: Manifest, layers: int) -> str:
 
 
 def _wan(name: str, layers: int) -> str:
-    """Wan's name of a tensor; `layers`: resnets in each of the decoder's blocks."""
+    """Return Wan's name of a tensor; `layers`: resnets in each of the decoder's blocks."""
     side, _, rest = name.partition(".")
     if side not in ("encoder", "decoder"):
         return {"quant_conv": "conv1", "post_quant_conv": "conv2"}[side] + f".{rest}"
-    if found := _UP.fullmatch(rest):
-        layer = layers if found["layer"] is None else int(found["layer"])  # an upsampler counts as the last one
-        return f"{side}.upsamples.{int(found['block']) * (layers + 1) + layer}.{_residual(found['rest'])}"
+    if up := _UP.fullmatch(rest):
+        layer = layers if up["layer"] is None else int(up["layer"])  # an upsampler counts as the last layer
+        return f"{side}.upsamples.{int(up['block']) * (layers + 1) + layer}.{_residual(up['rest'])}"
     for part, wan in _ENDS.items():
         if rest.startswith(f"{part}."):
             return f"{side}.{wan}.{_residual(rest.removeprefix(f'{part}.'))}"
@@ -119,6 +119,7 @@ def _wan(name: str, layers: int) -> str:
 
 
 def _residual(rest: str) -> str:
-    """Of a part of a layer: `conv1.weight` is a residual block's, `resample.1.weight` keeps its name."""
+    """Return Wan's name for a part of a layer: of a residual block `conv1.weight` changes, else `resample.1.weight`
+    does not."""
     part, _, leaf = rest.partition(".")
     return f"{_RESIDUAL[part]}.{leaf}" if part in _RESIDUAL else rest

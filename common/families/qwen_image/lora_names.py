@@ -1,4 +1,4 @@
-"""What LoRA files call the layers of Qwen-Image: by the checkpoint's names, dotted or flat."""
+"""LoRA files' names for the layers of Qwen-Image: the checkpoint's names, dotted or flat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, component_n
 
 
 def names(checkpoint: Checkpoint) -> Names:
-    """Of the transformer and the text encoder."""
+    """Return the names of the layers of the transformer and the text encoder."""
     transformer, text = (checkpoint[component].plan.shapes for component in ("transformer", "text_encoder"))
     others = {
         path: [f"model.{path}", f"model.language_model.{path}"]

@@ -1,4 +1,4 @@
-"""What a step of Qwen-Image takes, and its modulation: bytes and operations."""
+"""Bytes and operations of a step of Qwen-Image, and of its modulation."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from qwenimg.common.weights.plan import LoadPlan
 
 
 def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
-    """Bytes of activations in one step with so many branches in one batch, of `tokens` image and text tokens each.
+    """Return the bytes of activations in one step with `branches` in one batch, of `tokens` image and text tokens each.
 
-    Per token: two streams' worth of float32 residual, q, k and v in float32, and the feed-forward's four widths.
-    """
+    Each token has two residuals, q, k and v in float32, and the feed-forward's four widths."""
     return branches * tokens * config.dim * 40
 
 
 def kept_bytes(config: QwenDiTConfig, branches: int, tokens: int) -> int:
-    """Bytes that a step cache keeps for so many branches of `tokens` image tokens: of each what the blocks behind the
-    first one made, of the prompt's what the first one made, then and now, in float32."""
+    """Return the bytes that a step cache keeps for `branches` of `tokens` image tokens: for each branch the output of
+    the deeper blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
     return (branches + 3) * tokens * config.dim * 4
 
 
 def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
-    """Bytes of a schedule's modulation: twelve vectors for each block and step. `plan` is the transformer's, as it is
-    kept in memory."""
+    """Return the bytes of a schedule's modulation: twelve vectors for each block and step. `plan` is the transformer's
+    as it is in memory."""
     bias = plan.entries["transformer_blocks.0.img_mod.1.bias"]
     return 12 * config.dim * bias.storage.nbytes((1,)) * steps * config.num_layers
 
 
 @found_once
 def block_bytes(plan: LoadPlan) -> int:
-    """Bytes of the weights that one block of the transformer `plan` needs for its modulation."""
+    """Return the bytes of the weights that one block of the transformer `plan` needs for its modulation."""
     start = "transformer_blocks.0."
     return sum(e.nbytes for name, e in plan.entries.items() if name.startswith(start) and e.residency is ONCE)
 
 
 def step_operations(config: QwenDiTConfig, tokens: int) -> float:
-    """Of one prediction for so many tokens, image and text: per token and block twelve squares of the width in linear
-    layers, and scores and their sums with every other token."""
+    """Count the operations of one prediction for `tokens` image and text tokens: for each token and block twelve
+    squares of the width in linear layers, and attention to all tokens."""
     return config.num_layers * (24.0 * tokens * config.dim**2 + 4.0 * tokens**2 * config.dim)

@@ -1,6 +1,7 @@
-"""A Qwen-Image folder that mflux saved: parts in its names, in codes or not; a tokenizer, perhaps; no configurations.
+"""A Qwen-Image folder that mflux saved: parts with its names, quantized or not, and no configurations.
 
-mflux draws with the published configurations and scheduler alone, so that these are meant where a folder has none.
+mflux has the published configurations and scheduler alone, so a folder without them means these. It may lack a
+tokenizer.
 """
 
 from __future__ import annotations
@@ -23,35 +24,37 @@ _NOTES = {"mflux_version": "mflux", "quantization_level": "level"}
 
 
 def are_names(keys: Iterable[str]) -> bool:
-    """Whether tensors of the transformer are called so by mflux."""
+    """Return whether `keys` are mflux's names for tensors of the transformer."""
     return any(key.startswith(_SIGNS) for key in keys)
 
 
 def layout(folder: Path) -> str | None:
-    """What the folder is called and why, where its transformer has mflux's names. Raises ModelError."""
+    """Return the layout of a folder whose transformer has mflux's names, with one of them; else None. Raises
+    ModelError."""
     if not is_folder(folder / "transformer"):
         return None
     for path in find_files(folder / "transformer").files:
         header = read_header(path)
         header.file.close()
-        found = next((key for key in header.tensors if key.startswith(_SIGNS)), None)
-        if found is not None:
-            said = [
+        sign = next((key for key in header.tensors if key.startswith(_SIGNS)), None)
+        if sign is not None:
+            notes = [
                 f"{word} {clean(header.metadata[key], 20)}" for key, word in _NOTES.items() if key in header.metadata
             ]
-            return ", ".join([f"folder of mflux (its names, as {clean(found, 80)})", *said])
+            return ", ".join([f"folder of mflux (its names, as {clean(sign, 80)})", *notes])
     return None
 
 
 def tokenizer(folder: Path, given: Path | None) -> Path:
-    """That which was `given`, that of the folder, or that of the hub's cache. Raises ModelError."""
-    own, piece = folder / "tokenizer", QWEN_IMAGE_FILES
+    """Return the folder of the tokenizer: the one `given`, else that of `folder` or the hub's cache. Raises
+    ModelError."""
+    inside, piece = folder / "tokenizer", QWEN_IMAGE_FILES
     if given is not None:
         return given / "tokenizer" if is_folder(given / "tokenizer") else given
-    found = own if is_folder(own) else find_cached(f"{piece.repo}/tokenizer")
-    if found is None:
+    path = inside if is_folder(inside) else find_cached(f"{piece.repo}/tokenizer")
+    if path is None:
         raise ModelError(
             f"{clean(folder, 120)}: holds no tokenizer/, nor does the hub's cache: get it by qwenimg pull {piece.name} "
             f"({size_text(piece.bytes)}), or give --tokenizer FOLDER"
         )
-    return found
+    return path

@@ -1,7 +1,7 @@
 """Qwen-Image: text states, modulation and velocity for the denoise loop.
 
 Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
-and not the sum. What depends on neither step nor latent is made once per run, the modulation once per schedule.
+and not the sum. Inputs that depend on neither step nor latent are made once per run, the modulation once per schedule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
-KEPT_SCHEDULES = 2  # whose modulation is kept: 442 MB for 50 steps of the 20 B model
+KEPT_SCHEDULES = 2  # schedules whose modulation is kept: 442 MB for 50 steps of the 20 B model
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
 
@@ -83,13 +83,13 @@ class QwenImage:
         ]
 
     def steps(self, request: Request, plan: SamplingPlan, tokens: int, seen: Sequence[int]) -> list[Stage]:
-        """Return the stages of the transformer: the modulation, unless it is known, and all steps. `tokens`: of the
-        image; `seen`: of each branch's text."""
+        """Return the stages of the transformer: the modulation, unless it is kept, and all steps. `tokens`: those of
+        the image; `seen`: those of each branch's text."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
         count, longest = len(branches), tokens + max(seen)
         cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens + text) for text in seen)
-        evaluated = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
+        per_evaluation = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
         denoise = Stage(
             name="denoise",
             resident="transformer",
@@ -103,15 +103,15 @@ class QwenImage:
                 for size in self._batches(count, tokens)
             ),
             checked=timesteps in self._modulations,
-            operations=plan.evaluations * evaluated,
+            operations=plan.evaluations * per_evaluation,
         )
         if timesteps in self._modulations:
             return [denoise]
         return [self._modulating(len(timesteps), [split.activations for split in denoise.splits]), denoise]
 
     def _modulating(self, count: int, steps: Sequence[int]) -> Stage:
-        """Return the stage that makes the modulation of `count` timesteps. It leaves enough memory for the steps behind
-        it, which take `steps` bytes in each of their splits."""
+        """Return the stage that computes the modulation of `count` timesteps. It leaves enough memory for the steps
+        after it, which take `steps` bytes in each of their splits."""
         component = self.checkpoint["transformer"]
         plan = self.runtime.plan(component)
         rows = memory.modulation_rows(self.config, plan, count)
@@ -126,21 +126,20 @@ class QwenImage:
         )
 
     def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
-        """Return the times that the transformer is told, in their order."""
+        """Return the timesteps of the transformer's calls, in their order."""
         return tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
 
     def _step_bytes(self, branches: int, tokens: int) -> int:
-        """Return the bytes of a step with so many branches in one batch, of `tokens` image and text tokens each."""
-        held = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
-        activations = memory.step_peak(self.config, branches, tokens) + held
+        """Return the bytes of a step with `branches` in one batch, of `tokens` image and text tokens each."""
+        score_bytes = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
+        activations = memory.step_peak(self.config, branches, tokens) + score_bytes
         return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
 
     def _batches(self, count: int, tokens: int) -> list[int]:
         """Return how many of the `count` branches of guidance may go in one batch, the preferred number first.
 
-        Small images leave a GPU idle between kernels, so there both go together if memory allows; large ones gain
-        nothing, and texts of different length would need a mask that keeps attention from its fastest kernel.
-        """
+        Small images leave a GPU idle between kernels, so both branches go together if memory allows. Large ones gain
+        nothing, and texts of different length would need a mask that keeps attention from its fastest kernel."""
         if self.batch_guidance is not None:
             return [count if self.batch_guidance else 1]
         gains = self.engine.on_gpu and tokens <= BATCHED_TOKENS
@@ -177,7 +176,7 @@ class QwenImage:
     # Transformer
 
     def modulation(self, timesteps: tuple[float, ...], stage: Stage) -> Modulation:
-        """Return the modulation of a schedule, made in `stage` unless it is that of one of the last few schedules."""
+        """Return the modulation of a schedule, computed in `stage` unless it is kept from one of the last schedules."""
         modulation = self._modulations.pop(timesteps, None)
         if modulation is None:
             transformer, _ = self.residents.enter(stage)

@@ -1,4 +1,4 @@
-"""Qwen-Image as it is published, for what reads no weight: both models have the same configurations."""
+"""Qwen-Image as it is published, for code that reads no weight: both models have the same configurations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = ("qwen-image", "qwen-image-2512")
 
 
 def published(name: str) -> Checkpoint | None:
-    """The model known as `name`, without its files; None of another."""
+    """Return the model known as `name`, without its files; None for another name."""
     if name not in NAMES:
         return None
     networks = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}

@@ -1,4 +1,4 @@
-"""One picture by Qwen-Image: what is made once for it, and the denoiser that calls the transformer."""
+"""One image by Qwen-Image: its inputs that are made once, and the denoiser that calls the transformer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class QwenRun:
-    """One request: the picture is x - sigma velocity. `grid`: frames, rows and columns of tokens."""
+    """A run for one request; the denoised image is x - sigma velocity. `grid`: frames, rows and columns of tokens."""
 
     def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
         self.model, self.request, self.grid = model, request, grid
@@ -64,6 +64,6 @@ class QwenRun:
         return packing.unpack(self.model.engine.numpy(x), *shape).astype(np.float32)
 
     def close(self) -> None:
-        """Frees what the run holds on the device, before the VAE decodes."""
+        """Free the run's arrays on the device, before the VAE decodes."""
         self.phases, self.modulation = [], None
         del self.transformer  # which may be freed for the VAE

@@ -1,4 +1,4 @@
-"""What every Qwen-Image folder in diffusers layout has alike beside weights and tokenizer."""
+"""Files that are the same in every Qwen-Image folder in diffusers layout, beside weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ INDEX: dict[str, object] = {
 
 
 def small_files(checkpoint: Checkpoint) -> dict[str, object]:
-    """JSON by its path, for the folder `checkpoint.source`, which has none of it."""
+    """Return JSON by its path, for the folder `checkpoint.source`, which lacks these files."""
     return {"model_index.json": INDEX, "scheduler/scheduler_config.json": SCHEDULER}

@@ -1,6 +1,6 @@
-"""Parts that a model lacks and the user gives from elsewhere: they stand in until they are replaced.
+"""Stand-ins for parts that a model lacks and the user gives from elsewhere.
 
-A part that stands in has the configuration of its type as published, and no files.
+A stand-in has the published configuration of its type, and no files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPTIONS = {"unet": "--unet", "vae": "--vae"}  # all others are text encoders
 
 
 def lacks(source: Path, names: Iterable[str], *, parts_help: bool = True) -> ModelError:
-    """Return the error of a model without the parts `names`; `parts_help`: options that give them would do."""
+    """Return the error for a model without the parts `names`. `parts_help`: with the options that give them."""
     names = list(names)
     options = " ".join(f"{_OPTIONS.get(name, '--text-encoder')} FILE" for name in names) if parts_help else ""
     add = f"add {options}, or " if options else ""
@@ -36,15 +36,15 @@ def lacks(source: Path, names: Iterable[str], *, parts_help: bool = True) -> Mod
 
 
 def may_be_given(choices: Choices) -> frozenset[str]:
-    """Return the parts that may be elsewhere: of two text encoders either, until the file that is given is read."""
+    """Return the parts that the user may give: either of two text encoders, until the given file is read."""
     given = choices.elsewhere
     texts = frozenset({"text_encoder", "text_encoder_2"})
     return given | texts if given & texts else given
 
 
 def absent_of_file(opened: SingleFile, choices: Choices) -> dict[str, Component]:
-    """Return what stands in for each part that a single file lacks. Raise ModelError where `choices` do not give it."""
-    kind, absent = opened.found.kind, opened.found.lacks
+    """Return a stand-in for each part that a single file lacks. Raise ModelError if `choices` do not give the part."""
+    kind, absent = opened.detected.kind, opened.detected.lacks
     if kind is None:
         raise lacks(opened.path, absent, parts_help=False)
     return stand_ins(opened.path, kind, absent, opened.unet, opened.texts, choices)
@@ -58,27 +58,27 @@ def stand_ins(
     texts: Mapping[str, CLIPConfig],
     choices: Choices,
 ) -> dict[str, Component]:
-    """Return what stands in for the `absent` parts of a model of type `kind` with this UNet and these `texts`. Raise
-    ModelError where `choices` do not give all of them."""
+    """Return stand-ins for the `absent` parts of a model of type `kind` with this UNet and these `texts`. Raise
+    ModelError if `choices` do not give all of them."""
     absent_texts = [text for text in KINDS[kind].texts if text.component in absent]
     given_texts = sum(part.startswith("text_encoder") for part in choices.parts)
     missing = [name for name in absent if name in _OPTIONS and name not in choices.elsewhere]
     missing += [text.component for text in absent_texts][given_texts:]
     if missing:
         raise lacks(source, missing)
-    own_unet = unet_config or _unet(kind)
+    unet_or_published = unet_config or _unet(kind)
     configs: dict[str, tuple[Network, Any]] = {
-        "unet": (unet.NETWORK, own_unet),
+        "unet": (unet.NETWORK, unet_or_published),
         "vae": (kl_vae.NETWORK, replace(vae(), scaling_factor=KINDS[kind].scaling_factor)),
     }
-    width = own_unet.cross_attention_dim - sum(config.hidden_size for config in texts.values())
-    for text, own_width in zip(absent_texts, _widths(width, len(absent_texts)), strict=True):
-        configs[text.component] = (clip.NETWORK, _text(source, text, own_width))
+    width = unet_or_published.cross_attention_dim - sum(config.hidden_size for config in texts.values())
+    for text, text_width in zip(absent_texts, _widths(width, len(absent_texts)), strict=True):
+        configs[text.component] = (clip.NETWORK, _text(source, text, text_width))
     return {name: on_paper(*row, "float32") for name, row in configs.items() if name in absent}
 
 
 def _unet(kind: str) -> UNetConfig:
-    """Return the published configuration of a type, which holds for a file in diffusers' names."""
+    """Return the published configuration of a type's UNet: a file with diffusers' names has none of its own."""
     known = models()
     if kind == "sd2":
         return replace(
@@ -88,12 +88,12 @@ def _unet(kind: str) -> UNetConfig:
 
 
 def _widths(width: int, count: int) -> list[int]:
-    """Return the widths of the text encoders that together are `width` wide: of two the first is a ViT-L."""
+    """Return the widths of `count` text encoders, which add up to `width`; the first of two is a ViT-L."""
     return [clip.VIT_L.hidden_size, width - clip.VIT_L.hidden_size] if count == 2 else [width] * count
 
 
 def _text(path: Path, text: Text, width: int) -> CLIPConfig:
-    """Return the published configuration of a text encoder, at another width. Raise ModelError."""
+    """Return the published configuration of a text encoder with this `width`. Raise ModelError."""
     known = clip.VIT_L
     if text.open_clip:
         known = clip.OPEN_CLIP_BIG_G if text.projected else clip.OPEN_CLIP_H

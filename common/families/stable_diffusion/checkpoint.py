@@ -32,7 +32,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.weights.plan import closed_on_failure
 
-# pipeline class -> whether it is SDXL; what a class is made for beyond that shows in its UNet.
+# pipeline class -> whether it is SDXL; the UNet shows the rest of its purpose.
 PIPELINES = {
     "StableDiffusionPipeline": False,
     "StableDiffusionImg2ImgPipeline": False,
@@ -46,7 +46,7 @@ SIZES = {"base": 6, "refiner": 5}  # numbers beside the pooled text: sizes and c
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a checkpoint's configurations say of it."""
+    """The properties of a model that its configurations show together."""
 
     sdxl: bool
     refiner: bool  # its UNet takes an aesthetic score in place of the target's size
@@ -73,7 +73,7 @@ def facts(checkpoint: Checkpoint) -> Facts:
 
 
 def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
-    """The model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
+    """Open the model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
     UsageError."""
     if is_file(path):
         return open_file(path, choices)
@@ -84,22 +84,22 @@ def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and of the parts that are elsewhere, and hold them against the
-    manifests. Raise ModelError and UsageError."""
+    """Read every configuration and header of `folder` and of the parts that are elsewhere, and check them against the
+    manifests. Raises ModelError and UsageError."""
     index = read_json(folder / "model_index.json")
     sdxl = PIPELINES[str(index.get("_class_name"))]
     texts = [""] if not sdxl else [part for part in ("", "_2") if _has(index, f"text_encoder{part}")]
     networks = {"unet": unet.NETWORK, "vae": kl_vae.NETWORK} | {f"text_encoder{part}": clip.NETWORK for part in texts}
-    there = [name for name in networks if is_file(folder / name / "config.json") or name not in may_be_given(choices)]
-    configs = {name: read_config(networks[name], folder / name) for name in there}
+    present = [name for name in networks if is_file(folder / name / "config.json") or name not in may_be_given(choices)]
+    configs = {name: read_config(networks[name], folder / name) for name in present}
     kind = _kind(sdxl, texts, configs.get("unet"))
-    own_texts = {name: config for name, config in configs.items() if name.startswith("text_encoder")}
-    absent = [name for name in networks if name not in there]
-    components = stand_ins(folder, kind, absent, configs.get("unet"), own_texts, choices)
+    text_configs = {name: config for name, config in configs.items() if name.startswith("text_encoder")}
+    absent = [name for name in networks if name not in present]
+    components = stand_ins(folder, kind, absent, configs.get("unet"), text_configs, choices)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     faults: dict[str, ModelError] = {}
     with closed_on_failure() as keep:
-        for name in there:
+        for name in present:
             try:
                 part = open_component(networks[name], folder / name, configs[name], name, whole=choices.whole)
             except ModelError as error:
@@ -124,40 +124,40 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
 
 
 def _kind(sdxl: bool, texts: list[str], config: UNetConfig | None) -> str:
-    """Return the type of a folder, of `single_file.KINDS`."""
+    """Return the type of a folder, a key of KINDS."""
     if sdxl:
         return "sdxl" if "" in texts else "sdxl-refiner"
     return "sd2" if config is not None and config.cross_attention_dim == clip.OPEN_CLIP_H.hidden_size else "sd1"
 
 
 def open_file(path: Path, choices: Choices) -> Checkpoint:
-    """The model in the file `path` and the parts that are elsewhere, with the chosen tokenizer or the one that is found
-    for it. Raises ModelError and UsageError."""
+    """Open the model in the file `path` and the parts that are elsewhere, with the chosen tokenizer or one on this
+    machine. Raises ModelError and UsageError."""
     opened = single_file.open_file(path, choices.prediction)
-    found = opened.found
+    detected = opened.detected
     with ExitStack() as stack:
         stack.callback(opened.close)
-        components = absent_of_file(opened, choices) if found.lacks else {}
+        components = absent_of_file(opened, choices) if detected.lacks else {}
         rows: dict[str, tuple[Network, Any]] = {
             "unet": (unet.NETWORK, opened.unet),
             "vae": (kl_vae.NETWORK, opened.vae),
         }
         rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
         components |= {name: component(*rows[name], plan, whole=choices.whole) for name, plan in opened.plans.items()}
-        names = ["unet", "vae", *(text.component for text in KINDS[found.kind or "sd1"].texts)]
+        names = ["unet", "vae", *(text.component for text in KINDS[detected.kind or "sd1"].texts)]
         checkpoint = Checkpoint(
             source=path,
             components={name: components[name] for name in names},
             tokenizers={},
-            scheduler=parse_diffusion(single_file.scheduler_fields(found), path),
-            zeros_for_empty=found.kind == "sdxl",
+            scheduler=parse_diffusion(single_file.scheduler_fields(detected), path),
+            zeros_for_empty=detected.kind == "sdxl",
         )
-        checkpoint = with_parts(checkpoint, choices, sdxl=found.kind in ("sdxl", "sdxl-refiner"))
+        checkpoint = with_parts(checkpoint, choices, sdxl=detected.kind in ("sdxl", "sdxl-refiner"))
         stack.callback(checkpoint.close)
         size = max(text.config.vocab_size for text in checkpoint.texts.values())
         tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
         tokenizers = {
-            name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=found.pads[name]), text.config)
+            name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=detected.pads[name]), text.config)
             for name, text in checkpoint.texts.items()
         }
         stack.pop_all()
@@ -167,19 +167,19 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
 def with_parts(
     checkpoint: Checkpoint, choices: Choices, *, sdxl: bool, faults: Mapping[str, ModelError] | None = None
 ) -> Checkpoint:
-    """`checkpoint` with the parts that `choices` has in other folders or files, checked to belong together. `faults`
-    are of parts for which stand-ins are there. Raises ModelError and UsageError, and then `checkpoint` is closed."""
+    """Return `checkpoint` with the parts that `choices` has in other folders or files, checked to belong together.
+    `faults` are the errors of parts that have stand-ins. Raises ModelError and UsageError, and closes `checkpoint`."""
     with ExitStack() as stack:
         stack.callback(checkpoint.close)
         texts: dict[str, Path] = {}
         for part in (part for part in PARTS if part in choices.parts):
-            path, opened = choices.parts[part], _OPENERS.get(part, open_text)
-            checkpoint, name = _with(checkpoint, path, opened)
+            path, opener = choices.parts[part], _OPENERS.get(part, open_text)
+            checkpoint, name = _with(checkpoint, path, opener)
             stack.pop_all()
             stack.callback(checkpoint.close)
-            if opened is open_text and name in texts:
-                shown = " and ".join(clean(file.name, 60) for file in (texts[name], path))
-                raise UsageError(f"--text-encoder: {shown} are both the model's {name}; give one of them")
+            if opener is open_text and name in texts:
+                names = " and ".join(clean(file.name, 60) for file in (texts[name], path))
+                raise UsageError(f"--text-encoder: {names} are both the model's {name}; give one of them")
             texts[name] = path
         absent = [name for name, part in checkpoint.components.items() if is_absent(part)]
         if absent:
@@ -189,7 +189,7 @@ def with_parts(
         return checkpoint
 
 
-_Opened = tuple[str, Component]  # and which of the model's it is
+_Opened = tuple[str, Component]  # with its name in the model
 
 
 def _open_unet(checkpoint: Checkpoint, path: Path) -> _Opened:
@@ -207,36 +207,36 @@ def _open_vae(checkpoint: Checkpoint, path: Path) -> _Opened:
 _OPENERS = {"transformer": _open_unet, "vae": _open_vae}  # of the parts that are no text encoders
 
 
-def _with(checkpoint: Checkpoint, path: Path, opened: Callable[[Checkpoint, Path], _Opened]) -> tuple[Checkpoint, str]:
+def _with(checkpoint: Checkpoint, path: Path, opener: Callable[[Checkpoint, Path], _Opened]) -> tuple[Checkpoint, str]:
     with ExitStack() as stack:
         stack.callback(checkpoint.close)
-        name, part = opened(checkpoint, path)
+        name, part = opener(checkpoint, path)
         stack.callback(part.plan.close)
         changed = replace(checkpoint, components={**checkpoint.components, name: part})
         used = {file for other in changed.components.values() for file in other.plan.files}
-        if used.isdisjoint(checkpoint[name].plan.files):  # not one file that the others are still read from
+        if used.isdisjoint(checkpoint[name].plan.files):  # not a file from which other parts are still read
             checkpoint[name].plan.close()
         stack.pop_all()
         return changed, name
 
 
 def _vae_file(checkpoint: Checkpoint, path: Path) -> Component:
-    """A VAE in ldm names, alone or in a whole model, or in diffusers names without its configuration: the widths are
-    its own, the scale of the latents is the model's, which no file of this kind says."""
-    own: KLVAEConfig = checkpoint["vae"].config
+    """Open a VAE with ldm names, alone or in a whole model, or with diffusers' names and the model's configuration. The
+    widths are the file's. The scale of the latents is the model's, since such a file does not show it."""
+    config: KLVAEConfig = checkpoint["vae"].config
     opened = _ldm_file(path)
     if opened is None:
-        return open_component(kl_vae.NETWORK, path, own, "vae")
+        return open_component(kl_vae.NETWORK, path, config, "vae")
     if opened.vae is None:
         opened.close()
         raise ModelError(f"{clean(path, 120)}: holds no VAE")
-    scales = {name: getattr(own, name) for name in ("scaling_factor", "shift_factor")}
+    scales = {name: getattr(config, name) for name in ("scaling_factor", "shift_factor")}
     return component(kl_vae.NETWORK, replace(opened.vae, **scales), opened.plans["vae"])
 
 
 def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:
-    """A UNet in ldm names, alone or in a whole model, or in diffusers names without its configuration, which then is
-    the model's. What it predicts, the model says."""
+    """Open a UNet with ldm names, alone or in a whole model, or with diffusers' names and the model's configuration. It
+    predicts what the model's UNet does."""
     opened = _ldm_file(path)
     if opened is None:
         return open_component(unet.NETWORK, path, checkpoint["unet"].config, "unet")
@@ -247,19 +247,19 @@ def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:
 
 
 def _ldm_file(path: Path) -> SingleFile | None:
-    """The file `path` where it has ldm names."""
+    """Open the file `path` if it has ldm names; else return None."""
     header = read_header(path)
     header.file.close()
     return single_file.open_file(path) if single_file.is_single_file(header.tensors) else None
 
 
 def with_prediction(checkpoint: Checkpoint, prediction: Prediction) -> Checkpoint:
-    """`checkpoint` whose UNet is taken to predict that."""
+    """Return `checkpoint` with a UNet that predicts `prediction`."""
     return replace(checkpoint, scheduler=replace(checkpoint.scheduler, prediction_type=PREDICTIONS[prediction]))
 
 
 def check(checkpoint: Checkpoint, *, sdxl: bool) -> Checkpoint:
-    """`checkpoint`; raises ModelError where its components do not belong together, or to an SDXL pipeline if `sdxl`."""
+    """Return `checkpoint` if its components belong together, in an SDXL pipeline if `sdxl`. Raises ModelError."""
     shown, config = clean(checkpoint.source), checkpoint["unet"].config
     if not checkpoint.texts:
         raise ModelError(f"{shown}: has no text encoder")
@@ -272,11 +272,11 @@ def check(checkpoint: Checkpoint, *, sdxl: bool) -> Checkpoint:
             f"{shown}: the UNet takes {config.in_channels} and makes {config.out_channels} channels; the VAE has {z}: "
             f"{z}, or {2 * z + 1} for inpainting, and {z} are supported"
         )
-    found = facts(checkpoint)
-    if sdxl != found.sdxl:
+    model = facts(checkpoint)
+    if sdxl != model.sdxl:
         raise ModelError(f"{shown}: is of an SDXL pipeline, or its UNet of SDXL, but not both")
-    if sdxl and found.size_numbers not in SIZES.values():
-        raise ModelError(f"{shown}: the UNet takes {found.size_numbers} numbers beside the text; expected 6 or 5")
+    if sdxl and model.size_numbers not in SIZES.values():
+        raise ModelError(f"{shown}: the UNet takes {model.size_numbers} numbers beside the text; expected 6 or 5")
     return checkpoint
 
 

@@ -1,4 +1,4 @@
-"""What is said of a Stable Diffusion model in one file."""
+"""The description of a Stable Diffusion model in one file."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _SIGNS = {"transformer": "time_embedding.linear_1.weight", "vae": "decoder.mid_b
 
 
 def part_of(header: Header) -> str | None:
-    """Return `model` for a whole model in one file, else which part it is; None for another file."""
+    """Return `model` for a whole model in one file, else the part in it; None for another file."""
     if clip_files.described(header.tensors) is not None:
         return "text_encoder"
     if single_file.reads(header):
-        found = single_file.detect(header)
-        whole = found.unet is not None and found.vae is not None
-        return "model" if whole else "vae" if found.unet is None else "transformer"
+        detected = single_file.detect(header)
+        whole = detected.unet is not None and detected.vae is not None
+        return "model" if whole else "vae" if detected.unet is None else "transformer"
     if header.format == "GGUF":
         return None
     return next((part for part, sign in _SIGNS.items() if sign in header.tensors), None)
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
-    """Its type and the reasons for it, its models, and what does not fit; None for another file."""
+    """Describe the file: its type and the reasons for it, its parts, and its faults. Return None for another file."""
     if (text := clip_files.described(header.tensors)) is not None:
         return Description(lines=[f"layout: {text}", summary("file", header.tensors)])
     if not single_file.is_single_file(header.tensors):

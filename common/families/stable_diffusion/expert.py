@@ -1,5 +1,5 @@
-"""The model of one part of a Stable Diffusion schedule, the base or the refiner: its texts, its UNet, and how steps are
-made in the memory there is.
+"""The model for one part of a Stable Diffusion schedule, the base or the refiner: its texts, its UNet, and the memory
+of its steps.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the pr
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conditioning:
-    """What the UNet gets beside latents and time. `added`: rows for SDXL's sizes and pooled text, None for others."""
+    """The inputs of the UNet beside latents and time. `added`: rows of SDXL's pooled text and sizes, else None."""
 
     texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
     added: Latents | None
 
     def of(self, positions: Sequence[int]) -> Conditioning:
-        """Return that of the branches in these positions."""
+        """Return the conditioning of the branches in these positions."""
         rows = list(positions)
         return Conditioning(texts=self.texts[rows], added=None if self.added is None else self.added[rows])
 
 
 class Expert:
-    """The model of one part of the schedule, the base or the refiner: its texts and its UNet."""
+    """The model for one part of the schedule, the base or the refiner: its texts and its UNet."""
 
     def __init__(self, checkpoint: Checkpoint, residents: Residents):
         self.checkpoint, self.residents, self.runtime = checkpoint, residents, residents.runtime
@@ -60,7 +60,8 @@ class Expert:
         return Conditioning(texts=states, added=self._added(request, pooled))
 
     def _added(self, request: Request, pooled: Latents) -> Latents | None:
-        """SDXL's pooled text and sinusoids of original size, crop, and target size or aesthetic score: [B, A]."""
+        """Return SDXL's pooled text and sinusoids of original size, crop, and target size or aesthetic score: [B, A];
+        None for other models."""
         if not self.facts.sdxl:
             return None
         sizes: list[float] = [request.height, request.width, 0, 0]
@@ -70,7 +71,7 @@ class Expert:
         return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
 
     def adapt(self, deltas: Deltas) -> None:
-        """Add `deltas` to the weights, and read those again that are loaded and change."""
+        """Add `deltas` to the weights, and read loaded weights that change again."""
         self.checkpoint = self.checkpoint.with_deltas(deltas)
         self.texts.renew(self.checkpoint.texts)
         self.residents.adapt(self.name, self.checkpoint["unet"])
@@ -84,7 +85,7 @@ class Expert:
         self.residents.check_weights(self.name, self.checkpoint["unet"])
 
     def encoding(self, request: Request, counted: bool) -> list[Stage]:
-        """Return the stages that encode the texts of `request`; where they are not counted, one chunk of each."""
+        """Return the stages that encode the texts of `request`; if not `counted`, for one chunk of each."""
         keys = self.texts.keys([branch.prompt for branch in GUIDANCE.branches(request)], request.clip_skip)
         return [] if self.texts.has(keys) else self.texts.stages(keys, counted)
 
@@ -113,14 +114,14 @@ class Expert:
     def step_bytes(self, request: Request, height: int, width: int, branches: int) -> int:
         """Return the bytes of a step beside the weights, with `branches` in one batch."""
         config = self.unet_config
-        most = self.runtime.engine.workspace.score_bytes
-        attending = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
-        held = max((scores(heads, branches, height * width // 4**i, most) for i, heads in attending), default=0)
-        kept = memory.kept_bytes(config, len(GUIDANCE.branches(request)), height, width) if request.caches else 0
-        activations = memory.step_peak(config, branches, height, width) + held
-        return self.runtime.call_bytes(self.checkpoint["unet"], activations) + kept
+        limit = self.runtime.engine.workspace.score_bytes
+        levels = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
+        score_bytes = max((scores(heads, branches, height * width // 4**i, limit) for i, heads in levels), default=0)
+        cache_bytes = memory.kept_bytes(config, len(GUIDANCE.branches(request)), height, width) if request.caches else 0
+        activations = memory.step_peak(config, branches, height, width) + score_bytes
+        return self.runtime.call_bytes(self.checkpoint["unet"], activations) + cache_bytes
 
 
 def sinusoids(config: UNetConfig, values: Sequence[float], channels: int) -> NDArray[np.float64]:
-    """Of times and of sizes alike, [N, channels], in the model's own order."""
+    """Return the sinusoids of times or sizes, [N, channels], in the order of the model."""
     return timesteps.unet_sinusoids(values, channels, cosines_first=config.flip_sin_to_cos, shift=config.freq_shift)

@@ -1,4 +1,4 @@
-"""Stable Diffusion 1.x, 2.x and XL as a row."""
+"""Stable Diffusion 1.x, 2.x and XL as a row of data."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _TITLES = {False: "Stable Diffusion 1.x or 2.x", True: "SDXL"}
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:
-    found = facts(checkpoint)
-    size = found.native_size
+    model = facts(checkpoint)
+    size = model.native_size
     usual = Defaults(width=size, height=size, negative_prompt="", guidance=7.5, strength=0.8, mask_strength=1.0)
-    return replace(usual, guidance=5.0, strength=0.3, mask_strength=0.9999) if found.sdxl else usual
+    return replace(usual, guidance=5.0, strength=0.3, mask_strength=0.9999) if model.sdxl else usual
 
 
 def _described(folder: Path) -> str:
-    """What a folder is for, by its class and by the UNet's channels."""
+    """Return the purpose of a folder, by its class and by the UNet's channels."""
     index = read_json(folder / "model_index.json")
     kind = _TITLES[PIPELINES[str(index["_class_name"])]]
     if index.get("requires_aesthetics_score"):
         kind = "SDXL refiner"
     channels = read_json(folder / "unet" / "config.json").get("in_channels", 4)
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json", infinities=True)
-    what = "inpainting" if channels == 9 else "text to image"
+    purpose = "inpainting" if channels == 9 else "text to image"
     predicts = clean(scheduler.get("prediction_type", "epsilon"), 20)
-    return f"{kind}, {what} ({clean(channels, 20)} channels), predicts {predicts}"
+    return f"{kind}, {purpose} ({clean(channels, 20)} channels), predicts {predicts}"
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    """Raises ModelError for a scheduler whose sampler is not built."""
+    """Raise ModelError for a scheduler whose sampler is not built."""
     schedules.sampler_of(checkpoint.scheduler)
 
 
@@ -59,9 +59,9 @@ def _check_refiner(base: Checkpoint, refiner: Checkpoint | None) -> None:
         raise UsageError(f"--refiner is for {_REFINES} only")
     if refiner is None:
         return
-    found = facts(refiner)
+    of_refiner = facts(refiner)
     latents = (checkpoint["vae"].config.latent_channels for checkpoint in (base, refiner))
-    if not found.sdxl or found.sees_mask or len(set(latents)) > 1:
+    if not of_refiner.sdxl or of_refiner.sees_mask or len(set(latents)) > 1:
         raise ModelError(f"{clean(refiner.source, 120)}: is no SDXL refiner for latents like the base's")
 
 

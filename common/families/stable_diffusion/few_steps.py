@@ -1,9 +1,9 @@
 """Stable Diffusion in a few steps: distilled models, and LoRAs by their files on the hub.
 
-Steps, guidance and schedules are those of their model cards; `tests/reference/test_few_steps.py` holds their noise
-levels against diffusers. Hyper-SD and Lightning are drawn with trailing times, LCM and Hyper-SD's LoRA for any number
-of steps on their teacher's. Of one step there are UNets besides, which are the model itself: SDXL-Lightning's, that
-predicts the image and is told by that, and Hyper-SDXL's, which is asked at time 800.
+Steps, guidance and schedules are those of their model cards; `tests/reference/test_few_steps.py` compares their noise
+levels with diffusers. Hyper-SD and Lightning are sampled at trailing times, LCM and Hyper-SD's LoRA for any number of
+steps at their teacher's times. For one step there are also UNets, given as the model itself: SDXL-Lightning's, known by
+its prediction of the image, and Hyper-SDXL's, which is called at time 800.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def _lightning() -> FewSteps:
 
 
 def few_steps(text_width: int, *, sdxl: bool, predicts: str = "epsilon") -> Mapping[str, FewSteps]:
-    """For a model whose UNet takes text states of this width and predicts this."""
+    """Return the few-step recipes of a model whose UNet takes text states of `text_width` and `predicts` this."""
     if predicts == "sample":  # no LoRA is made for such a UNet
         return {"lightning": FewSteps(steps=(1,), sampler="euler", schedule="trailing")} if sdxl else {}
     if sdxl:
-        own = {"hyper-unet": FewSteps(steps=(1,), sampler="lcm", schedule="hyper"), "turbo": _turbo()}
-        return {"lightning": _lightning(), "lcm": _lcm("lcm-lora-sdxl"), **_hyper("SDXL"), **own}
+        distilled = {"hyper-unet": FewSteps(steps=(1,), sampler="lcm", schedule="hyper"), "turbo": _turbo()}
+        return {"lightning": _lightning(), "lcm": _lcm("lcm-lora-sdxl"), **_hyper("SDXL"), **distilled}
     if text_width == 768:
         return {"lcm": _lcm("lcm-lora-sdv1-5")} | _hyper("SD15")
     return {"turbo": _turbo()}

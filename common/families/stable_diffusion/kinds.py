@@ -1,6 +1,6 @@
 """The types of Stable Diffusion, and the configuration of a single file's UNet from the shapes of its tensors.
 
-What no shape says is the type's: SD 1.x has 8 heads in every attention of its UNet, all others heads of 64 channels.
+The type says what no shape shows: SD 1.x has 8 heads in every attention of its UNet, all others heads of 64 channels.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from qwenimg.common.parts.ldm_configs import HEAD_DIM, NORM_GROUPS, Shapes, Text
 
 FIRST = "input_blocks.0.0.weight"  # of the UNet
 HEADS_SD1 = 8
-SIZE_CHANNELS = 256  # of each size that SDXL gets
+SIZE_CHANNELS = 256  # of each size in SDXL's conditioning
 
 _DEPTH = re.compile(r"(?P<block>(?:in|out)put_blocks\.\d+\.1|middle_block\.1)\.transformer_blocks\.(?P<index>\d+)\..*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A type of Stable Diffusion and what no header says about it."""
+    """A type of Stable Diffusion, with facts that no header shows."""
 
     title: str
     texts: tuple[Text, ...]
@@ -85,7 +85,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-# Its UNet
+# The UNet
 
 
 def unet_config(path: Path, shapes: Shapes, kind: str, prediction: str) -> UNetConfig:
@@ -105,11 +105,11 @@ def unet_config(path: Path, shapes: Shapes, kind: str, prediction: str) -> UNetC
         "down_block_types": ["CrossAttnDownBlock2D" if a else "DownBlock2D" for a in attends],
         "up_block_types": ["CrossAttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attends)],
         "layers_per_block": [layers for _, layers, _ in levels],
-        # of a level without attention it means nothing, but that of the last level is also the middle's
+        # a level without attention does not use its number, but the middle uses the last level's
         "transformer_layers_per_block": [depth or 1 for _, _, depth in levels[:-1]] + [levels[-1][2] or mid],
         "attention_head_dim": [HEADS_SD1 if sd1 else max(1, width // HEAD_DIM) for width, _, _ in levels],
         "cross_attention_dim": text[1],
-        # in GGUF they are 1x1 convolutions in any case
+        # in GGUF even linear projections are stored as 1x1 convolutions
         "use_linear_projection": not sd1 or len(shapes.get("middle_block.1.proj_in.weight", ())) == 2,
         "norm_num_groups": NORM_GROUPS,
     }
@@ -122,15 +122,15 @@ def unet_config(path: Path, shapes: Shapes, kind: str, prediction: str) -> UNetC
 
 def _depths(shapes: Iterable[str]) -> dict[str, int]:
     """Return the number of transformer blocks of each attention."""
-    found: dict[str, set[str]] = {}
+    blocks: dict[str, set[str]] = {}
     for key in shapes:
         if match := _DEPTH.fullmatch(key):
-            found.setdefault(match["block"], set()).add(match["index"])
-    return {block: len(indices) for block, indices in found.items()}
+            blocks.setdefault(match["block"], set()).add(match["index"])
+    return {block: len(indices) for block, indices in blocks.items()}
 
 
 def _levels(path: Path, shapes: Shapes, depths: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """Return of each level of the down blocks: channels, residual blocks, transformer blocks in each attention."""
+    """Return channels, residual blocks, and transformer blocks in each attention for each level of the down blocks."""
     levels: list[tuple[int, int, int]] = []
     width = layers = depth = 0
     for number in count(1):

@@ -1,4 +1,4 @@
-"""What LoRA files call the layers of Stable Diffusion: diffusers' names, new and old, and those of one file (sgm)."""
+"""LoRA files' names for the layers of Stable Diffusion: diffusers' names, new and old, and those of one file (sgm)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PROJECTION = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj"
 
 
 def names(checkpoint: Checkpoint) -> Names:
-    """Of the UNet and the text encoders."""
-    found = [_unet(checkpoint["unet"].config, checkpoint["unet"].plan.shapes)]
+    """Return the names of the layers of the UNet and the text encoders."""
+    tables = [_unet(checkpoint["unet"].config, checkpoint["unet"].plan.shapes)]
     two = len(checkpoint.texts) > 1
-    found += [text_part(name, checkpoint[name].plan.shapes, two=two) for name in checkpoint.texts]
-    return tuple(found)
+    tables += [text_part(name, checkpoint[name].plan.shapes, two=two) for name in checkpoint.texts]
+    return tuple(tables)
 
 
 def text_part(name: str, weights: Manifest, *, two: bool) -> ComponentNames:
@@ -48,13 +48,13 @@ def _unet(config: UNetConfig, weights: Manifest) -> ComponentNames:
 
 
 def _processor(path: str) -> Iterator[str]:
-    """As diffusers wrote them until 2023: `attn1.processor.to_q_lora.down.weight`."""
+    """Yield the name that diffusers wrote until 2023: `attn1.processor.to_q_lora.down.weight`."""
     if match := _ATTENTION.fullmatch(path):
         yield f"{match['owner']}.processor.{match['layer']}"
 
 
 def _clip(path: str) -> Iterator[str]:
-    """Behind the name of the text model, and diffusers' older name of a projection."""
+    """Yield the path behind the name of the text model, and diffusers' older names of a projection."""
     yield f"text_model.{path}"
     if match := _PROJECTION.fullmatch(path):
         for prefix in ("", "text_model."):

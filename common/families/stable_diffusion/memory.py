@@ -1,4 +1,4 @@
-"""What a step of a Stable Diffusion UNet takes."""
+"""Bytes of a step of a Stable Diffusion UNet."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory 
 
 
 def step_peak(config: UNetConfig, branches: int, height: int, width: int) -> int:
-    """Bytes of activations in one step of a UNet with so many branches in one batch, for latents of height x width.
+    """Return the bytes of activations in one step with `branches` in one batch, for latents of height x width.
 
-    Per pixel of the first level: what is kept for the up blocks, and a feed-forward's eight widths, in float32.
-    """
+    Each pixel of the first level has the arrays for the up blocks and a feed-forward's eight widths, in float32."""
     return branches * height * width * config.block_out_channels[0] * 4 * UNET_BUFFERS
 
 
 def kept_bytes(config: UNetConfig, branches: int, height: int, width: int) -> int:
-    """Bytes that a step cache keeps for so many branches: what goes into the last up block, and what the first down
-    block made, then and now, in float32."""
+    """Return the bytes that a step cache keeps for `branches`: the input of the last up block, and the stored and the
+    present output of the first down block, in float32."""
     first, deeper = config.block_out_channels[0], config.block_out_channels[:2][-1]
     return branches * height * width * (deeper + 2 * first) * 4

@@ -1,8 +1,8 @@
 """Stable Diffusion 1.x, 2.x and XL for the denoise loop: text states, UNet predictions, guidance, an optional refiner.
 
-Both branches of guidance go through the UNet in one batch, or one after the other where memory says so (`Expert`). Text
-states and what the UNet makes of them are computed once per run. The base's UNet is freed before the refiner's is
-loaded where both do not fit.
+Both branches of guidance go through the UNet in one batch, or one after the other if memory is short (`Expert`). Text
+states and the UNet's context from them are computed once per run. If both UNets do not fit, the base's is freed before
+the refiner's is loaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qwenimg.common.weights.lora_names import Names
 
 
 class StableDiffusion:
-    """A Stable Diffusion model for `Pipeline`, with a refiner behind it if one is given."""
+    """A Stable Diffusion model for `Pipeline`, and its refiner if one is given."""
 
     guidance = GUIDANCE
 
@@ -100,7 +100,7 @@ class StableDiffusion:
             expert.texts.announce(expert.texts.keys(prompts, clip_skip))
 
     def adapt(self, deltas: Deltas) -> None:
-        self.base.adapt(deltas)  # LoRAs are made for the base, whose layers the refiner's names would only resemble
+        self.base.adapt(deltas)  # LoRAs are made for the base; the refiner's layers only have similar names
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[DiffusionRun]:
@@ -111,7 +111,7 @@ class StableDiffusion:
             run.conditioning.clear()
 
     def expert(self, segment: Segment) -> Expert:
-        """The one that walks `segment`."""
+        """Return the expert that computes `segment`."""
         expert = self.refiner if segment.refines else self.base
         assert expert is not None
         return expert
@@ -131,7 +131,8 @@ class StableDiffusion:
 
 
 class DiffusionRun:
-    """One request: the picture is c_skip x + c_out UNet(c_in x, time), guidance taken on the prediction."""
+    """A run for one request. The denoised image is c_skip x + c_out UNet(c_in x, time), with guidance on the
+    predictions."""
 
     def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: Shape):
         self.model, self.request, self.plan = model, request, plan
@@ -143,7 +144,7 @@ class DiffusionRun:
         expert = self.model.expert(segment)
         config, scheduler, conditioning = expert.unet_config, expert.checkpoint.scheduler, self.conditioning[expert]
         time = discrete.clock(scheduler.levels, segment.schedule)
-        # before the UNet is loaded, which would be freed for the VAE's encoder and yet be held here
+        # before the UNet is loaded: the VAE's encoder may free it, and a reference here would keep it in memory
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
         unet, split = self.model.residents.enter(self.stages[expert])
         engine = self.model.engine
@@ -151,8 +152,8 @@ class DiffusionRun:
 
         def inputs(x: Array, sigma: float) -> tuple[Array, TimeStep]:
             scaled = scalings(sigma)[0] * x
-            shown = engine.join([scaled, *extra]) if extra else scaled
-            return shown, sinusoids(config, [time(sigma)], config.time_channels)
+            latents = engine.join([scaled, *extra]) if extra else scaled
+            return latents, sinusoids(config, [time(sigma)], config.time_channels)
 
         def call(positions: tuple[int, ...]) -> Pass:
             rows = conditioning.of(positions)
@@ -173,7 +174,8 @@ class DiffusionRun:
         )
 
     def _extra(self, initial: Initial) -> list[Latents]:
-        """Mask and masked picture; where none is given all is to be made, of an empty (gray) picture's latents."""
+        """Return the mask and the latents of the masked image; without them, a mask of ones and an empty (gray)
+        image."""
         if initial.mask is not None and initial.mask.channels:
             return initial.mask.channels
         everything = np.ones_like(initial.noise[:, :1])
@@ -191,8 +193,8 @@ class DiffusionRun:
 
 
 def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: bool) -> SamplingPlan:
-    """Sampler and schedule by name or the model's own, what a picture that is given leaves of the schedule, and where
-    the refiner takes over. Raises UsageError."""
+    """Plan the run: the sampler and the schedule, by name or the model's own, the part of the schedule that an initial
+    image leaves, and the refiner's segment. Raise UsageError."""
     config = checkpoint.scheduler
     sampler = table.find(request.sampler or schedules.sampler_of(config))
     sdxl = checkpoints.facts(checkpoint).sdxl
@@ -208,5 +210,5 @@ def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: 
 
 
 def _solver(sampler: Sampler, engine: Engine) -> Solver:
-    """The sampler's function; an adaptive one looks at the arrays."""
+    """Return the sampler's function; an adaptive one reads the arrays."""
     return partial(sampler.function, to_host=engine.numpy) if sampler.adaptive else sampler.function

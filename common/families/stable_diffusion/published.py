@@ -1,4 +1,4 @@
-"""Stable Diffusion models as they are published, for what reads no weight."""
+"""Stable Diffusion models as they are published, for code that reads no weight."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SDXL_TEXTS = {"text_encoder": clip.VIT_L, "text_encoder_2": clip.OPEN_CLIP_BIG_
 
 
 def models() -> dict[str, Published]:
-    """By the names that they are known by."""
+    """Return the published models by their known names."""
     sd15 = UNetConfig(cross_attention_dim=768, sample_size=64)
     return {
         "sd15": Published(unet=sd15, texts={"text_encoder": clip.VIT_L}, scheduler=_PNDM),
@@ -63,18 +63,18 @@ def _sdxl() -> UNetConfig:
 
 
 def published(name: str) -> Checkpoint | None:
-    """The model known as `name`, without its files; None of another."""
-    if (found := models().get(name)) is None:
+    """Return the model known as `name`, without its files; None for another name."""
+    if (model := models().get(name)) is None:
         return None
-    texts = {part: on_paper(clip.NETWORK, config, "float32") for part, config in found.texts.items()}
+    texts = {part: on_paper(clip.NETWORK, config, "float32") for part, config in model.texts.items()}
     return Checkpoint(
         source=Path(name),
         components={
-            "unet": on_paper(unet.NETWORK, found.unet, "float32"),
+            "unet": on_paper(unet.NETWORK, model.unet, "float32"),
             "vae": on_paper(kl_vae.NETWORK, vae(), "float32"),
             **texts,
         },
         tokenizers={part: absent_tokenizer(name) for part in texts},
-        scheduler=parse_diffusion(found.scheduler, name),
+        scheduler=parse_diffusion(model.scheduler, name),
         zeros_for_empty=len(texts) > 1,
     )

@@ -1,6 +1,6 @@
-"""A Stable Diffusion checkpoint in one file: what it is, by its header and with the reasons, and its load plans.
+"""A Stable Diffusion checkpoint in one file: its type by its header, with the reasons, and its load plans.
 
-What a model was trained to predict is in no shape: see `_prediction`, and let the user overrule it.
+No shape shows what a model was trained to predict: see `_prediction`. The user can overrule it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _OTHER_CHANNELS = {5: "depth to image", 7: "the 4x upscaler", 8: "InstructPix2Pi
 
 @dataclass(frozen=True, kw_only=True)
 class Detected:
-    """What a header says. `kind` is a key of KINDS, or None for a VAE alone; the prefix of an absent part is None."""
+    """The type of a file by its header. `kind` is a key of KINDS, or None for a VAE alone; an absent part has no
+    prefix."""
 
     kind: str | None
     prediction: Prediction = "eps"
@@ -54,11 +55,11 @@ class Detected:
     vae: str | None = None
     texts: tuple[Text, ...] = ()
     lacks: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()  # one line each: what was found, and by what
+    reasons: tuple[str, ...] = ()  # a line for each fact, with its reason
 
     @property
     def pads(self) -> dict[str, str]:
-        """What pads the prompts of each text encoder of its type, also of one that it lacks."""
+        """The padding token for each text encoder of its type, also for one that it lacks."""
         return {text.component: text.pad for text in KINDS[self.kind].texts} if self.kind else {}
 
 
@@ -66,17 +67,16 @@ class Detected:
 class SingleFile:
     """An opened file: configurations and plans of the components that it has, in diffusers' names.
 
-    A VAE alone does not say what its latents are multiplied by: its `scaling_factor` is to be replaced by that of the
-    model that it is used with.
-    """
+    A VAE alone does not show the scale of its latents: replace its `scaling_factor` by that of the model that it is
+    used with."""
 
     path: Path
-    found: Detected
+    detected: Detected
     unet: UNetConfig | None
     vae: KLVAEConfig | None
     texts: dict[str, CLIPConfig]
     plans: dict[str, LoadPlan]
-    ignored: int  # tensors that are known and of no use
+    ignored: int  # known tensors that are not used
 
     def close(self) -> None:
         """Close the file; nothing can be read after that."""
@@ -88,18 +88,18 @@ class SingleFile:
 
 
 def is_single_file(tensors: Mapping[str, Stored]) -> bool:
-    """Whether a file with these tensors has a UNet or a VAE under ldm names."""
+    """Return whether a file with these tensors has a UNet or a VAE with ldm names."""
     return _prefixes(tensors) != (None, None)
 
 
 def reads(header: Header) -> bool:
-    """Whether a file with this header is one of these, as far as it says: in GGUF it may be said of another model."""
-    said = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    return (said in _ARCHITECTURES or said in gguf.UNSPECIFIC) and is_single_file(header.tensors)
+    """Return whether a file with this header is such a checkpoint. A GGUF file may name another architecture."""
+    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    return (architecture in _ARCHITECTURES or architecture in gguf.UNSPECIFIC) and is_single_file(header.tensors)
 
 
 def detect(header: Header, prediction: Prediction | None = None) -> Detected:
-    """What the file is, from its header; `prediction` overrides what it seems to predict. Raises ModelError."""
+    """Return the type of a file from its header; `prediction` overrides the detected one. Raises ModelError."""
     tensors, path = header.tensors, header.file.path
     check_architecture(header, _ARCHITECTURES, "Stable Diffusion model", _PART)
     unet, vae = _prefixes(tensors)
@@ -119,8 +119,8 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
     if unet is not None:
         channels = tensors[unet + FIRST].shape[1] if len(tensors[unet + FIRST].shape) == 4 else 0
     if channels not in _CHANNELS:
-        what = _OTHER_CHANNELS.get(channels, "of an unknown kind")
-        raise bad(path, f"is {KINDS[kind].title} with {channels} input channels ({what}): not supported")
+        purpose = _OTHER_CHANNELS.get(channels, "of an unknown kind")
+        raise bad(path, f"is {KINDS[kind].title} with {channels} input channels ({purpose}): not supported")
     chosen, why = _prediction(header, kind, channels, prediction)
     wanted = {text.component: text.within(tensors) for text in KINDS[kind].texts} | {"vae": vae, "unet": unet}
     texts = tuple(text for text in wanted.values() if isinstance(text, Text))
@@ -146,14 +146,14 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
 
 
 def _prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
-    """What is before the names of the UNet's tensors and of the VAE's, None for what is not there."""
+    """Return the prefixes of the UNet's and the VAE's names; None for an absent part."""
     unet = next((prefix for prefix in (UNET, "") if prefix + FIRST in tensors), None)
     inside = ("", *VAES) if unet is None else VAES
     return unet, next((prefix for prefix in inside if prefix + VAE_SIGN in tensors), None)
 
 
 def _kind(tensors: Mapping[str, Stored], prefix: str | None) -> tuple[str | None, str]:
-    """The type and how it shows: by its text encoders, or in a UNet alone by its layers; None of a VAE alone."""
+    """Return the type and the reason: its text encoders, or the layers of a UNet alone; a VAE alone has no type."""
     for kind, sign in (
         ("sdxl", "conditioner.embedders.1."),
         ("sdxl", "cond_stage_model.1."),
@@ -177,7 +177,7 @@ def _kind(tensors: Mapping[str, Stored], prefix: str | None) -> tuple[str | None
 
 
 def _prediction(header: Header, kind: str, channels: int, given: Prediction | None) -> tuple[Prediction, str]:
-    """What the UNet predicts, noise (eps), velocity (v) or the image (x0), and why that is thought."""
+    """Return the prediction of the UNet, noise (eps), velocity (v) or the image (x0), and the reason."""
     if given is not None:
         return given, "as given"
     if "v_pred" in header.tensors:
@@ -197,34 +197,34 @@ def open_file(path: Path, prediction: Prediction | None = None) -> SingleFile:
     another shape or in a dtype that is not read."""
     header = read_header(path)
     try:
-        found = detect(header, prediction)
-        return _opened(header, found)
+        detected = detect(header, prediction)
+        return _opened(header, detected)
     except BaseException:
         header.file.close()
         raise
 
 
-def scheduler_fields(found: Detected) -> dict[str, object]:
-    """What `scheduler/scheduler_config.json` holds in the published folder of this type, in diffusers' names."""
+def scheduler_fields(detected: Detected) -> dict[str, object]:
+    """Return the content of `scheduler/scheduler_config.json` in the published folder of this type."""
     common: dict[str, object] = {
         "beta_end": 0.012,
         "beta_schedule": "scaled_linear",
         "beta_start": 0.00085,
         "num_train_timesteps": 1000,
-        "prediction_type": PREDICTIONS[found.prediction],
+        "prediction_type": PREDICTIONS[detected.prediction],
         "steps_offset": 1,
     }
-    if found.zero_snr:  # as its authors sample it: the last timestep must be among the steps
+    if detected.zero_snr:  # as its authors sample it: the last timestep must be among the steps
         common |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
-    if found.kind in ("sdxl", "sdxl-refiner"):
-        spacing = {} if found.zero_snr else {"timestep_spacing": "leading"}
+    if detected.kind in ("sdxl", "sdxl-refiner"):
+        spacing = {} if detected.zero_snr else {"timestep_spacing": "leading"}
         return {"_class_name": "EulerDiscreteScheduler", "interpolation_type": "linear", **common, **spacing}
-    if found.kind == "sd2" or found.zero_snr:
+    if detected.kind == "sd2" or detected.zero_snr:
         return {"_class_name": "DDIMScheduler", "clip_sample": False, "set_alpha_to_one": False, **common}
     return {"_class_name": "PNDMScheduler", "set_alpha_to_one": False, "skip_prk_steps": True, **common}
 
 
-def _opened(header: Header, found: Detected) -> SingleFile:
+def _opened(header: Header, detected: Detected) -> SingleFile:
     path = header.file.path
     plans: dict[str, LoadPlan] = {}
     used: set[str] = set()
@@ -233,32 +233,32 @@ def _opened(header: Header, found: Detected) -> SingleFile:
         plans[component] = plan_places(header, component, places, manifest, uses)
         used.update(plans[component].known)
 
-    unet_made = vae_made = None
-    if found.unet is not None and found.kind is not None:
-        unet_made = unet_config(path, behind(header, found.unet), found.kind, found.prediction)
-        stored = unet.manifest(unet_made)
-        plan("unet", unet_keys.unet_places(stored, unet_made, found.unet), stored, unet.uses(stored))
-    if found.vae is not None:
-        kind, shapes = KINDS[found.kind or "sd1"], behind(header, found.vae)
-        vae_made = vae_config(path, shapes, scaling_factor=kind.scaling_factor, sample_size=kind.sample_size)
-        wanted = kl_vae.manifest(vae_made)
-        places = ldm_keys.vae_places(wanted, vae_made, found.vae)
+    of_unet = of_vae = None
+    if detected.unet is not None and detected.kind is not None:
+        of_unet = unet_config(path, behind(header, detected.unet), detected.kind, detected.prediction)
+        stored = unet.manifest(of_unet)
+        plan("unet", unet_keys.unet_places(stored, of_unet, detected.unet), stored, unet.uses(stored))
+    if detected.vae is not None:
+        kind, shapes = KINDS[detected.kind or "sd1"], behind(header, detected.vae)
+        of_vae = vae_config(path, shapes, scaling_factor=kind.scaling_factor, sample_size=kind.sample_size)
+        wanted = kl_vae.manifest(of_vae)
+        places = ldm_keys.vae_places(wanted, of_vae, detected.vae)
         plan("vae", places, stored_vae(header, places, wanted), as_stored(wanted))
     texts = {}
-    for text in found.texts:
+    for text in detected.texts:
         prefix, config = clip_config(path, header, text)
         texts[text.component], manifest = config, clip.manifest(config)
         plan(text.component, _text_places(header, text, prefix, manifest), manifest, as_stored(manifest))
     unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        what = KINDS[found.kind].title if found.kind else "a VAE"
-        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not {what} as it is published")
+        title = KINDS[detected.kind].title if detected.kind else "a VAE"
+        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not {title} as it is published")
     return SingleFile(
         path=path,
-        found=found,
-        unet=unet_made,
-        vae=vae_made,
+        detected=detected,
+        unet=of_unet,
+        vae=of_vae,
         texts=texts,
         plans=plans,
         ignored=len(header.tensors) - len(used),

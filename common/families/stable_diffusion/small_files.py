@@ -1,4 +1,4 @@
-"""What a folder in diffusers layout has beside weights and a model in one file has not."""
+"""Files beside the weights that a folder in diffusers layout has and a model in one file lacks."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ TOKENIZER = "tokenizer_config.json"
 
 
 def small_files(checkpoint: Checkpoint) -> dict[str, object]:
-    """JSON by its path, for the model in the file `checkpoint.source`; for tokenizers what is not their vocabulary."""
+    """Return JSON by its path, for the model in the file `checkpoint.source`; of tokenizers all but the vocabulary."""
     header = read_header(checkpoint.source)
     header.file.close()
     predicts = {name: key for key, name in single_file.PREDICTIONS.items()}[checkpoint.scheduler.prediction_type]
-    found = single_file.detect(header, predicts)
-    scheduler = single_file.scheduler_fields(found)
+    detected = single_file.detect(header, predicts)
+    scheduler = single_file.scheduler_fields(detected)
     files: dict[str, object] = {
         "model_index.json": _index(checkpoint, str(scheduler["_class_name"])),
         "scheduler/scheduler_config.json": scheduler,
     }
     for name, tokenizer in checkpoint.tokenizers.items():
-        own = tokenizer.path / TOKENIZER
-        config = read_json(own) if is_file(own) else {"tokenizer_class": "CLIPTokenizer"}
-        files[f"{name.replace('text_encoder', 'tokenizer')}/{TOKENIZER}"] = config | {"pad_token": found.pads[name]}
+        path = tokenizer.path / TOKENIZER
+        config = read_json(path) if is_file(path) else {"tokenizer_class": "CLIPTokenizer"}
+        files[f"{name.replace('text_encoder', 'tokenizer')}/{TOKENIZER}"] = config | {"pad_token": detected.pads[name]}
     return files
 
 
 def _index(checkpoint: Checkpoint, scheduler: str) -> dict[str, object]:
-    sdxl = facts(checkpoint)
-    inpaint = "Inpaint" if sdxl.sees_mask else "Img2Img" if sdxl.refiner else ""
+    model = facts(checkpoint)
+    inpaint = "Inpaint" if model.sees_mask else "Img2Img" if model.refiner else ""
     parts: dict[str, object] = {
-        "_class_name": f"StableDiffusion{'XL' if sdxl.sdxl else ''}{inpaint}Pipeline",
+        "_class_name": f"StableDiffusion{'XL' if model.sdxl else ''}{inpaint}Pipeline",
         "scheduler": ["diffusers", scheduler],
         "unet": ["diffusers", "UNet2DConditionModel"],
         "vae": ["diffusers", "AutoencoderKL"],
     }
-    for part in ("", "_2") if sdxl.sdxl else ("",):
+    for part in ("", "_2") if model.sdxl else ("",):
         text = checkpoint.components.get(f"text_encoder{part}")
         kind = "CLIPTextModelWithProjection" if text and text.config.projection_dim else "CLIPTextModel"
         parts[f"text_encoder{part}"] = ["transformers", kind] if text else [None, None]
         parts[f"tokenizer{part}"] = ["transformers", "CLIPTokenizer"] if text else [None, None]
-    if not sdxl.sdxl:
+    if not model.sdxl:
         return parts | {"safety_checker": [None, None], "feature_extractor": [None, None]}
     return parts | {
         "force_zeros_for_empty_prompt": checkpoint.zeros_for_empty,
-        **({"requires_aesthetics_score": True} if sdxl.refiner else {}),
+        **({"requires_aesthetics_score": True} if model.refiner else {}),
     }

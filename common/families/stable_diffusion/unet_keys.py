@@ -1,7 +1,7 @@
-"""Where a Stable Diffusion checkpoint in one file has each parameter of its UNet, and what it may hold besides.
+"""Places of a UNet's parameters in a Stable Diffusion checkpoint in one file, and tensors that it may have besides.
 
-The UNet counts its blocks through, downsamplers included: block b, layer j of the down blocks is `input_blocks` number
-1 + (layers of the blocks before, each with its downsampler) + j.
+The UNet numbers all its layers in order, downsamplers included: block b, layer j of the down blocks is `input_blocks`
+number 1 + (layers of the blocks before, each with its downsampler) + j.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.weights.keys import Place
 
-# What a file may hold beside the models, as whole names or as prefixes that end in a dot.
+# Tensors that a file may have beside the models: whole names, and prefixes that end in a dot.
 IGNORED = frozenset(
     {
         # the noise schedule, which follows from the type of the model
