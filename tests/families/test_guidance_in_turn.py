@@ -60,7 +60,9 @@ def load(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> Pipelin
     pipe = qwenimg.load(folder, backend, "fp32", max_memory="1000GB")
     stages = pipe.model.stages
     monkeypatch.setattr(pipe.model, "stages", lambda *given: stages(*given)[:-1])
-    monkeypatch.setattr(pipe.model, "decode", lambda x: np.zeros((1, 3, 8 * x.shape[2], 8 * x.shape[3]), np.float32))
+    monkeypatch.setattr(
+        pipe.model.vae, "decode", lambda x: np.zeros((1, 3, 8 * x.shape[2], 8 * x.shape[3]), np.float32)
+    )
     return pipe
 
 
