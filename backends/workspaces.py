@@ -18,6 +18,6 @@ TORCH_CPU = replace(TORCH, kept=10**7, moved=frozenset({"bfloat16", "float16"}))
 _MLX_MOVED = frozenset({"bfloat16", "float16", "float32"})
 # Measured: 14.6 and 1, since its convolutions on a CPU copy every window. A weight is decoded in parts and joined.
 # Its cache of freed arrays is off there (`Engine.expect`).
-MLX_CPU = Workspace(score_bytes=2 * SCORE_BYTES, conv_inputs=15.0, conv_outputs=1.0, decoded=2.0, moved=_MLX_MOVED)
+MLX_CPU = Workspace(score_bytes=SCORE_BYTES, conv_inputs=15.0, conv_outputs=1.0, decoded=2.0, moved=_MLX_MOVED)
 # Metal makes no such copy, and multiplies codes. Not measured there
 MLX_GPU = Workspace(score_bytes=0, conv_inputs=5.0, conv_outputs=2.0, decoded=0.0, moved=_MLX_MOVED)

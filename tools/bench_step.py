@@ -147,7 +147,7 @@ def our_arms(engine: Any, config: QwenDiTConfig, plan: LoadPlan, policy: str, gi
     grad = torch.inference_mode if engine.name != "mlx" else nullcontext
 
     def step() -> Any:
-        return evaluated(engine, transformer.predict(latents, condition, modulation, 0))
+        return evaluated(engine, transformer.predict(latents, (modulation, 0), condition))
 
     def all_inside() -> Any:
         with grad():
@@ -155,7 +155,8 @@ def our_arms(engine: Any, config: QwenDiTConfig, plan: LoadPlan, policy: str, gi
             temb = model.time_text_embed(rows, None)
             blocks = [block.modulation(temb) for block in model.transformer_blocks]
             now = type(modulation)(blocks, model.norm_out.modulation(temb))
-            return evaluated(engine, transformer.predict(latents, transformer.condition(texts, [given.shape]), now, 0))
+            anew = transformer.condition(texts, [given.shape])
+            return evaluated(engine, transformer.predict(latents, (now, 0), anew))
 
     name = f"ours {policy} ({'mlx' if engine.name == 'mlx' else 'torch'})"
     full = sum(parameter_bytes(transformer.model))

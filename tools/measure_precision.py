@@ -68,7 +68,7 @@ def velocity(backend: str, policy: Precision, plan: LoadPlan) -> np.ndarray:
     modulation = transformer.modulate(qwen_conditioning.time_rows(CONFIG, [713.2], policy.time_dtype()))
     array = (lambda x: torch.from_numpy(x).double()) if policy is FP64 else engine.array
     condition = transformer.condition([array(text)], [(1, 8, 8)])
-    return engine.numpy(transformer.predict(array(latents), condition, modulation, 0)).astype(np.float64)
+    return engine.numpy(transformer.predict(array(latents), (modulation, 0), condition)).astype(np.float64)
 
 
 def error(a: np.ndarray, reference: np.ndarray) -> float:

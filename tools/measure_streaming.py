@@ -75,7 +75,7 @@ class Arm:
 
     def step(self) -> bytes:
         wall, cpu = time.perf_counter(), time.process_time()
-        made = self.engine.numpy(self.opened.predict(self.latents, self.condition, self.modulation, 0))
+        made = self.engine.numpy(self.opened.predict(self.latents, (self.modulation, 0), self.condition))
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)
         return bytes(made.tobytes())

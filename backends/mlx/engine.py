@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -15,10 +16,10 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import compile, load, ops, stream
 from qwenimg.backends.mlx.blocks import NetworkBlocks
 from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
-from qwenimg.backends.mlx.ops import crossing
+from qwenimg.backends.mlx.ops import crossing, images
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram
@@ -30,6 +31,7 @@ from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -59,13 +61,16 @@ class MLXEngine:
             opened.streamed = stream.Stream(opened.model, plan)
         return opened
 
+    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+        opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
+
     def compiler(self) -> Compiler:
         if not self.on_gpu:
             return Compiler(share=0.0, seconds=10, about="a CPU gains nothing from it", missing=compile.missing())
         return Compiler(share=0.03, seconds=0, about="chains of a few operations compile in a moment")
 
-    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
-        line = ""
+    def compile(self, opened: Any, modules: re.Pattern[str] | None, autotune: bool) -> str:
+        line, on = "", modules is not None
         if on:
             mx.enable_compile()
         if on and not self.on_gpu:

@@ -1,13 +1,13 @@
 """Compilation of a denoiser by torch's compiler, from outside of the network.
 
-Each transformer block, and in a UNet each residual block and each norm in front of transformer blocks, is compiled by
-itself and in place. Blocks of one class and of the same shapes share compiled code. Text lengths, sizes and branches
-are not fixed in it.
+Each module that the network's description names (`Network.compiled`) is compiled by itself and in place. Modules of
+one class and of the same shapes share compiled code. Text lengths, sizes and branches are not fixed in it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,7 +19,6 @@ from torch.utils._triton import has_triton_package
 from qwenimg.backends.torch import code_folder, ops
 from qwenimg.common.runtime import observers
 
-UNITS = ("TransformerBlock", "ResidualBlock", "TokenNorm")  # classes of the blocks that repeat in denoisers
 KINDS = 64  # variants of one class: torch's own limit is 8, and a UNet has residual blocks of 12 shapes
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # names the folder where torch's compiler keeps its results
 # Torch's mode that tries several kernels for each product and keeps the fastest. Its modes with CUDA graphs are not
@@ -27,9 +26,11 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"  # names the folder where torch's compiler kee
 AUTOTUNE = "max-autotune-no-cudagraphs"
 
 
-def units(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules that are compiled, each by itself."""
-    return [module for module in model.modules() if type(module).__name__ in UNITS]
+def units(model: torch.nn.Module, paths: re.Pattern[str]) -> list[torch.nn.Module]:
+    """Return the modules at `paths`, which are compiled, each by itself."""
+    modules = [module for path, module in model.named_modules() if paths.fullmatch(path)]
+    assert modules, f"no module of {type(model).__name__} is at {paths.pattern}"
+    return modules
 
 
 def missing(on_gpu: bool) -> str:
@@ -41,8 +42,10 @@ def missing(on_gpu: bool) -> str:
     return ""
 
 
-def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor", autotune: bool = False) -> str:
-    """Have the blocks of `model` compiled when they are first called. Return what to tell the user, or nothing.
+def compile(
+    model: torch.nn.Module, paths: re.Pattern[str], folder: Path, backend: str = "inductor", autotune: bool = False
+) -> str:
+    """Have the modules at `paths` compiled when they are first called. Return what to tell the user, or nothing.
 
     folder: where compiled code is kept for later runs, unless the environment names another. autotune: use torch's mode
     `AUTOTUNE`, whose first run takes longer.
@@ -61,7 +64,7 @@ def compile(model: torch.nn.Module, folder: Path, backend: str = "inductor", aut
 
     settle()
     dynamo.recompile_limit = max(KINDS, dynamo.recompile_limit)
-    for unit in units(model):
+    for unit in units(model, paths):
         unit.compile(fullgraph=True, dynamic=True, backend=backend, mode=AUTOTUNE if autotune else None)
     return line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import NetworkBlocks
-from qwenimg.backends.torch.ops import crossing
+from qwenimg.backends.torch.ops import crossing, images
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.workspaces import TORCH, TORCH_CPU
 from qwenimg.common.base.amounts import counted
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram, ram_peak
@@ -30,6 +31,7 @@ from qwenimg.common.runtime import compiling, traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -72,6 +74,9 @@ class TorchEngine:
             opened.streamed = stream.Stream(opened.model, plan, self._device)
         return opened
 
+    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+        opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
+
     def compiler(self) -> Compiler:
         """Return what compiling takes and saves here.
 
@@ -84,11 +89,11 @@ class TorchEngine:
         cached = any(compiling.folder(f"torch-{torch.__version__}-{platform.machine()}").glob("*"))
         return Compiler(share=0.13, seconds=10 if cached else 40, about="figures on paper say", missing=missing)
 
-    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
-        if not on:
+    def compile(self, opened: Any, modules: re.Pattern[str] | None, autotune: bool) -> str:
+        if modules is None:
             return ""
         folder = compiling.folder(f"torch-{torch.__version__}-{platform.machine()}")
-        line = compile.compile(opened.model, folder, autotune=autotune and self.on_gpu)
+        line = compile.compile(opened.model, modules, folder, autotune=autotune and self.on_gpu)
         self._compiles = True
         return line
 

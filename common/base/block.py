@@ -1,4 +1,4 @@
-"""The description of a kind of modules that is compared between backends."""
+"""Descriptions of modules of a network: kinds that are compared between backends, and blocks that a call can skip."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ class Block:
     def called(self, path: str) -> str:
         """Return its name in a trace: the module's path, and the method."""
         return ".".join(part for part in (path, self.method) if part) or "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepBlocks:
+    """The blocks of a denoiser that a call can skip. Like the one in front of them, each takes the stream first and
+    returns it, alone or first of several arrays."""
+
+    behind: str  # the path of the block in front of them, whose update predicts how much theirs differ
+    paths: tuple[str, ...]
+    adds: bool  # True: they reuse what they added to the stream in an earlier call; False: the stream behind them
+    image: bool = False  # True: the stream is an image

@@ -83,6 +83,6 @@ def convolutions(config: VAEConfig, height: int, width: int) -> Iterator[tuple[i
 
 
 def scores(heads: int, branches: int, tokens: int, most: int) -> int:
-    """Return the bytes of attention's scores over `tokens` tokens and their softmax, if a kernel stores them: at most
-    `most` (`Workspace.score_bytes`), the bytes of one chunk."""
-    return min(most, 8 * heads * branches * tokens**2)
+    """Return the bytes of attention's scores over `tokens` tokens in float32, if a kernel stores them: at most `most`
+    (`Workspace.score_bytes`), the bytes of one chunk. Their softmax takes their place."""
+    return min(most, 4 * heads * branches * tokens**2)

@@ -9,7 +9,7 @@ from qwenimg.common.weights.streaming import Moved
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    score_bytes: int  # most bytes of attention's scores and their softmax at once; 0: no kernel stores them
+    score_bytes: int  # most bytes of attention's scores at once; 0: no kernel stores them
     conv_inputs: float  # copies of a convolution's input in memory at its peak, in a VAE
     conv_outputs: float  # copies of its output
     decoded: float  # copies of a quantized weight in memory while it is decoded

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.plan import Uses, as_stored
 
@@ -35,12 +35,17 @@ class Network:
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
     blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
+    compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
+    deep: Callable[[Any], DeepBlocks] | None = None  # from a denoiser's config, the blocks that a step cache skips
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     traced: tuple[Block, ...] = ()  # the kinds of its modules that are compared between backends
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
     rename: Callable[[str], str | None] | None = None  # from a stored name, the manifest's; None if it is not used
     published: Callable[[str], str] = _same  # from a name of the manifest, that in published files
     described: Callable[[Any], Mapping[str, object]] = lambda config: {}  # from a config, more keys of config.json
+
+    def __post_init__(self) -> None:
+        assert self.role != "transformer" or self.compiled, f"{self.name} names no modules to compile"
 
     def written(self, config: Any) -> dict[str, object]:
         """Return the config.json of a model that comes without one."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -115,6 +115,12 @@ def _feed_forward(dim: int) -> Manifest:
     return params.linear("net.0.proj", MLP_RATIO * dim, dim) | params.linear("net.2", dim, MLP_RATIO * dim)
 
 
+def deep(config: QwenDiTConfig) -> DeepBlocks:
+    """Return all blocks but the first."""
+    paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
+    return DeepBlocks(behind="transformer_blocks.0", paths=paths, adds=True)
+
+
 NETWORK = Network(
     name="qwen_dit",
     role="transformer",
@@ -125,6 +131,8 @@ NETWORK = Network(
     ignored=IGNORED_CONFIG,
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
+    compiled=re.compile(r"transformer_blocks\.\d+"),
+    deep=deep,
     tables=frozenset({"time_text_embed.addition_t_embedding.weight"}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),

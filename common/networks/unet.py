@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
@@ -285,6 +285,14 @@ def _attention(width: int, keys: int) -> Manifest:
     )
 
 
+def deep(config: UNetConfig) -> DeepBlocks:
+    """Return what lies between the first down block and the last up block."""
+    last = len(config.down) - 1
+    sampler = ("down_blocks.0.downsamplers.0",) if last else ()
+    down, up = ([f"down_blocks.{i + 1}" for i in range(last)], [f"up_blocks.{i}" for i in range(last)])
+    return DeepBlocks(behind="down_blocks.0", paths=(*sampler, *down, "mid_block", *up), adds=False, image=True)
+
+
 NETWORK = Network(
     name="unet",
     role="transformer",
@@ -297,6 +305,8 @@ NETWORK = Network(
     blocks=re.compile(r".*\.attentions\.\d+\..*\.weight"),
     # the projections of the text to keys and values are not needed by the block's own call
     streamable=re.compile(r"(.*\.(?:resnets|transformer_blocks|downsamplers|upsamplers)\.\d+)\.(?!attn2\.to_[kv]\.)"),
+    compiled=re.compile(r".*\.(?:resnets|transformer_blocks)\.\d+|.*\.attentions\.\d+\.norm"),
+    deep=deep,
     traced=(
         Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),
         Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1),

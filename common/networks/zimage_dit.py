@@ -142,6 +142,7 @@ NETWORK = Network(
     manifest=manifest,
     blocks=re.compile(r"layers\.(\d+)\.(?:attention|feed_forward)\..*\.weight"),
     streamable=re.compile(r"((?:noise_refiner|layers)\.\d+)\."),
+    compiled=re.compile(r"(?:noise_refiner|layers)\.\d+"),
     tables=frozenset({"x_pad_token.weight", "cap_pad_token.weight"}),
     rename=rename,
     published=published,

@@ -63,6 +63,8 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
         plan=stored,
         blocks=network.blocks,
         streamable=network.streamable,
+        compiled=network.compiled,
+        deep=network.deep(config) if network.deep else None,
     )
 
 

@@ -12,29 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.request import cached_calls
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.engine import Array, Begun, Engine, Transformer, UNet
+from qwenimg.common.runtime.engine import Array, Condition, DenoiserNetwork, Engine, TimeStep
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A call of the model for a branch of guidance or a batch of them; `asked` makes its arguments from x and sigma."""
+    """A call of the network for a branch of guidance or a batch of them. inputs: its latents and step from x and
+    sigma."""
 
-    model: Transformer | UNet
-    asked: Callable[[Array, float], tuple[Any, ...]]
+    network: DenoiserNetwork
+    condition: Condition
+    inputs: Callable[[Array, float], tuple[Array, TimeStep]]
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        return self.model.predict(*self.asked(x, sigma))
-
-    def begin(self, x: Array, sigma: float) -> Begun:
-        return self.model.begin(*self.asked(x, sigma))
+        return self.network.predict(*self.inputs(x, sigma), self.condition)
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ class StepCache:
         self._passes: Sequence[Pass] = ()
         self._kept: list[Array] = []
         self._change: tuple[Array, float] = (None, 0.0)  # the update of the first block, and its size
+        self._reuses = False  # whether the present call reuses them
 
     def predictions(self, passes: Sequence[Pass], x: Array, sigma: float) -> list[Array]:
         """Return the predictions of `passes`. Passes of another segment or phase start without stored outputs."""
@@ -68,18 +68,20 @@ class StepCache:
             self.free()
             self._passes, self._turn = passes, self._turn + 1
         self.calls += 1
-        predictions, outputs, reuses = list[Array](), list[Array](), False
-        for number, one in enumerate(passes):
-            begun = one.begin(x, sigma)
-            if number == 0:
-                reuses = self._reuses(begun.change[:1])
-            prediction, deep = one.model.end(begun, self._kept[number] if reuses else None)
-            predictions.append(prediction)
-            outputs.append(deep)
-        self._kept = outputs
-        return predictions
+        results = [
+            one.network.skipping.run(partial(one, x, sigma), partial(self._reused, number))
+            for number, one in enumerate(passes)
+        ]
+        self._kept = [output for _, output in results]
+        return [prediction for prediction, _ in results]
 
-    def _reuses(self, change: Array) -> bool:
+    def _reused(self, number: int, change: Array) -> Array | None:
+        """Return the stored output of pass `number` if the call reuses it; `change`: its first block's update."""
+        if number == 0:
+            self._reuses = self._decided(change[:1])
+        return self._kept[number] if self._reuses else None
+
+    def _decided(self, change: Array) -> bool:
         """Return whether a call whose first block's update is `change` reuses the stored outputs."""
         if self.listed is not None:
             reuses = bool(self._kept) and self.calls in self.listed

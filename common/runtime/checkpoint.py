@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.base.block import DeepBlocks
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
@@ -27,6 +28,8 @@ class Component:
     plan: LoadPlan
     blocks: re.Pattern[str] | None = None  # weights of its blocks, which may stay quantized
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
+    compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
+    deep: DeepBlocks | None = None  # of a denoiser, the blocks that a step cache skips
 
     def stored(self, precision: Precision) -> LoadPlan:
         """Return the plan of its weights in memory under a policy."""

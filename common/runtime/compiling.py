@@ -13,7 +13,6 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 MODES = ("auto", "on", "off")
-_BLOCK = re.compile(r"(.*\b(?:(?:transformer_blocks|resnets)\.\d+|attentions\.\d+\.norm))\.(.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +47,15 @@ def check(mode: str) -> None:
 
 
 def kinds(checkpoint: Checkpoint | None) -> int:
-    """Return how many kinds of blocks the denoiser has: a kind's weights have the same names and shapes."""
-    blocks: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
+    """Return how many kinds of compiled modules the denoiser has: a kind's weights have the same names and shapes."""
+    modules: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
     for part in checkpoint.denoisers if checkpoint else ():
+        assert part.compiled is not None
+        weights = re.compile(rf"(?P<path>{part.compiled.pattern})\.(?P<name>.+)")
         for name, entry in part.plan.entries.items():
-            if match := _BLOCK.match(name):
-                blocks.setdefault(match[1], set()).add((match[2], entry.shape))
-    return len(set(map(frozenset, blocks.values())))
+            if match := weights.match(name):
+                modules.setdefault(match["path"], set()).add((match["name"], entry.shape))
+    return len(set(map(frozenset, modules.values())))
 
 
 def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:

@@ -5,17 +5,19 @@ Arrays that stay on the backend are `Array`; all others are numpy in float32.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.runtime.traced import BlockRunner, Look
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -26,8 +28,8 @@ NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 Condition: TypeAlias = Any
 # All shifts, scales and gates of a whole schedule.
 Modulation: TypeAlias = Any
-# A call of a denoiser after its first block, whose update `change` [B ...] predicts how much the others' differ.
-Begun: TypeAlias = Any
+# The time of a step as its network takes it: the modulation of the schedule and a row of it, or sinusoids [1, C].
+TimeStep: TypeAlias = Any
 # Called with the operation, the parameter path ("" for an operation without one) and its result.
 Observer: TypeAlias = Callable[[str, str, Array], None]
 
@@ -38,26 +40,27 @@ class TextEncoder(Protocol):
         ...
 
 
-class Transformer(Protocol):
+class DenoiserNetwork(Protocol):
+    """A network that predicts noise, velocity or image."""
+
+    skipping: Skipping  # if its row names deep blocks
+
+    def condition(self, texts: Any, extra: Any) -> Condition:
+        """Prepare texts once for a prompt. `extra`, what else the network is told of the image, has its own form.
+
+        Qwen-Image takes texts [1, S_i, C] and shapes (frames, rows, columns in tokens), Z-Image one text [1, S, C] and
+        rows and columns, a UNet texts [B, S, C] and for SDXL pooled text and sinusoids of the sizes [B, A]."""
+        ...
+
+    def predict(self, x: Array, step: TimeStep, condition: Condition) -> Array:
+        """Return the prediction in float32 for each text of `condition`, for x of one image or of as many: packed
+        latents [1 or B, L, C], or latents [1, C, h, w]."""
+        ...
+
+
+class Transformer(DenoiserNetwork, Protocol):
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
         """Return all modulation for timestep sinusoids [T, 256]; its weights are read block by block and freed."""
-        ...
-
-    def condition(self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]]) -> Condition:
-        """Prepare a batch of texts, each [1, S_i, C], for images of `shapes` (frames, rows, columns in tokens)."""
-        ...
-
-    def predict(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Array:
-        """Predict the velocity [B, L, C] in float32 for packed latents [1 or B, L, C] at the schedule's `step`."""
-        ...
-
-    def begin(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Begun:
-        """Run the call of `predict` up to the first block."""
-        ...
-
-    def end(self, begun: Begun, kept: Array | None = None) -> tuple[Array, Array]:
-        """Run the rest of it. Return the prediction, and the output of the other blocks. `kept`: that output of an
-        earlier call, which replaces the other blocks."""
         ...
 
 
@@ -82,25 +85,6 @@ class ClipEncoder(Protocol):
         ...
 
 
-class UNet(Protocol):
-    def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
-        """Prepare text states [B, S, C], and for SDXL pooled text and sinusoids of the sizes [B, A]."""
-        ...
-
-    def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
-        """Return the prediction [B, C, h, w] in float32 for latents [1, C', h, w] and sinusoids of the time [1, C0]."""
-        ...
-
-    def begin(self, latents: Array, features: NumpyArray, condition: Condition) -> Begun:
-        """Run the call of `predict` up to the first down block."""
-        ...
-
-    def end(self, begun: Begun, kept: Array | None = None) -> tuple[Array, Array]:
-        """Run the rest of it. Return the prediction, and the input of the last up block. `kept`: that input in an
-        earlier call, which replaces the deeper blocks."""
-        ...
-
-
 class Engine(Protocol):
     name: str  # a value of --backend
     device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
@@ -109,19 +93,25 @@ class Engine(Protocol):
     workspace: Workspace
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
-        """Open `network`, a file of `common/networks/`, as a TextEncoder, Transformer, VAE, ClipEncoder or UNet.
+        """Open `network`, a file of `common/networks/`, as a TextEncoder, DenoiserNetwork, VAE or ClipEncoder.
 
         Reads the weights of `plan`, a result of `stored(precision)`, that are always needed."""
+        ...
+
+    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+        """Give `opened`, a denoiser, its `skipping`: calls through it can skip the `deep` blocks, which are then not
+        streamed either."""
         ...
 
     def compiler(self) -> Compiler:
         """Return the expected effect of compiling a denoiser here."""
         ...
 
-    def compile(self, opened: Any, on: bool, autotune: bool) -> str:
+    def compile(self, opened: Any, modules: re.Pattern[str] | None, autotune: bool) -> str:
         """Set whether the next calls of `opened`, a denoiser, are compiled; results are the same up to rounding. Return
-        a message for the user, such as why no folder keeps the compiled code, or "". autotune: also search for the
-        fastest kernels, if the framework can."""
+        a message for the user, such as why no folder keeps the compiled code, or "". modules: the paths of those that
+        are compiled, by a framework that compiles modules; None: nothing is. autotune: also search for the fastest
+        kernels, if the framework can."""
         ...
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:

@@ -171,9 +171,12 @@ class Runtime:
         self.check_fit(f"the {title}", weights + more)
         with self.clock.timed(f"load {title}"):
             opened = self.engine.open(component.network, component.config, self.plan(component), self.precision)
+            if component.deep is not None:
+                self.engine.skip(opened, component.deep)
             if self.compiles is not None and component.role == "transformer":
                 on = self.compiles and not count  # streamed blocks are not always in memory
-                line = self.engine.compile(opened, on, autotune=self.choice.wishes.compiled)
+                modules = component.compiled if on else None
+                line = self.engine.compile(opened, modules, autotune=self.choice.wishes.compiled)
                 if line:
                     self.notify("notice", line)
             return opened

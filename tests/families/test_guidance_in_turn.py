@@ -60,7 +60,9 @@ def load(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> Pipelin
     pipe = qwenimg.load(folder, backend, "fp32", max_memory="1000GB")
     stages = pipe.model.stages
     monkeypatch.setattr(pipe.model, "stages", lambda *given: stages(*given)[:-1])
-    monkeypatch.setattr(pipe.model, "decode", lambda x: np.zeros((1, 3, 8 * x.shape[2], 8 * x.shape[3]), np.float32))
+    monkeypatch.setattr(
+        pipe.model.vae, "decode", lambda x: np.zeros((1, 3, 8 * x.shape[2], 8 * x.shape[3]), np.float32)
+    )
     return pipe
 
 
@@ -88,8 +90,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         component, split = enter(residents, stage)
         predict = type(component).predict if stage.resident == "unet" else None
         if predict is not None:
-            component.predict = lambda x, features, condition: (
-                seen.append(condition.branches) or predict(component, x, features, condition)
+            component.predict = lambda x, step, condition: (
+                seen.append(condition.branches) or predict(component, x, step, condition)
             )
         return component, split
 

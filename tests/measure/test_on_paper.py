@@ -46,7 +46,7 @@ def on_this_cpu(network: str, config: Any, case: Case) -> Counter[str]:
         path, _, leaf = name.rpartition(".")
         value = torch.nn.Parameter(torch.randn(parameter.shape) * 0.1, requires_grad=False)
         setattr(component.model.get_submodule(path), leaf, value)
-    call, _ = CALLS[network](component, config, case)
+    call = CALLS[network](component, config, case)
     call()
     with profile(activities=[ProfilerActivity.CPU], with_flops=True) as recorded, torch.inference_mode():
         call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -25,8 +26,10 @@ from qwenimg.backends.mlx import compile as compiling_mlx
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vae import WIDE
+from qwenimg.common.base.block import DeepBlocks
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers.rope import text_rope
@@ -37,6 +40,7 @@ from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights.plan import LoadPlan
 
 DIT = QwenDiTConfig(
@@ -83,7 +87,7 @@ def dit(policy: str, exact: bool = False) -> tuple[Any, Run]:
         condition = made.condition(texts, [(1, height // 2, width // 2)])
         modulation = made.modulate(np.linspace(-1, 1, 256)[None])
         latents = torch.randn(1, height * width // 4, 64, generator=generator)
-        return made.predict(latents, condition, modulation, 0)
+        return made.predict(latents, (modulation, 0), condition)
 
     return made, run
 
@@ -101,6 +105,7 @@ def unet(policy: str) -> tuple[Any, Run]:
 
 
 DENOISERS = {"qwen_dit": dit, "unet": unet}
+COMPILED = {name: import_module(f"qwenimg.common.networks.{name}").NETWORK.compiled for name in DENOISERS}
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +131,8 @@ def test_one_graph_for_all_blocks(network: str, policy: str, tmp_path: Path) -> 
     made, run = DENOISERS[network](policy)
     expected = [run(*case) for case in CASES]
     torch._dynamo.utils.counters.clear()
-    compiling_torch.compile(made.model, tmp_path, backend="eager")
-    units = compiling_torch.units(made.model)
+    compiling_torch.compile(made.model, COMPILED[network], tmp_path, backend="eager")
+    units = compiling_torch.units(made.model, COMPILED[network])
     kinds = len({(type(unit), *(weight.shape for weight in unit.parameters())) for unit in units})
     limit = {"fp32": 2e-6, "bf16": 1e-2}[policy]  # a product of a batch of two is rounded once or twice
     worst = max(float((run(*case) - right).norm() / right.norm()) for case, right in zip(CASES, expected, strict=True))
@@ -140,6 +145,44 @@ def test_one_graph_for_all_blocks(network: str, policy: str, tmp_path: Path) -> 
     with compiling_torch.eager(True), observe(lambda operation, path, result: seen.append(operation)):
         run(*CASES[0])
     assert "attention" in seen and counted()[0] == graphs, "an observer sees the eager operations"
+
+
+class Odd(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+def test_modules_are_compiled_by_their_paths_and_not_by_the_names_of_classes(tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"layers": torch.nn.Sequential(Odd(), Odd()), "head": Odd()})
+    compiling_torch.compile(model, re.compile(r"layers\.\d+"), tmp_path, backend="eager")
+    with torch.inference_mode():
+        model["head"](torch.ones(2, 3))
+        assert counted() == (0, 0)
+        for layer in model["layers"]:
+            layer(torch.ones(2, 3))
+    assert counted() == (1, 0), "both layers share one graph"
+
+
+def test_blocks_that_calls_can_skip_share_compiled_code(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(Odd(), Odd(), Odd())
+    deep = DeepBlocks(behind="0", paths=("1", "2"), adds=True)
+    skipping = Skipping(model, deep, lambda x: x, lambda x: x)
+    compiling_torch.compile(model, re.compile(r"\d+"), tmp_path, backend="eager")
+    with torch.inference_mode():
+        whole, added = skipping.run(lambda: model(torch.ones(2, 3)), lambda update: None)
+        reused, _ = skipping.run(lambda: model(torch.ones(2, 3)), lambda update: added)
+    assert counted() == (1, 0) and torch.allclose(whole, reused, atol=1e-6)
+
+
+def test_paths_without_a_module_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"no module of Odd is at transformer_blocks"):
+        compiling_torch.compile(Odd(), re.compile(r"transformer_blocks\.\d+"), tmp_path, backend="eager")
+    with pytest.raises(AssertionError, match="odd names no modules to compile"):
+        Network(name="odd", role="transformer", kind="Odd", config=QwenDiTConfig, manifest=lambda config: {})
 
 
 # What is run once or twice a picture, and is not compiled in a run: whole, on lengths, sizes and batches that change.
@@ -221,7 +264,7 @@ def test_compiled_blocks_over_lengths_hold_the_parity_criterion(policy: str, tmp
     made, run = dit(policy)
     _, exact = dit(policy, exact=True)
     results = [{"eager": output(run(*case))} for case in CASES[:3]]
-    compiling_torch.compile(made.model, tmp_path)
+    compiling_torch.compile(made.model, COMPILED["qwen_dit"], tmp_path)
     dtype = bases(MMDIT)[policy].compute_dtype("transformer")
     judged = parity.Case(component="dit.model", dtype=dtype, returned="float32", blocks=DIT.num_layers)
     for case, result in zip(CASES, results, strict=False):
@@ -261,7 +304,8 @@ def test_a_compiled_block_holds_the_parity_criterion(
     block = {block.name: block for block in (*parity_blocks.BLOCKS, *parity_sd.BLOCKS)}[name]
     precision = bases(UNET if name == "unet.residual" else MMDIT)[policy]
     opened = bench.component(bench.make_torch(), block.part, precision, precision.stored_dtype(block.part))
-    compiling_torch.compile(getattr(opened, "model", opened), tmp_path / "compiled")
+    network = "unet" if name == "unet.residual" else "qwen_dit"
+    compiling_torch.compile(getattr(opened, "model", opened), COMPILED[network], tmp_path / "compiled")
     failures = []
     for family in getattr(block, "judged", parity_blocks.FAMILIES):
         with compiling_mlx.fusing(True):
@@ -313,7 +357,7 @@ def test_every_kind_of_block_is_compiled(folders: dict[str, Path]) -> None:
     """Which takes its time for each: a kind is one for torch too."""
     pipe = qwenimg.load(folders["sd15"], "cpu", "fp32")
     part = pipe.checkpoint["unet"]  # type: ignore[index]
-    units = compiling_torch.units(component("unet", part.config, bases(UNET)["fp32"]).model)
+    units = compiling_torch.units(component("unet", part.config, bases(UNET)["fp32"]).model, COMPILED["unet"])
     kinds = len({(type(unit), *(weight.shape for weight in unit.parameters())) for unit in units})
     print(f"{len(units)} blocks of {kinds} kinds")
     assert compiling.kinds(pipe.checkpoint) == kinds > 2
@@ -353,7 +397,7 @@ def test_what_torch_is_asked_for(
     made, _ = dit("bf16")
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: asked.append(options))
-    compiling_torch.compile(made.model, tmp_path, autotune=autotune)
+    compiling_torch.compile(made.model, COMPILED["qwen_dit"], tmp_path, autotune=autotune)
     assert len(asked) == DIT.num_layers
     assert all(one["fullgraph"] and one["dynamic"] and one["mode"] == mode for one in asked), asked
     assert mode is None or mode in torch._inductor.list_mode_options()

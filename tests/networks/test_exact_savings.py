@@ -144,7 +144,7 @@ def test_modulation_once_is_modulation_in_every_step(tmp_path: Path, model: str,
 
 def velocity(twin: Twin, made: Any, modulation: Any, step: int) -> Any:
     condition = made.condition(texts(twin, made, 9), IMAGES)
-    return made.predict(latents(twin, made, IMAGES), condition, modulation, step)
+    return made.predict(latents(twin, made, IMAGES), (modulation, step), condition)
 
 
 def plain_velocity(twin: Twin, plain: Any, blocks: list[Any], final: Any) -> Any:
@@ -178,8 +178,8 @@ def test_tables_once_are_tables_in_every_step(tmp_path: Path, arm: str, lengths:
         words, x = texts(twin, made, *lengths), latents(twin, made, IMAGES)
         once = made.condition(words, IMAGES)
         for step in range(len(TIMES)):
-            kept = twin.engine.numpy(made.predict(x, once, modulation, step))
-            anew = twin.engine.numpy(made.predict(x, made.condition(words, IMAGES), modulation, step))
+            kept = twin.engine.numpy(made.predict(x, (modulation, step), once))
+            anew = twin.engine.numpy(made.predict(x, (modulation, step), made.condition(words, IMAGES)))
             assert kept.shape[0] == len(lengths) and np.array_equal(kept, anew), f"step {step}"
 
 

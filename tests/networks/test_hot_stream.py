@@ -71,7 +71,7 @@ def predict(twin: Twin, folder: Path, precision: Precision):
             peaks[1] = max(peaks[1], float(np.delete(values, OUTLIERS, axis=-1).max()))
 
     with twin.engine.observe(look):
-        velocity = model.predict(latents, model.condition([text], SHAPES), model.modulate(FEATURES), 0)
+        velocity = model.predict(latents, (model.modulate(FEATURES), 0), model.condition([text], SHAPES))
     return velocity, peaks
 
 

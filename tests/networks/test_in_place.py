@@ -82,8 +82,7 @@ def call_of(network: str, precision: Precision) -> Callable[[], Any]:
             return made.normal_() if made.is_floating_point() else made
 
         patch.setattr(torch, "empty", numbers)
-        call, _ = CALLS[network](component, config, case)
-    return call
+        return CALLS[network](component, config, case)
 
 
 @pytest.mark.parametrize("policy", [FP32, BF16, BF16_PLAIN], ids=lambda policy: policy.name)

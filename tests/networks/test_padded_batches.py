@@ -61,7 +61,7 @@ class Runs:
     def __call__(self, rows: list[int]) -> np.ndarray:
         condition = self.model.condition([self.twin.array(self.texts[i], self.wide) for i in rows], self.shapes)
         latents = self.twin.array(self.latents[rows], self.wide)
-        return self.twin.output(self.model.predict(latents, condition, self.modulation, STEP)).values
+        return self.twin.output(self.model.predict(latents, (self.modulation, STEP), condition)).values
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -110,5 +110,5 @@ def test_one_latent_for_all_rows(folder: Path) -> None:
         both = runs([0, 1])
         runs.latents = runs.latents[:1]
         condition = runs.model.condition([twin.array(text, "float32") for text in runs.texts], runs.shapes)
-        one = runs.model.predict(twin.array(runs.latents, "float32"), condition, runs.modulation, STEP)
+        one = runs.model.predict(twin.array(runs.latents, "float32"), (runs.modulation, STEP), condition)
         assert identical(twin.output(one).values, both)

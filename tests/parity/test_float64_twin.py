@@ -106,7 +106,7 @@ def test_transformer(tmp_path: Path, case: str) -> None:
         modulation = ours.modulate(qwen_conditioning.time_rows(config, TIMES, "float32"), addition)
     with NarrowTensors() as narrow:
         condition = ours.condition(texts, shapes)
-        made = [ours.predict(latents, condition, modulation, step) for step in range(len(TIMES))]
+        made = [ours.predict(latents, (modulation, step), condition) for step in range(len(TIMES))]
     assert not narrow.found and narrow.count > 500
     assert loading.found <= STORED
 

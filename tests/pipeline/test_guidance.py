@@ -82,7 +82,7 @@ def by_hand(pipe: Pipeline, predicted: Callable[[Callable[..., Any], int, float]
         def call(prompt: str, seen: int = 26, x: Any = x) -> Any:
             text = letters(prompt)
             text[..., seen:] = 0
-            return network.predict(x, text)
+            return network.predict(x, None, text)
 
         x = x + (following - sigma) * predicted(call, i, request.guidance)
     return pipe.engine.numpy(x).swapaxes(1, 2).reshape(noise.shape)

@@ -76,9 +76,9 @@ def test_qwen_image_makes_one_pass_after_it(tiny_folder: Path, together: bool) -
         transformer, batches = open_part(pipe, "transformer"), []
         predict = transformer.predict
 
-        def counted(latents: Any, condition: Any, modulation: Any, step: int, predict=predict, batches=batches) -> Any:
-            batches.append((step, condition.txt.shape[0]))
-            return predict(latents, condition, modulation, step)
+        def counted(x: Any, step: Any, condition: Any, predict=predict, batches=batches) -> Any:
+            batches.append((step[1], condition.txt.shape[0]))
+            return predict(x, step, condition)
 
         transformer.predict = counted
         options = {"negative_prompt": "blurry", "width": 48, "height": 32, "steps": STEPS, "guidance": 4.0, "seed": 3}

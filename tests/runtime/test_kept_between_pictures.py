@@ -10,8 +10,8 @@ import pytest
 
 import qwenimg
 from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.parts import vae
 from qwenimg.common.pipeline import fit_options
-from qwenimg.common.runtime import vae
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0, "seed": 0}
 

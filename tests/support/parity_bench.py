@@ -90,6 +90,8 @@ def whole_runs(bench: Bench, twin: Twin, precision: Precision, fresh: bool = Fal
     pixels, z = np.ones((1, 3, 24, 40), np.float32), np.ones((1, 16, 3, 5), np.float32)
     return {
         "text": lambda: text.encode(IDS),
-        "transformer": lambda: dit.predict(latents, dit.condition(texts, SHAPES), dit.modulate(TABLES["features"]), 0),
+        "transformer": lambda: dit.predict(
+            latents, (dit.modulate(TABLES["features"]), 0), dit.condition(texts, SHAPES)
+        ),
         "vae": lambda: (vae.decode(z, 2), vae.encode(pixels)),
     }

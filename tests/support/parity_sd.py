@@ -153,6 +153,12 @@ def _mid(c):
     return c.mid_block.attentions[0]
 
 
+def _down(block, a, context):
+    states = []
+    x = block(a.x, states, a.temb, context)
+    return [*states[0][1:], block.downsampled(x)]
+
+
 def _features() -> np.ndarray:
     return ExactSinusoids(UNET.time_channels)(torch.tensor([981.0, 437.0])).numpy()
 
@@ -201,13 +207,13 @@ BLOCKS = (
     unet_block(
         "unet.down",
         {"x": ("stream", (2, 32, 5, 7)), "temb": TEMB, "text": TEXT},
-        lambda c, a: c.down_blocks[1](a.x, a.temb, c.down_blocks[1].context(a.text)),
+        lambda c, a: _down(c.down_blocks[1], a, c.down_blocks[1].context(a.text)),
         blocks=5,
     ),
     unet_block(
         "unet.plain_down",
         {"x": ("stream", (2, 32, 5, 7)), "temb": TEMB},
-        lambda c, a: c.down_blocks[0](a.x, a.temb, []),
+        lambda c, a: _down(c.down_blocks[0], a, []),
         blocks=2,
     ),
     unet_block(
@@ -227,7 +233,7 @@ BLOCKS = (
             "temb": TEMB,
             "text": TEXT,
         },
-        lambda c, a: c.up_blocks[1](a.x, [a.before, a.kept2, a.kept1], a.temb, c.up_blocks[1].context(a.text)),
+        lambda c, a: c.up_blocks[1](a.x, [[a.before], [a.kept2, a.kept1]], a.temb, c.up_blocks[1].context(a.text)),
         blocks=9,
     ),
     unet_block(
@@ -238,7 +244,7 @@ BLOCKS = (
             "kept1": ("stream", (2, 32, 5, 7)),
             "temb": TEMB,
         },
-        lambda c, a: c.up_blocks[2](a.x, [a.kept2, a.kept1], a.temb, []),
+        lambda c, a: c.up_blocks[2](a.x, [[a.kept2, a.kept1]], a.temb, []),
         blocks=2,
     ),
     unet_block(

@@ -65,7 +65,14 @@ def manifest(config: ToyConfig) -> Manifest:
     )
 
 
-NETWORK = Network(name="toy", role="transformer", kind="ToyDenoiser", config=ToyConfig, manifest=manifest)
+NETWORK = Network(
+    name="toy",
+    role="transformer",
+    kind="ToyDenoiser",
+    config=ToyConfig,
+    manifest=manifest,
+    compiled=re.compile("norm_out|proj_out"),
+)
 
 # The family, as a folder of `common/families` says it
 
@@ -160,7 +167,7 @@ class ToyRun:
         branch = self.branches[positions[0]]
         text = letters(branch.prompt)
         text[..., branch.options.get("letters", 26) :] = 0
-        return Pass(self.network, lambda x, sigma: (x, text))
+        return Pass(self.network, text, lambda x, sigma: (x, None))
 
 
 def letters(text: str) -> Latents:

@@ -60,7 +60,7 @@ def _transformer(component: Any, config: Any, case: Case, nodes: Nodes) -> Calla
     condition = nodes.all_given(component.condition(texts, [(1, rows, columns)]))
     modulation = nodes.all_given(component.modulate(np.zeros((1, 256))))
     latents = mx.zeros((1, rows * columns, config.in_channels))
-    return lambda: component.predict(latents, condition, modulation, 0)
+    return lambda: component.predict(latents, (modulation, 0), condition)
 
 
 def _unet(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:

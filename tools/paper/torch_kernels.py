@@ -42,8 +42,8 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     component = module.Component(config, plan, precision, torch.device("meta"))
     uses = row.uses(row.manifest(config))
     load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
-    call, units = CALLS[network](component, config, case)
-    counter = Counter(units)
+    call = CALLS[network](component, config, case)
+    counter = Counter(compile.units(component.model, row.compiled) if row.compiled else [])
     with torch.inference_mode():
         call()  # what is kept from the first call on is not counted
         with counter:
@@ -51,37 +51,36 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     return counter.kernels
 
 
-# What is called of a component, and the modules in it that are compiled, each by itself.
-Prepared = tuple[Callable[[], Any], list[torch.nn.Module]]
+Forward = Callable[[], Any]  # the call of a component that is counted
 
 
-def _transformer(component: Any, config: Any, case: Case) -> Prepared:
+def _transformer(component: Any, config: Any, case: Case) -> Forward:
     rows, columns = case.height // config.patch_size, case.width // config.patch_size
     texts = [torch.empty(1, case.text, config.joint_attention_dim, device=component.device)] * case.branches
     condition = component.condition(texts, [(1, rows, columns)])
     modulation = component.modulate(np.zeros((1, 256)))
     latents = torch.empty(1, rows * columns, config.in_channels, device=component.device)
-    return lambda: component.predict(latents, condition, modulation, 0), compile.units(component.model)
+    return lambda: component.predict(latents, (modulation, 0), condition)
 
 
-def _unet(component: Any, config: Any, case: Case) -> Prepared:
+def _unet(component: Any, config: Any, case: Case) -> Forward:
     texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
     added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
     addition = None if added is None else np.zeros((case.branches, added))
     condition = component.condition(texts, addition)
     latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
     features = np.zeros((1, config.time_channels))
-    return lambda: component.predict(latents, features, condition), compile.units(component.model)
+    return lambda: component.predict(latents, features, condition)
 
 
-def _decoder(component: Any, _: Any, case: Case) -> Prepared:
+def _decoder(component: Any, _: Any, case: Case) -> Forward:
     model = component.model
     channels = model.decoder.conv_in.in_channels
     latents = torch.empty(1, channels, case.height, case.width, device=component.device)
-    return lambda: model.decode(latents, case.height, case.width, WIDE), []
+    return lambda: model.decode(latents, case.height, case.width, WIDE)
 
 
-CALLS: dict[str, Callable[[Any, Any, Case], Prepared]] = {
+CALLS: dict[str, Callable[[Any, Any, Case], Forward]] = {
     "qwen_dit": _transformer,
     "unet": _unet,
     "qwen_vae": _decoder,

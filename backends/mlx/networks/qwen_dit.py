@@ -197,32 +197,11 @@ class QwenImageTransformer(mlx.nn.Module):
         block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and text;
         index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts.
         """
-        img, _ = self.through(self.transformer_blocks, self.start(latents), txt, block_mods, rope, index, mask)
-        return self.end(img, final_mod)
-
-    def start(self, latents: Array) -> Array:
-        """Return the start of the image stream [B L C] for latents [B L in]."""
-        return ops.stream(self.img_in(latents), self.stream)
-
-    def through(
-        self,
-        blocks: Iterable[Any],
-        img: Array,
-        txt: Array,
-        block_mods: list[Pair],
-        rope: Rope,
-        index: Array | None,
-        mask: Array | None,
-    ) -> Pair:
-        """Return both streams behind `blocks`."""
-        for block, mods in zip(blocks, block_mods, strict=True):
+        img = ops.stream(self.img_in(latents), self.stream)
+        for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
             ops.async_eval(img)
-        return img, txt
-
-    def end(self, img: Array, mod: Array) -> Array:
-        """Return the velocity [B L out] for the image stream [B L C]."""
-        return self.proj_out(self.norm_out(img, mod, self.proj_out.dtype))
+        return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
 # Component
@@ -246,19 +225,6 @@ class Modulation:
         one = slice(step, step + 1)
         rows = [(mx.concatenate((img[one], img[-1:])) if with_zero else img[one], txt[one]) for img, txt in self.blocks]
         return rows, self.final[one]
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A call that has run the first block. Its update `change` [B L C] indicates how far the updates of the other
-    blocks may differ."""
-
-    change: Array
-    img: Array
-    txt: Array
-    mods: list[Pair]
-    final: Array
-    condition: Condition
 
 
 class Component:
@@ -300,33 +266,13 @@ class Component:
         )
 
     @ops.computes
-    def predict(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Array:
-        mods, final = modulation.at(step, condition.index is not None)
-        latents = ops.repeated(latents, condition.txt.shape[0])
+    def predict(self, x: Array, step: tuple[Modulation, int], condition: Condition) -> Array:
+        """Predict the velocity [B L out] for packed latents x [1 or B, L, in] at a row of the modulation."""
+        modulation, row = step
+        mods, final = modulation.at(row, condition.index is not None)
+        latents = ops.repeated(x, condition.txt.shape[0])
         velocity = self.model(latents, condition.txt, mods, final, condition.rope, condition.index, condition.mask)
         return ops.at_least_float32(velocity)
-
-    @ops.computes
-    def begin(self, latents: Array, condition: Condition, modulation: Modulation, step: int) -> Begun:
-        mods, final = modulation.at(step, condition.index is not None)
-        before = self.model.start(ops.repeated(latents, condition.txt.shape[0]))
-        img, txt = self._through(slice(0, 1), before, condition.txt, mods, condition)
-        return Begun(img - before, img, txt, mods, final, condition)
-
-    @ops.computes
-    def end(self, begun: Begun, update: Array | None = None) -> Pair:
-        """Finish a call. Return the velocity and the sum that the other blocks add to the image stream [B L C];
-        `update` is that sum from an earlier call, and replaces running them."""
-        if update is None:
-            img, _ = self._through(slice(1, None), begun.img, begun.txt, begun.mods, begun.condition)
-            update = ops.async_eval(img - begun.img)
-        else:
-            img = begun.img + update
-        return ops.at_least_float32(self.model.end(img, begun.final)), update
-
-    def _through(self, which: slice, img: Array, txt: Array, mods: list[Pair], condition: Condition) -> Pair:
-        layers: Iterable[Any] = list(self.model.transformer_blocks)[which]
-        return self.model.through(layers, img, txt, mods[which], condition.rope, condition.index, condition.mask)
 
     def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
         """Call `use` while the timestep-only weights under `prefix` are loaded."""

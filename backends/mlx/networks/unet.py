@@ -174,15 +174,22 @@ class DownBlock(mlx.nn.Module):
     def context(self, text: Array) -> Context:
         return contexts(self.attentions, text)
 
-    def __call__(self, x: Array, temb: Array, context: Context) -> list[Array]:
-        """Return the skips of the block for x [B h w in], which the up blocks join; the last one is the block's
-        result."""
-        skips = []
+    def __call__(self, x: Array, states: list[list[Array]], temb: Array, context: Context) -> Array:
+        """Run the block before its downsampler: [B h w in] -> [B h w out]. Adds x and what follows on it to `states`:
+        the up block of the same level joins them."""
+        joined = [x]
         for i, resnet in enumerate(self.resnets):
             x = resnet(x, temb)
             x = self.attentions[i](x, context[i]) if context else x
-            skips.append(ops.async_eval(x))
-        return skips + [ops.stream(sampler(x), x.dtype) for sampler in self.downsamplers]
+            joined.append(ops.async_eval(x))
+        states.append(joined)
+        return x
+
+    def downsampled(self, x: Array) -> Array:
+        """[B h w out] -> [B h' w' out], or x on the last level."""
+        for sampler in self.downsamplers:
+            x = ops.stream(sampler(x), x.dtype)
+        return x
 
 
 class MidBlock(mlx.nn.Module):
@@ -209,14 +216,15 @@ class UpBlock(mlx.nn.Module):
     def context(self, text: Array) -> Context:
         return contexts(self.attentions, text)
 
-    def __call__(self, x: Array, skips: list[Array], temb: Array, context: Context) -> Array:
-        """Run the block: [B h w in] -> [B h' w' out]. Takes the states that it joins from the end of `skips`; h' w'
+    def __call__(self, x: Array, states: list[list[Array]], temb: Array, context: Context) -> Array:
+        """Run the block: [B h w in] -> [B h' w' out]. Takes the states that it joins from the end of `states`; h' w'
         are the sides of the state that is then last."""
+        joined = states.pop()
         for i, resnet in enumerate(self.resnets):
-            x = resnet(images.beside(x, skips.pop()), temb)
+            x = resnet(images.beside(x, joined.pop()), temb)
             x = ops.async_eval(self.attentions[i](x, context[i]) if context else x)
         for sampler in self.upsamplers:
-            x = ops.stream(sampler(images.upsample_like(x, skips[-1])), x.dtype)
+            x = ops.stream(sampler(images.upsample_like(x, states[-1][-1])), x.dtype)
         return x
 
 
@@ -247,31 +255,18 @@ class UNetModel(mlx.nn.Module):
 
         context: from `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
         """
-        skips, temb = self.begin(latents, features, context, addition)
-        return self.end(self.deep(skips, temb, context), skips, temb, context)
-
-    def begin(
-        self, latents: Array, features: Array, context: list[Context], addition: Array | None
-    ) -> tuple[list[Array], Array]:
-        """Return the skips of conv_in and of the first down block, and the time's embedding [1 or B, T]."""
+        count = len(self.down_blocks)
         temb = self.time_embedding(features)
         temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
-        keys, _ = context[len(self.down_blocks)][0][0]  # in the dtype of most convolutions
+        keys, _ = context[count][0][0]  # in the dtype of most convolutions
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
-        return [x, *self.down_blocks[0](x, temb, context[0])], temb
-
-    def deep(self, skips: list[Array], temb: Array, context: list[Context]) -> Array:
-        """Return the input of the last up block. Takes the states that it joins from the end of `skips`."""
-        count = len(self.down_blocks)
-        for block, pairs in zip(list(self.down_blocks)[1:], context[1:count], strict=True):
-            skips += block(skips[-1], temb, pairs)
-        x = self.mid_block(skips[-1], temb, context[count])
-        for block, pairs in zip(list(self.up_blocks)[:-1], context[count + 1 : -1], strict=True):
-            x = block(x, skips, temb, pairs)
-        return x
-
-    def end(self, x: Array, skips: list[Array], temb: Array, context: list[Context]) -> Array:
-        x = self.up_blocks[-1](x, skips, temb, context[-1])
+        states: list[list[Array]] = []
+        down: Iterable[Any] = self.down_blocks
+        for block, pairs in zip(down, context[:count], strict=True):
+            x = block.downsampled(block(x, states, temb, pairs))
+        x = self.mid_block(x, temb, context[count])
+        for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
+            x = block(x, states, temb, pairs)
         return self.conv_out(ops.norm_silu(self.conv_norm_out, x))
 
 
@@ -283,17 +278,6 @@ class Condition:
     context: list[Context]
     addition: Array | None
     branches: int
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A call that has run the first down block. Its update `change` [B h w C] indicates how far the deeper blocks'
-    results may differ."""
-
-    change: Array
-    skips: list[Array]
-    temb: Array
-    condition: Condition
 
 
 class Component:
@@ -311,26 +295,8 @@ class Component:
         return Condition(self.model.context(ops.table(texts, self.dtype)), extra, len(texts))
 
     @ops.computes
-    def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
-        """Predict [B 4, h, w] for latents [1 C, h, w], both in the order of the pipeline."""
-        x = images.from_bchw(ops.repeated(latents, condition.branches))
-        prediction = self.model(x, ops.table(features, self.dtype), condition.context, condition.addition)
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time."""
+        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.dtype)
+        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition)
         return images.to_bchw(ops.at_least_float32(prediction))
-
-    @ops.computes
-    def begin(self, latents: Array, features: NumpyArray, condition: Condition) -> Begun:
-        x = images.from_bchw(ops.repeated(latents, condition.branches))
-        rows = ops.table(features, self.dtype)
-        skips, temb = self.model.begin(x, rows, condition.context, condition.addition)
-        last = len(self.config.down[0].resnets)
-        return Begun(images.to_bchw(skips[last] - skips[0]), skips, temb, condition)
-
-    @ops.computes
-    def end(self, begun: Begun, deep: Array | None = None) -> Pair:
-        """Finish a call. Return the prediction and the input of the last up block; `deep` is that input from an
-        earlier call, and replaces running the deeper blocks."""
-        skips, context = list(begun.skips), begun.condition.context
-        if deep is None:
-            deep = self.model.deep(skips, begun.temb, context)
-        prediction = self.model.end(deep, skips[: len(self.config.up[-1].resnets)], begun.temb, context)
-        return images.to_bchw(ops.at_least_float32(prediction)), deep

@@ -199,10 +199,10 @@ class Component:
         )
 
     @ops.computes
-    def predict(self, latents: Array, features: NumpyArray, condition: Condition) -> Array:
-        """Predict the negative velocity [1 L' C] in float32 for packed latents [1 L' C]."""
-        row = ops.table(features, self.table_dtype)
-        result = self.model(latents, row, condition.txt, condition.pads, condition.img_rope, condition.rope)
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict the negative velocity [1 L' C] in float32 for packed latents x [1 L' C] and sinusoids of the time."""
+        features = ops.table(step, self.table_dtype)
+        result = self.model(x, features, condition.txt, condition.pads, condition.img_rope, condition.rope)
         return ops.at_least_float32(result)
 
     def _pads(self, tokens: int) -> Array:

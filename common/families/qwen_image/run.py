@@ -53,7 +53,7 @@ class QwenRun:
     def _pass(self, texts: Sequence[Array]) -> Pass:
         """Return the call of the transformer for a batch of branches."""
         condition = self.transformer.condition(texts, [self.grid])
-        return Pass(self.transformer, lambda x, sigma: (x, condition, self.modulation, self.rows[sigma]))
+        return Pass(self.transformer, condition, lambda x, sigma: (x, (self.modulation, self.rows[sigma])))
 
     def array(self, latents: Latents) -> Array:
         return self.model.engine.array(packing.pack(latents))

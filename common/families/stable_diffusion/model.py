@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.engine import Array, Engine, TimeStep
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
@@ -151,14 +150,14 @@ class DiffusionRun:
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 
-        def asked(condition: Any, x: Array, sigma: float) -> tuple[Any, ...]:
+        def inputs(x: Array, sigma: float) -> tuple[Array, TimeStep]:
             scaled = scalings(sigma)[0] * x
-            inputs = engine.join([scaled, *extra]) if extra else scaled
-            return inputs, sinusoids(config, [time(sigma)], config.time_channels), condition
+            latents = engine.join([scaled, *extra]) if extra else scaled
+            return latents, sinusoids(config, [time(sigma)], config.time_channels)
 
         def call(positions: tuple[int, ...]) -> Pass:
             rows = conditioning.of(positions)
-            return Pass(unet, partial(asked, unet.condition(rows.texts, rows.added)))
+            return Pass(unet, unet.condition(rows.texts, rows.added), inputs)
 
         def denoised(x: Array, sigma: float, prediction: Array) -> Array:
             _, c_skip, c_out = scalings(sigma)

@@ -53,7 +53,7 @@ class ZImageRun:
         [position] = positions
         condition = self.transformer.condition(self.texts[position], self.grid)
         dtype, timestep = self.model.runtime.precision.time_dtype(), self.model.schedule_config.timestep
-        return Pass(self.transformer, lambda x, sigma: (x, time_row(timestep(sigma), dtype), condition))
+        return Pass(self.transformer, condition, lambda x, sigma: (x, time_row(timestep(sigma), dtype)))
 
     def array(self, latents: Latents) -> Array:
         return self.model.engine.array(packing.pack(latents, channels_last=True))

@@ -36,5 +36,5 @@ class Component:
         load.fill(self.model, plan, device)
 
     @ops.computes
-    def predict(self, x: Tensor, text: NumpyArray) -> Tensor:
+    def predict(self, x: Tensor, step: None, text: NumpyArray) -> Tensor:
         return ops.at_least_float32(self.model(x, ops.table(text, self.dtype, self.device)))

@@ -1,0 +1,88 @@
+"""Calls of a denoiser that skip its deep blocks, from outside the network: a block's class is replaced by one whose
+calls come here first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from qwenimg.common.base.block import DeepBlocks
+
+Array: TypeAlias = Any  # of the backend
+OwnCall: TypeAlias = Callable[..., Any]  # of a hooked block
+Reused: TypeAlias = Callable[[Array], "Array | None"]  # from an update, the output of the deep blocks to reuse, if any
+
+
+@dataclass
+class _Call:
+    reused: Reused
+    first: Array = None  # the stream behind the first block
+    last: Array = None  # the stream behind the last block that has run
+    output: Array | None = None  # the output of the deep blocks that is reused
+    result: Any = None  # of the first block and of all skipped ones, if the output is reused
+
+
+class Skipping:
+    """The hooks on the blocks of one model, which they do not hold."""
+
+    def __init__(self, model: Any, deep: DeepBlocks, bchw: Callable[[Array], Array], started: Callable[[Array], Array]):
+        """Set the hooks. bchw: converts an image to [B C h w]; started: starts the computation of an array."""
+        self._deep, self._bchw, self._started = deep, bchw, started
+        self._call: _Call | None = None
+        modules = dict(model.named_modules())
+        _hook(modules[deep.behind], self._first)
+        for path in deep.paths:
+            _hook(modules[path], self._other)
+
+    def run(self, predict: Callable[[], Array], reused: Reused) -> tuple[Array, Array]:
+        """Call `predict`, a call of the model that asks `reused` for the output of its deep blocks. Return its result
+        and that output, or the one that was computed."""
+        self._call = call = _Call(reused)
+        try:
+            result = predict()
+        finally:
+            self._call = None
+        if call.output is None:
+            call.output = self._started(call.last - call.first if self._deep.adds else call.last)
+        return result, call.output
+
+    def _first(self, block: OwnCall, *arguments: Any) -> Any:
+        result, call = block(*arguments), self._call
+        if call is None:
+            return result
+        call.first = call.last = stream = _stream(result)
+        update = stream - arguments[0]
+        call.output = call.reused(self._bchw(update) if self._deep.image else update)
+        if call.output is None:
+            return result
+        stream = stream + call.output if self._deep.adds else call.output
+        call.result = (stream, *result[1:]) if isinstance(result, tuple) else stream
+        return call.result
+
+    def _other(self, block: OwnCall, *arguments: Any) -> Any:
+        if self._call is None:
+            return block(*arguments)
+        if self._call.result is not None:
+            return self._call.result
+        result = block(*arguments)
+        self._call.last = _stream(result)
+        return result
+
+
+def _stream(result: Any) -> Array:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _hook(block: Any, function: Callable[..., Any]) -> None:
+    """Have `function` called in place of `block`, with the block's own call as its first argument. Blocks of one class
+    stay of one class, and so share compiled code."""
+    plain: Any = type(block)
+    if "hooked" not in vars(plain):
+
+        def call(block: Any, *arguments: Any) -> Any:
+            return block.hook(partial(plain.__call__, block), *arguments)
+
+        plain.hooked = type(plain.__name__, (plain,), {"__call__": call})
+    block.__class__, block.hook = plain.hooked, function
