@@ -93,9 +93,9 @@ def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:
     component_name = next((name for name, part in checkpoint.texts.items() if part.config.hidden_size == width), None)
     if component_name is None:
         widths = " and ".join(str(part.config.hidden_size) for part in checkpoint.texts.values())
-        what = WIDTHS.get(width, f"a text encoder of width {width}")
+        title = WIDTHS.get(width, f"a text encoder of width {width}")
         raise ModelError(
-            f"{clean(path, 120)}: is {what}; {clean(checkpoint.source.name, 60)} takes width {widths} ({width} found)"
+            f"{clean(path, 120)}: is {title}; {clean(checkpoint.source.name, 60)} takes width {widths} ({width} found)"
         )
     return component_name
 

@@ -66,8 +66,8 @@ def shape_of(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:
     """Return the shape of the tensor `key`. Raise ModelError if it is missing or has another rank."""
     shape = shapes.get(key)
     if shape is None or len(shape) != rank:
-        what = "lacks tensor" if shape is None else f"has not {rank} dimensions in tensor"
-        raise bad(path, f"{what} '{clean(key, 100)}': not a Stable Diffusion checkpoint as it is published")
+        fault = "lacks tensor" if shape is None else f"has not {rank} dimensions in tensor"
+        raise bad(path, f"{fault} '{clean(key, 100)}': not a Stable Diffusion checkpoint as it is published")
     return shape
 
 

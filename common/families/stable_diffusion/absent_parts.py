@@ -37,9 +37,9 @@ def lacks(source: Path, names: Iterable[str], *, parts_help: bool = True) -> Mod
 
 def may_be_given(choices: Choices) -> frozenset[str]:
     """Return the parts that the user may give: either of two text encoders, until the given file is read."""
-    given = choices.elsewhere
+    chosen = choices.elsewhere
     texts = frozenset({"text_encoder", "text_encoder_2"})
-    return given | texts if given & texts else given
+    return chosen | texts if chosen & texts else chosen
 
 
 def absent_of_file(opened: SingleFile, choices: Choices) -> dict[str, Component]:

@@ -22,7 +22,7 @@ _NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and hold them against the manifests. Raises ModelError."""
+    """Read every configuration and header of `folder` and check them against the manifests. Raises ModelError."""
     configs = {name: read_config(network, folder / name) for name, network in _NETWORKS.items()}
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
@@ -40,7 +40,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
 
 
 def _check_fit(folder: Path, dit: ZImageConfig, text: Qwen3Config, vae: KLVAEConfig) -> None:
-    """Raise ModelError where the components of a folder do not belong together."""
+    """Check that the components of a folder belong together. Raise ModelError."""
     if dit.cap_feat_dim != text.hidden_size:
         raise ModelError(
             f"{clean(folder)}: the transformer wants text states of {dit.cap_feat_dim} channels, the text encoder "

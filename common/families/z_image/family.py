@@ -1,4 +1,4 @@
-"""Z-Image as a row."""
+"""Z-Image as a row of data."""
 
 from __future__ import annotations
 

@@ -81,19 +81,19 @@ class ZImage:
         ]
 
     def steps(self, request: Request, plan: SamplingPlan, tokens: int, lengths: Sequence[int]) -> Stage:
-        """Return the stage of all steps. `tokens`: of the image; `lengths`: of each branch's text."""
-        branches, every = self.guidance.branches(request), [padded(tokens) + padded(length) for length in lengths]
-        component, longest = self.checkpoint["transformer"], max(every)
-        held = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + held)
-        operations = (memory.step_operations(self.config, count) for count in every)
-        evaluated = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
+        """Return the stage of all steps. `tokens`: those of the image; `lengths`: those of each branch's text."""
+        branches, counts = self.guidance.branches(request), [padded(tokens) + padded(length) for length in lengths]
+        component, longest = self.checkpoint["transformer"], max(counts)
+        score_bytes = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
+        activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
+        operations = (memory.step_operations(self.config, count) for count in counts)
+        per_evaluation = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
         return Stage(
             name="denoise",
             resident="transformer",
             component=component,
             splits=(Split(activations=activations, size=1, passes=plan.evaluations * passes(branches, 1)),),
-            operations=plan.evaluations * evaluated,
+            operations=plan.evaluations * per_evaluation,
         )
 
     def variant(self, change: Change) -> ZImage:

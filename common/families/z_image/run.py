@@ -1,4 +1,4 @@
-"""One picture by Z-Image: what is made once for it, and the denoiser that calls the transformer."""
+"""One image by Z-Image: its inputs that are made once, and the denoiser that calls the transformer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class ZImageRun:
-    """One request: the picture is x + sigma prediction, for the model predicts image - noise. `grid`: rows and columns
-    of tokens."""
+    """A run for one request; the denoised image is x + sigma prediction, as the model predicts image - noise. `grid`:
+    rows and columns of tokens."""
 
     def __init__(self, model: ZImage, request: Request, plan: SamplingPlan, grid: tuple[int, int]):
         self.model, self.request, self.grid = model, request, grid
@@ -63,6 +63,6 @@ class ZImageRun:
         return packing.unpack(self.model.engine.numpy(x), *shape, channels_last=True).astype(np.float32)
 
     def close(self) -> None:
-        """Free what the run holds on the device, before the VAE decodes."""
+        """Free the run's arrays on the device, before the VAE decodes."""
         self.phases, self.texts = [], []
         del self.transformer  # which may be freed for the VAE
