@@ -124,7 +124,7 @@ class Texts(ABC, Generic[Key]):
 
     def _name(self, key: Key) -> str | None:
         plans = [self.runtime.plan(component) for component in self.encoders.values()]
-        return text_store.key(self.runtime, plans, self.tokens(key))
+        return text_store.key(self.runtime.engine.name, self.runtime.precision.name, plans, self.tokens(key))
 
     # For the encoding
 

@@ -22,8 +22,8 @@ from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
 from qwenimg.common.runtime.text_store import TextStore
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.finite import check_values
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.values import check_values
 
 Notify = Callable[[str, str], None]
 
@@ -159,7 +159,7 @@ class Runtime:
 
     def keep_prompts(self) -> None:
         """Keep encoded prompts on the disk, and use those that are there."""
-        self.prompts = TextStore(self)
+        self.prompts = TextStore(self.notify)
 
     # Loading
 
