@@ -79,8 +79,8 @@ class VAEHalves:
         )
 
     def decoding(self, shape: Shape) -> Stage:
-        """Return the stage that decodes latents of `shape`. It runs even if less memory is free by then than was
-        planned, since all steps are done."""
+        """Return the stage that decodes latents of `shape`. All steps are done by then, so it is not refused for
+        activations that no longer fit, but only if the decoder is not open and its weights do not fit."""
         height, width = (side * self.config.scale for side in shape)
         whole, *banded = (self._decoding(shape, rows) for rows in (None, *bands.ROWS))
         fits_whole = (Split(activations=whole, spare=2 * self._peak(shape)),) if self._is_whole(shape) else ()

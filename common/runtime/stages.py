@@ -41,7 +41,7 @@ class Stage:
     keeps: bool = True  # True: the component stays in memory for later stages
     streams: bool = True  # True: it calls the blocks, so that streamed ones take memory
     results: int = 0  # bytes of results that stay in memory
-    checked: bool = True  # True: it is refused if less memory is free by then than was planned
+    checked: bool = True  # False: it is refused only if it must be opened and its weights do not fit
     operations: float = 0.0  # multiplications and additions
 
     @property
