@@ -131,8 +131,8 @@ class QwenImage:
         )
 
     def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
-        """Return the timesteps of the transformer's calls, in their order."""
-        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
+        """Return the timesteps of the transformer's evaluations, in their order."""
+        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
 
     def _step_bytes(self, branches: int, tokens: int) -> int:
         """Return the bytes of a step with `branches` in one batch, of `tokens` image and text tokens each."""
@@ -209,11 +209,12 @@ class QwenImage:
 
 
 class QwenRun:
-    """A run for one request; the denoised image is x - sigma velocity. `grid`: frames, rows and columns of tokens."""
+    """A run for one request; the denoised latents are x - sigma velocity. `grid`: frames, rows and columns in
+    tokens."""
 
     def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
         self.model, self.request, self.grid = model, request, grid
-        self.rows = {sigma: i for i, sigma in enumerate(plan.asked())}  # of the modulation
+        self.rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}  # of the modulation
         branches, tokens = model.guidance.branches(request), grid[1] * grid[2]
         texts = model.texts.states([branch.prompt for branch in branches])
         stages = model.steps(request, plan, tokens, [text.shape[1] for text in texts])
@@ -238,7 +239,7 @@ class QwenRun:
         )
 
     def _pass(self, texts: Sequence[Array]) -> Pass:
-        """Return the call of the transformer for a batch of branches."""
+        """Return the pass of the transformer for a batch of branches."""
         condition = self.transformer.condition(texts, [self.grid])
         return Pass(self.transformer, condition, lambda x, sigma: (x, (self.modulation, self.rows[sigma])))
 

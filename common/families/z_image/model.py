@@ -135,8 +135,8 @@ class ZImage:
 
 
 class ZImageRun:
-    """One request: the picture is x + sigma prediction, for the model predicts image - noise. `grid`: rows and columns
-    of tokens."""
+    """One request. The denoised latents are x + sigma prediction, for the model predicts latents - noise. `grid`: rows
+    and columns of tokens."""
 
     def __init__(self, model: ZImage, request: Request, plan: SamplingPlan, grid: tuple[int, int]):
         self.model, self.request, self.grid = model, request, grid
@@ -161,7 +161,7 @@ class ZImageRun:
         )
 
     def _pass(self, positions: tuple[int, ...]) -> Pass:
-        """Return the call of the transformer for one branch."""
+        """Return the pass of the transformer for one branch."""
         [position] = positions
         condition = self.transformer.condition(self.texts[position], self.grid)
         dtype, timestep = self.model.runtime.precision.time_dtype(), self.model.schedule_config.timestep
