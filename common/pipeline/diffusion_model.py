@@ -79,8 +79,8 @@ class DiffusionModel(Protocol):
         ...
 
     def adapt(self, deltas: Deltas) -> None:
-        """Replace the LoRA deltas of the weights by `deltas`, and read the loaded weights that change again. Raises
-        ModelError and NumericsError."""
+        """Replace the LoRA deltas of the weights by `deltas`, and read again those weights of open networks that the
+        LoRAs change. Raises ModelError and NumericsError."""
         ...
 
     def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:

@@ -98,7 +98,7 @@ class Engine(Protocol):
         Reads the weights of `plan`, a result of `stored(precision)`, that are always needed."""
         ...
 
-    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+    def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
         """Give `opened`, a denoiser, its `skipping`: calls through it can skip the `deep` blocks, which are then not
         streamed either."""
         ...
@@ -179,8 +179,8 @@ class Engine(Protocol):
         ...
 
     def machine(self) -> tuple[int, str]:
-        """Return the bytes of the device, 0 if not known, and the limit on this process that leaves less than is free,
-        by its name in messages, such as `ulimit -v`, or ""."""
+        """Return the memory of the device in bytes, 0 if not known; and the name of the limit, such as `ulimit -v`,
+        that leaves this process less than the free memory, or ""."""
         ...
 
     def expect(self, peak: int) -> None:

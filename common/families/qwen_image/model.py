@@ -118,15 +118,15 @@ class QwenImage:
         """Return the stage that computes the modulation of `count` timesteps. It leaves enough memory for the steps
         after it, which take `steps` bytes in each of their splits."""
         component = self.checkpoint["transformer"]
-        plan = self.runtime.plan(component)
+        plan = self.runtime.load_plan(component)
         rows = memory.modulation_rows(self.config, plan, count)
         block = self.runtime.call_bytes(component, memory.block_bytes(plan), once=True)
         return Stage(
             name="modulation",
             resident="transformer",
             component=component,
-            splits=tuple(Split(activations=rows + block, spare=rows + max(step, block)) for step in steps),
-            streams=False,
+            splits=tuple(Split(activations=rows + block, required=rows + max(step, block)) for step in steps),
+            calls_blocks=False,
             results=rows,
         )
 

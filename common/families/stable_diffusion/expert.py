@@ -71,7 +71,7 @@ class Expert:
         return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
 
     def adapt(self, deltas: Deltas) -> None:
-        """Add `deltas` to the weights, and read loaded weights that change again."""
+        """Add `deltas` to the weights, and read again those weights of open networks that the LoRAs change."""
         self.checkpoint = self.checkpoint.with_deltas(deltas)
         self.texts.renew(self.checkpoint.texts)
         self.residents.adapt(self.name, self.checkpoint["unet"])
