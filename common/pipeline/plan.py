@@ -77,8 +77,8 @@ class SamplingPlan:
 
     @property
     def evaluations(self) -> int:
-        """The number of evaluations: of one x at one noise level. An adaptive sampler chooses its own steps, of three
-        each."""
+        """The number of evaluations, each of one x at one noise level. An adaptive sampler chooses its own steps, of
+        three evaluations each."""
         return sum(self.evaluations_by_segment)
 
     @property

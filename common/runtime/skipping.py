@@ -28,7 +28,7 @@ class Skipping:
     """Hooks on the blocks of one model. They keep no reference to it."""
 
     def __init__(self, model: Any, deep: DeepBlocks, bchw: Callable[[Array], Array], started: Callable[[Array], Array]):
-        """Set the hooks. bchw: converts rows and columns to [B C h w]; started: starts the computation of an array."""
+        """Set the hooks. bchw: converts feature maps to [B C h w]; started: starts the computation of an array."""
         self._deep, self._bchw, self._started = deep, bchw, started
         self._call: _Call | None = None
         modules = dict(model.named_modules())
