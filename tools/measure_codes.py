@@ -35,7 +35,8 @@ from doc_tables import table, write
 from wide_checkpoint import write as write_wide
 
 from qwenimg import backends
-from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode, unpack
+from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
+from qwenimg.common.codes.coded import unpack
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import BF16

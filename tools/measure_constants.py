@@ -29,7 +29,7 @@ import qwenimg
 from qwenimg import backends
 from qwenimg.common.parity import check, constants, record
 from qwenimg.common.parity.parity import STORED
-from qwenimg.common.parity.passport import Figure
+from qwenimg.common.parity.passport.passport import Figure
 
 ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")

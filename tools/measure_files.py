@@ -24,7 +24,7 @@ from qwenimg.common.networks import qwen_dit, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.shapes import builtin
-from qwenimg.common.weights.plan import read
+from qwenimg.common.weights.values import read
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK}
 LAYOUTS = ("fp8 without scales", "fp8, a scale for each weight", "int8_tensorwise, a scale for each row")

@@ -33,8 +33,8 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import selftest_prompts
 from qwenimg.common.weights import on_paper, quantise
-from qwenimg.common.weights.plan import read
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read
 
 POLICIES = ("8", "6", "4")
 

@@ -27,10 +27,11 @@ from qwenimg.common.base.version import __version__
 from qwenimg.common.families import registry
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.sizes import parse_size
-from qwenimg.common.parity import passport_file, record
+from qwenimg.common.parity import record
 from qwenimg.common.parity.blocks import ComponentPolicy, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
-from qwenimg.common.parity.passport import Model, Passport, Side
+from qwenimg.common.parity.passport import passport_file
+from qwenimg.common.parity.passport.passport import Model, Passport, Side
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.traced import Call
 

@@ -61,7 +61,7 @@ class MLXEngine:
             opened.streamed = stream.Stream(opened.model, plan)
         return opened
 
-    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+    def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
         opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
 
     def compiler(self) -> Compiler:

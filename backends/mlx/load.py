@@ -15,9 +15,9 @@ from qwenimg.common.formats.arrays import WORTH_A_THREAD
 from qwenimg.common.formats.stored import NUMPY, into
 from qwenimg.common.formats.tensor_file import NAME, TensorFile
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.weights.finite import check_largest, read_finite
-from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import check_largest, read, read_branch, read_codes, read_finite
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 

@@ -74,7 +74,7 @@ class TorchEngine:
             opened.streamed = stream.Stream(opened.model, plan, self._device)
         return opened
 
-    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+    def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
         opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
 
     def compiler(self) -> Compiler:

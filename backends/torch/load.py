@@ -12,13 +12,13 @@ import torch
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import DecodeBuffer, QuantisedLinear
-from qwenimg.common.codes.affine import Coded
+from qwenimg.common.codes.coded import Coded
 from qwenimg.common.formats.arrays import ahead
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
-from qwenimg.common.weights.finite import read_finite
-from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_branch, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read, read_branch, read_codes, read_finite
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 

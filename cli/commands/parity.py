@@ -23,7 +23,7 @@ from qwenimg.common.request.parts import components_of
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
-    from qwenimg.common.parity.passport import Passport
+    from qwenimg.common.parity.passport.passport import Passport
     from qwenimg.common.parity.stations import Passed
     from qwenimg.common.runtime.engine import Engine
 
@@ -78,7 +78,8 @@ def _asking(command: _F) -> _F:
 def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int:
     """Write a passport: the results of every block of MODEL here, and those of float64."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.parity import passport_file, summary
+    from qwenimg.common.parity import summary
+    from qwenimg.common.parity.passport import passport_file
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
     with _opened(opening) as session:
@@ -115,8 +116,8 @@ def check(
     Give recorded parts and LoRAs again; those in the Hugging Face cache are found."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.hub.resolve import named, named_part
-    from qwenimg.common.parity import passport_file
     from qwenimg.common.parity.given import completed
+    from qwenimg.common.parity.passport import passport_file
 
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
@@ -150,7 +151,7 @@ def run(
     """Record MODEL on the first of the backends and check it on the others, in this process."""
     from qwenimg.backends import installed
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.parity import passport_file
+    from qwenimg.common.parity.passport import passport_file
 
     if not installed("cpu"):
         raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
@@ -178,8 +179,8 @@ def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) ->
 
     Writes a page of HTML, and an SVG beside it."""
     from qwenimg.common.base import atomic_files
-    from qwenimg.common.parity import passport_file
     from qwenimg.common.parity import report as reporting
+    from qwenimg.common.parity.passport import passport_file
 
     output = output or passports[0].with_suffix(".html")
     if output.suffix.lower() != ".html":

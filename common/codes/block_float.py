@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Coded, QuantStorage, unpack
+from qwenimg.common.codes.coded import Coded, QuantStorage, unpack
 from qwenimg.common.codes.eight_bits import table
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class BlockFloat(NamedTuple):
             values.reshape(*scales.shape, self.group)[...] *= self._scales(scales)[..., None]
         return values
 
-    def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage:
+    def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[BlockFloat]:
         return QuantStorage(self, 1)
 
     def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Affine, Coded, QuantStorage, exact16, pack
+from qwenimg.common.codes.affine import Affine, exact16
+from qwenimg.common.codes.coded import Coded, QuantStorage, pack
 from qwenimg.common.formats.gguf_types import named
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class GGUFBlocks(NamedTuple):
     def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
         return pieces[0].shape
 
-    def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage | None:
+    def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[Affine] | None:
         return storage_of(self.type)
 
     def values(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -248,7 +249,7 @@ STORAGE = {
 }  # fmt: skip
 
 
-def storage_of(type: str) -> QuantStorage | None:
+def storage_of(type: str) -> QuantStorage[Affine] | None:
     """Return the storage in which blocks of this type stay quantized, or None if they are decoded."""
     if type not in STORAGE:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from qwenimg.common.base.svg import INK, drawing, text
+from qwenimg.common.pictures.svg import INK, drawing, text
 
 WIDTH, HEIGHT = 960, 420  # pixels of one chart
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 44, 132

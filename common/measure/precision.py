@@ -31,7 +31,7 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.weights.not_finite import TooLarge
+from qwenimg.common.weights.values import TooLarge
 
 FLOAT16_MAX = 65504.0
 NEAR = 40.0  # dB from which on an image counts as the reference's: an error of 1 % of the range

@@ -18,7 +18,7 @@ from qwenimg.common.parity import given, parity
 from qwenimg.common.parity.blocks import ComponentPolicy, parts, shapes_sum
 from qwenimg.common.parity.judged import figures, returned
 from qwenimg.common.parity.lookups import are_inside
-from qwenimg.common.parity.passport import Figure, Passport, Recorded
+from qwenimg.common.parity.passport.passport import Figure, Passport, Recorded
 from qwenimg.common.parity.record import operations, side, values, with_loras
 from qwenimg.common.parity.stations import Passed
 from qwenimg.common.parity.stations import judged as stations_judged

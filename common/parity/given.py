@@ -10,7 +10,7 @@ from typing import Any, cast
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.parity.passport import Model
+from qwenimg.common.parity.passport.passport import Model
 from qwenimg.common.request.loras import Loras, in_cache
 from qwenimg.common.request.parts import PARTS, components_of
 

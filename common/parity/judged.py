@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.parity import constants, parity
 from qwenimg.common.parity.blocks import ComponentPolicy
-from qwenimg.common.parity.passport import Figure, Recorded, RecordedResult
+from qwenimg.common.parity.passport.passport import Figure, Recorded, RecordedResult
 from qwenimg.common.parity.sample import Drawn, projected
 from qwenimg.common.runtime.traced import Values
 

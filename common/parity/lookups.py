@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qwenimg.common.parity.blocks import ComponentPolicy
-from qwenimg.common.parity.passport import Argument, Recorded
+from qwenimg.common.parity.passport.passport import Argument, Recorded
 from qwenimg.common.parity.sample import Drawn
 from qwenimg.common.runtime.traced import Values
 

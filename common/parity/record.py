@@ -20,7 +20,7 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.blocks import ComponentPolicy, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
-from qwenimg.common.parity.passport import (
+from qwenimg.common.parity.passport.passport import (
     MAX_GAIN,
     Argument,
     Model,
@@ -30,7 +30,7 @@ from qwenimg.common.parity.passport import (
     RecordedResult,
     Side,
 )
-from qwenimg.common.parity.passport_schema import AskedJson
+from qwenimg.common.parity.passport.passport_schema import AskedJson
 from qwenimg.common.parity.rerun import with_own
 from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise, smaller
 from qwenimg.common.parity.tape import Tape, taped

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from qwenimg.common.base import svg
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.parity.passport import Figure, Passport, Side
+from qwenimg.common.parity.passport.passport import Figure, Passport, Side
+from qwenimg.common.pictures import svg
 
 FAINT = 1 / 16  # share of the limit up to which a cell has the lightest colour
 PALE, DEEP, FAILED, UNKNOWN = (242, 247, 251), (32, 96, 145), (193, 18, 31), (230, 230, 230)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.text import clean
-from qwenimg.common.parity.passport_schema import StationJson
+from qwenimg.common.parity.passport.passport_schema import StationJson
 from qwenimg.common.parity.stations import Arrays, Station
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.text import aligned, clean
 from qwenimg.common.parity.check import Judged, RedrawnImage
-from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.stations import Passed
 from qwenimg.common.precision.precision import short
 

@@ -1,1 +1,1 @@
-"""Code that families of models share: components of a folder, text states, CLIP, the VAE, names of ldm files."""
+"""Code that families of models share: components, texts, CLIP and its tokenizer, VAE, ldm names, files to pull."""

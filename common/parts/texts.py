@@ -94,7 +94,7 @@ class Texts(ABC, Generic[Key]):
 
     def _chosen(self, needed: Sequence[Key]) -> list[Key]:
         """Return the keys to encode: none if all of `needed` is in memory, else its missing keys, and as many announced
-        keys from the first needed one on as fit into the budget."""
+        keys from the first needed one on as fit into the budget. Drop other states if these take over half of it."""
         if all(key in self._kept for key in needed):
             return []
         if self._bytes > self.budget // 2:
@@ -123,8 +123,8 @@ class Texts(ABC, Generic[Key]):
         return states is not None
 
     def _name(self, key: Key) -> str | None:
-        plans = [self.runtime.plan(component) for component in self.encoders.values()]
-        return text_store.key(self.runtime, plans, self.tokens(key))
+        plans = [self.runtime.load_plan(component) for component in self.encoders.values()]
+        return text_store.key(self.runtime.engine.name, self.runtime.precision.name, plans, self.tokens(key))
 
     # For the encoding
 

@@ -30,23 +30,24 @@ LARGE = 64  # latents a side; a preset may ask to decode larger images in bands
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
     """The shift and the scale that are removed from a VAE's latents for the sampler: numbers, or one for each channel
-    [C 1 1]. The operations are stored too, since x / scale and x * (1 / scale) differ in the last bit."""
+    [C 1 1]. x / scale and x * (1 / scale) differ in the last bit, so the operation with the scale is stored for each
+    way."""
 
     shift: Float32 | np.float32
     scale: Float32 | np.float32
-    remove: np.ufunc
-    restore: np.ufunc
+    to_sampler: np.ufunc  # takes latents without the shift, or a deviation
+    to_vae: np.ufunc
 
 
 def scaled(scale: float, shift: float) -> Statistics:
     """Return the statistics of latents that are multiplied by `scale`."""
-    return Statistics(shift=np.float32(shift), scale=np.float32(scale), remove=np.multiply, restore=np.divide)
+    return Statistics(shift=np.float32(shift), scale=np.float32(scale), to_sampler=np.multiply, to_vae=np.divide)
 
 
 def standardized(mean: Sequence[float], std: Sequence[float]) -> Statistics:
     """Return the statistics of latents that are divided by the standard deviation of their channel."""
     shift, scale = (np.asarray(values, np.float32)[:, None, None] for values in (mean, std))
-    return Statistics(shift=shift, scale=scale, remove=np.divide, restore=np.multiply)
+    return Statistics(shift=shift, scale=scale, to_sampler=np.divide, to_vae=np.multiply)
 
 
 class VAEHalves:
@@ -79,11 +80,11 @@ class VAEHalves:
         )
 
     def decoding(self, shape: Shape) -> Stage:
-        """Return the stage that decodes latents of `shape`. It runs even if less memory is free by then than was
-        planned, since all steps are done."""
+        """Return the stage that decodes latents of `shape`. All steps are done by then, so it is not refused for
+        activations that no longer fit, but only if the decoder is not open and its weights do not fit."""
         height, width = (side * self.config.scale for side in shape)
         whole, *banded = (self._decoding(shape, rows) for rows in (None, *bands.ROWS))
-        fits_whole = (Split(activations=whole, spare=2 * self._peak(shape)),) if self._is_whole(shape) else ()
+        fits_whole = (Split(activations=whole, required=2 * self._peak(shape)),) if self._is_whole(shape) else ()
         return Stage(
             name=DECODE,
             resident="vae decoder",
@@ -128,12 +129,12 @@ class VAEHalves:
         self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels, split.size))
         mean, log_variance = np.split(moments, 2, axis=1)
         deviation, stats = np.exp(0.5 * np.clip(log_variance, -30, 20)), self.statistics
-        return stats.remove(mean - stats.shift, stats.scale), stats.remove(deviation, stats.scale)
+        return stats.to_sampler(mean - stats.shift, stats.scale), stats.to_sampler(deviation, stats.scale)
 
     def decode(self, latents: Float32) -> NDArray[Any]:
         """Decode latents in the sampler's scale to pixels [1, 3, H, W], about -1 to 1, all finite; in bands if the
         whole does not fit. Raises DoesNotFit and NumericsError."""
-        z = self.statistics.restore(latents, self.statistics.scale) + self.statistics.shift
+        z = self.statistics.to_vae(latents, self.statistics.scale) + self.statistics.shift
         self.engine.release()
         decoder, split = self.residents.enter(self.decoding((z.shape[2], z.shape[3])))
         self.runtime.notify("stage", f"decoding {split.about}".rstrip())

@@ -15,32 +15,31 @@ from qwenimg.common.pipeline.step_cache import Pass, StepCache
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.runtime import Runtime
 
-CALLS = 4  # the last calls that are remembered, to repeat if a result is not finite: no step makes more
+RECENT = 4  # evaluations that are remembered, to repeat if a result is not finite: no step makes more
 
 
 @dataclass(frozen=True, eq=False)
 class Phase:
     """A range of noise levels with the same branches."""
 
-    above: float  # the noise level at its end
+    end_sigma: float  # the phase is sigma > end_sigma
     branches: int
-    passes: Sequence[Pass]  # calls of the model, each for one branch or for a batch of them
+    passes: Sequence[Pass]  # of an evaluation, each for one branch or for a batch of them
 
 
 def phases(
-    plan: SamplingPlan, branches: Sequence[Branch], size: int, call: Callable[[tuple[int, ...]], Pass]
+    plan: SamplingPlan, branches: Sequence[Branch], size: int, make_pass: Callable[[tuple[int, ...]], Pass]
 ) -> list[Phase]:
-    """Return the phases of a run with `size` branches in one batch. call: makes the pass for the branches at these
-    positions."""
-    cached_call = cache(call)
+    """Return the phases of a run with `size` branches in one batch. make_pass: takes the positions of branches."""
+    cached = cache(make_pass)
     return [
-        Phase(above, len(active), [cached_call(tuple(active[i : i + size])) for i in range(0, len(active), size)])
-        for above, active in plan.stretches(branches)
+        Phase(end_sigma, len(active), [cached(tuple(active[i : i + size])) for i in range(0, len(active), size)])
+        for end_sigma, active in plan.stretches(branches)
     ]
 
 
 class Denoiser:
-    """A function that returns the denoised image of x at a noise level, for one segment of one run."""
+    """A function that returns the denoised latents of x at a noise level, for one segment of one run."""
 
     def __init__(
         self,
@@ -52,20 +51,20 @@ class Denoiser:
         *,
         blend: Blend | None = None,
     ):
-        """Set the parts. phases: from the highest noise level on. denoised: the image from x, sigma and a prediction.
-        combined: the prediction from those of the branches, the prompt's first."""
+        """Set the parts. phases: from the highest noise level on. denoised: makes the denoised latents of x,
+        sigma and a prediction. combined: makes the prediction of those of the branches, the prompt's first."""
         self.runtime, self.title, self.phases, self.denoised = runtime, title, phases, denoised
         self.combined, self.blend = combined, blend
         self.cache: StepCache | None = None  # of the run
-        self.calls: deque[tuple[Array, float]] = deque(maxlen=CALLS)
+        self.recent: deque[tuple[Array, float]] = deque(maxlen=RECENT)
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        """Return the image with guidance."""
+        """Return the denoised latents, with guidance."""
         x = self._shown(x, sigma)
         return self._kept(self.denoised(x, sigma, self.combined(self._predictions(x, sigma))))
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        """Return the image with guidance, and the image of the unconditional branch (for CFG++)."""
+        """Return the denoised latents with guidance, and those of the unconditional branch (for CFG++)."""
         x = self._shown(x, sigma)
         predictions = self._predictions(x, sigma)
         guided = self._kept(self.denoised(x, sigma, self.combined(predictions)))
@@ -74,22 +73,22 @@ class Denoiser:
         return guided, self._kept(self.denoised(x, sigma, predictions[1]))
 
     def explain(self, step: int) -> NumericsError:
-        """Run the last step's calls again with probes. Return an error that names component, block and operation."""
-        again = (partial(call, x, sigma) for x, sigma in self.calls for call in self._phase(sigma).passes)
+        """Run the last step's passes again with probes. Return an error that names component, block and operation."""
+        again = (partial(one, x, sigma) for x, sigma in self.recent for one in self._phase(sigma).passes)
         return self.runtime.explain(self.title, step, again)
 
     def _predictions(self, x: Array, sigma: float) -> list[Array]:
-        self.calls.append((x, sigma))
+        self.recent.append((x, sigma))
         phase = self._phase(sigma)
         if self.cache is None:
-            results = [call(x, sigma) for call in phase.passes]
+            results = [one(x, sigma) for one in phase.passes]
         else:
             results = self.cache.predictions(phase.passes, x, sigma)
         in_batch = len(results) < phase.branches
         return self.runtime.engine.split(results[0]) if in_batch else results
 
     def _phase(self, sigma: float) -> Phase:
-        return next(phase for phase in self.phases if sigma > phase.above)
+        return next(phase for phase in self.phases if sigma > phase.end_sigma)
 
     def _shown(self, x: Array, sigma: float) -> Array:
         return x if self.blend is None else self.blend.shown(x, sigma)

@@ -22,7 +22,7 @@ from qwenimg.common.weights.lora_names import Names
 
 
 class PreparedRun(Protocol):
-    """One request on a model whose texts are encoded and whose denoiser is loaded."""
+    """One request on a model whose texts are encoded. Its denoisers are loaded by now or when `denoiser` is called."""
 
     shapes: dict[str, str]  # shapes of the models' inputs, for --debug
 
@@ -79,13 +79,13 @@ class DiffusionModel(Protocol):
         ...
 
     def adapt(self, deltas: Deltas) -> None:
-        """Replace the LoRA deltas of the weights by `deltas`, and read the loaded weights that change again. Raises
-        ModelError and NumericsError."""
+        """Replace the LoRA deltas of the weights by `deltas`, and read again those weights of open networks that the
+        LoRAs change. Raises ModelError and NumericsError."""
         ...
 
     def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:
-        """Encode the texts, load the denoiser and compute everything that depends on no step, for latents of `shape`.
-        At the end of the context, free the run's memory on the device."""
+        """Encode the texts for a run with latents of `shape`. A model with one denoiser loads it here, and computes
+        what depends on no step. At the end of the context, free the run's memory on the device."""
         ...
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ from qwenimg.common.pipeline.diffusion_model import DiffusionModel, renew
 from qwenimg.common.precision.ladder import higher, holding
 from qwenimg.common.precision.precision import parse
 from qwenimg.common.runtime.probe import Overflow
-from qwenimg.common.weights.not_finite import TooLarge
+from qwenimg.common.weights.values import TooLarge
 
 T = TypeVar("T")
 Cause: TypeAlias = "Overflow | TooLarge"

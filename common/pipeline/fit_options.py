@@ -1,5 +1,6 @@
-"""Option changes that make an image fit: fewer bits, no bits and streamed blocks, a smaller size or a larger limit; or
-one of these with a smaller size. Each is planned like the image itself, by an unloaded variant of the model."""
+"""Option changes that make an image fit: fewer bits, unquantized weights with streamed blocks, a smaller size or a
+larger limit; or one of these with a smaller size. Each is planned like the image itself, by an unloaded variant of the
+model."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class FitOptions:
         self, model: DiffusionModel, request: Request, budget: int, *, counted: bool = True, limited: bool = True
     ):
         self.model, self.request, self.budget, self.counted = model, request, budget, counted
-        self.raises = limited and model.runtime.max_memory is not None
+        self.may_raise_limit = limited and model.runtime.max_memory is not None
         self._models: dict[Change, DiffusionModel] = {Change(): model}
         self._planned: dict[tuple[Change, Size | None], OptionChange] = {}
 
@@ -86,7 +87,7 @@ class FitOptions:
         unchanged, listed = self._plan(Change()), list[OptionChange]()
         for kind in self._kinds:
             least = unchanged.peak
-            for change in () if self.raises and kind is self._kinds[-1] else kind:
+            for change in () if self.may_raise_limit and kind is self._kinds[-1] else kind:
                 option = self._plan(change)
                 if option.peak < least:
                     listed.append(option)
@@ -140,7 +141,7 @@ class FitOptions:
                 change=change,
                 size=size,
                 needs=plan,
-                budget=plan.budget if self.raises and change.max_memory else self.budget,
+                budget=plan.budget if self.may_raise_limit and change.max_memory else self.budget,
                 precision=model.runtime.precision,
             )
         return self._planned[change, size]
@@ -152,18 +153,18 @@ class FitOptions:
 
     @cached_property
     def _kinds(self) -> tuple[list[Change], list[Change], list[Change]]:
-        """The changes of weights: fewer bits; no bits with a limit that streams blocks, since weights that are
+        """The changes of weights: fewer bits; unquantized weights with streamed blocks, since weights that are
         quantized while loading are not streamed; a limit."""
         runtime, free = self.model.runtime, self.budget // MEGABYTE * MEGABYTE
         precision = runtime.precision
         smallest = policies.parse(precision.kind.presets["memory"], on_gpu=False, kind=precision.kind).name
         fewer = [] if smallest == precision.name else [Change(precision=smallest)]
         fewer += [Change(quantize=bits) for bits in BITS if bits != runtime.quantize]
-        limit = self._least_limit() if self.raises else free
-        unquantized = runtime.quantize is not None and (self.raises or free > 0)
+        limit = self._least_limit() if self.may_raise_limit else free
+        unquantized = runtime.quantize is not None and (self.may_raise_limit or free > 0)
         return (
             fewer,
-            [Change(quantize="", max_memory=None if self.raises else free)] if unquantized else [],
+            [Change(quantize="", max_memory=None if self.may_raise_limit else free)] if unquantized else [],
             [Change(max_memory=limit)] if limit > 0 else [],
         )
 
@@ -172,7 +173,7 @@ class FitOptions:
         than the present one."""
         tight = self._model(Change(max_memory=1))
         least = limit_for(needs(tight, self.request, self.counted).largest.peak)
-        limit = min(rounded_up(least), tight.runtime.free(0) // MEGABYTE * MEGABYTE)
+        limit = min(rounded_up(least), tight.runtime.machine_room(0) // MEGABYTE * MEGABYTE)
         return limit if limit > (self.model.runtime.max_memory or 0) else 0
 
     def _smaller_sizes(self) -> Iterator[Size]:

@@ -67,7 +67,7 @@ class Guidance:
 
 
 def passes(branches: Sequence[Branch], size: int) -> float:
-    """Return how often a step calls the model on average with `size` branches in one batch: one or all of them."""
+    """Return the passes of an evaluation, averaged over the steps, with `size` branches in one batch: one or all."""
     return sum(branch.share for branch in branches[::size])
 
 

@@ -114,8 +114,8 @@ class Pipeline:
         patience = given.patience(wait)
         if not patience:
             self._turns.check_free()
-        settled, notes = given.asked(asked)
-        request = self.check(prompt, **cast(CallOptions, settled))
+        converted, notes = given.asked(asked)
+        request = self.check(prompt, **cast(CallOptions, converted))
         there, guidance = self._there(request), request.guidance
         warnings = (no_effect(one, asked.get(name), self.family, there, guidance) for name, one in OPTIONS.items())
         events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
@@ -141,12 +141,12 @@ class Pipeline:
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
-        self.loras.deltas(request.lora, request.lora_mode)
+        self.loras.deltas(request.lora, request.lora_mode)  # only for its errors, before anything is loaded
         if not start.is_drawn(self.model, request.width, request.height):
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
-            start.noise(self.model, request, TorchCPUGenerator(request.seed))
+            start.noise(self.model, request, TorchCPUGenerator(request.seed))  # only for its errors
         return request
 
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,8 +258,8 @@ class Pipeline:
         self._fit.check(request, with_loras(model, self.loras, request, self._adapted))
         self._adapt(request.lora, request.lora_mode)
         model.check_weights()
-        stream = TorchCPUGenerator(request.seed)
-        initial = start.draw(model, request, stream)
+        generator = TorchCPUGenerator(request.seed)
+        initial = start.draw(model, request, generator)
         cache = (
             StepCache(self.engine, request)
             if request.caches and self.family in OPTIONS["step_cache"].families
@@ -268,7 +268,7 @@ class Pipeline:
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0
             for segment in plan.segments:
-                for moved, sigma, seconds in self._walk(run, segment, x, initial, stream, done, cache):
+                for moved, sigma, seconds in self._walk(run, segment, x, initial, generator, done, cache):
                     x, done = moved, done + 1
                     self.runtime.clock.add("steps", seconds)
                     read = partial(run.latents, moved)
@@ -318,14 +318,14 @@ class Pipeline:
         segment: Segment,
         x: Array,
         initial: Initial,
-        stream: TorchCPUGenerator,
+        generator: TorchCPUGenerator,
         done: int,
         cache: StepCache | None,
     ) -> Iterator[tuple[Array, float, float]]:
         """Yield, after each step of `segment`, x, the noise level at the step's start, and its seconds."""
         denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
         denoiser.cache = cache
-        steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(stream.normal(initial.noise.shape)))
+        steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(generator.normal(initial.noise.shape)))
         i = 0
         while True:
             self._turns.check_process()  # a stream that the parent process began

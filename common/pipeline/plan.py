@@ -61,13 +61,13 @@ class SamplingPlan:
             for end in ends
         ]
 
-    def asked(self) -> tuple[float, ...]:
-        """Return the noise levels at which the model will be called, each once, in order. The coefficients of samplers
-        that are not adaptive depend on no array, so running them on a float shows the levels."""
+    def evaluated_sigmas(self) -> tuple[float, ...]:
+        """Return the noise levels of all evaluations, each once, in order. The coefficients of samplers that are not
+        adaptive depend on no array, so running them on a float shows the levels."""
         return tuple(dict.fromkeys(sigma for recorder in self._recorded() for sigma in recorder.sigmas))
 
     def _recorded(self) -> list[_Recorder]:
-        """Return the calls of each segment, recorded by running it on a float."""
+        """Return the evaluations of each segment, recorded by running it on a float."""
         recorders = []
         for segment in self.segments:
             recorders.append(_Recorder())
@@ -77,23 +77,24 @@ class SamplingPlan:
 
     @property
     def evaluations(self) -> int:
-        """The number of calls of the model. An adaptive sampler chooses its own steps, of three evaluations each."""
-        return sum(self.calls)
+        """The number of evaluations, each of one x at one noise level. An adaptive sampler chooses its own steps, of
+        three evaluations each."""
+        return sum(self.evaluations_by_segment)
 
     @property
-    def calls(self) -> list[int]:
-        """The number of calls in each segment."""
+    def evaluations_by_segment(self) -> list[int]:
+        """The number of evaluations in each segment."""
         if table.find(self.sampler).adaptive:
             return [3 * (len(segment.schedule.sigmas) - 1) for segment in self.segments]
-        return [recorder.calls for recorder in self._recorded()]
+        return [recorder.evaluations for recorder in self._recorded()]
 
 
 class _Recorder:
     def __init__(self) -> None:
-        self.calls, self.sigmas = 0, dict[float, None]()
+        self.evaluations, self.sigmas = 0, dict[float, None]()
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        self.calls, self.sigmas[sigma] = self.calls + 1, None
+        self.evaluations, self.sigmas[sigma] = self.evaluations + 1, None
         return 0.0
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:

@@ -1,8 +1,10 @@
 """First-block cache (`--step-cache`): calls of the model that reuse its deeper blocks' output from an earlier call.
 
-The update of the first block predicts how much the others' work differs. It is compared with that of the last call that
-was computed whole, for the prompt's branch, and all branches follow: a call reuses the stored output if the update
-differs by at most T of its size. Sizes are mean absolute values, of each row in float32 and of all rows in float64.
+A call, as in `--cached-calls`, is one evaluation: one x at one noise level, in as many passes through the network as
+its branches need. The update of the first block predicts how much the others' work differs. It is compared with that of
+the last call that was computed whole, for the prompt's branch, and all branches follow: a call reuses the stored output
+if the update differs by at most T of its size; T is the value of `--step-cache`. Sizes are mean absolute values, of
+each row in float32 and of all rows in float64.
 
 Backends round differently, so a difference that close to T may fall on either side, with this rule as with any other. A
 recipe therefore lists the cached calls, and a repeated image follows the list.
@@ -25,7 +27,7 @@ from qwenimg.common.runtime.engine import Array, Condition, DenoiserNetwork, Eng
 
 @dataclass(frozen=True)
 class Pass:
-    """A call of the network for a branch of guidance or a batch of them. inputs: its latents and step from x and
+    """One call of the network: for a branch of guidance or a batch of them. inputs: its latents and step from x and
     sigma."""
 
     network: DenoiserNetwork
@@ -38,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class _Step:
-    passes: int  # the number of its passes' phase
+    phase: int  # numbered from 1
     seconds: float
     calls: int
     reused: int
@@ -48,11 +50,11 @@ class StepCache:
     """The cache of one run. Calls are counted from 1, over all its segments."""
 
     def __init__(self, engine: Engine, request: Request):
-        self.engine, self.share = engine, request.step_cache
+        self.engine, self.threshold = engine, request.step_cache
         self.listed = cached_calls.parse(request.cached_calls) if request.cached_calls else None
         self.calls, self.reused = 0, list[int]()
         self._steps: list[_Step] = []
-        self._turn = 0  # the number of the present passes' phase
+        self._phase = 0  # of the present passes
         self.free()
 
     def free(self) -> None:
@@ -66,7 +68,7 @@ class StepCache:
         """Return the predictions of `passes`. Passes of another segment or phase start without stored outputs."""
         if passes is not self._passes:
             self.free()
-            self._passes, self._turn = passes, self._turn + 1
+            self._passes, self._phase = passes, self._phase + 1
         self.calls += 1
         results = [
             one.network.skipping.run(partial(one, x, sigma), partial(self._reused, number))
@@ -87,7 +89,7 @@ class StepCache:
             reuses = bool(self._kept) and self.calls in self.listed
         else:
             before, size = self._change
-            reuses = bool(self._kept) and self._size(change - before) <= self.share * size
+            reuses = bool(self._kept) and self._size(change - before) <= self.threshold * size
             if not reuses:
                 self._change = change, self._size(change)
         self.reused += [self.calls] if reuses else []
@@ -100,13 +102,13 @@ class StepCache:
         """Add the time of a finished step."""
         calls = self.calls - sum(step.calls for step in self._steps)
         reused = len(self.reused) - sum(step.reused for step in self._steps)
-        self._steps.append(_Step(self._turn, seconds, calls, reused))
+        self._steps.append(_Step(self._phase, seconds, calls, reused))
 
     def saved(self) -> float:
         """Return the seconds saved, compared with whole steps of the same branches."""
         total = 0.0
         for step in self._steps:
-            whole = [s.seconds / s.calls for s in self._steps if s.passes == step.passes and s.calls and not s.reused]
+            whole = [s.seconds / s.calls for s in self._steps if s.phase == step.phase and s.calls and not s.reused]
             if step.reused and whole:
                 total += median(whole) * step.calls - step.seconds
         return total

@@ -32,16 +32,16 @@ Loras: TypeAlias = "Lora | Sequence[Lora]"
 def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the options of a call with images as arrays and LoRAs as a text, and a line for each conversion of an
     image. Raises UsageError, and ModelError for a file."""
-    settled, notes = dict(options), list[str]()
-    if settled.get("image") is not None:
-        settled["image"], lines = _image(settled["image"])
+    converted, notes = dict(options), list[str]()
+    if converted.get("image") is not None:
+        converted["image"], lines = _image(converted["image"])
         notes += lines
-    if settled.get("mask") is not None:
-        settled["mask"], lines = _mask(settled["mask"], settled.get("image"))
+    if converted.get("mask") is not None:
+        converted["mask"], lines = _mask(converted["mask"], converted.get("image"))
         notes += lines
-    if settled.get("lora") is not None:
-        settled["lora"] = lora_text(settled["lora"])
-    return settled, notes
+    if converted.get("lora") is not None:
+        converted["lora"] = lora_text(converted["lora"])
+    return converted, notes
 
 
 # Pictures

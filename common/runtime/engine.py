@@ -41,7 +41,7 @@ class TextEncoder(Protocol):
 
 
 class DenoiserNetwork(Protocol):
-    """A network that predicts noise, velocity or image."""
+    """A network that predicts noise, velocity or denoised latents."""
 
     skipping: Skipping  # if its row names deep blocks
 
@@ -53,8 +53,8 @@ class DenoiserNetwork(Protocol):
         ...
 
     def predict(self, x: Array, step: TimeStep, condition: Condition) -> Array:
-        """Return the prediction in float32 for each text of `condition`, for x of one image or of as many: packed
-        latents [1 or B, L, C], or latents [1, C, h, w]."""
+        """Return the prediction in float32 for each text of `condition`, for latents x of one image or of one
+        for each text: packed [1 or B, L, C], or [1, C, h, w]."""
         ...
 
 
@@ -98,7 +98,7 @@ class Engine(Protocol):
         Reads the weights of `plan`, a result of `stored(precision)`, that are always needed."""
         ...
 
-    def skip(self, opened: Any, deep: DeepBlocks) -> None:
+    def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
         """Give `opened`, a denoiser, its `skipping`: calls through it can skip the `deep` blocks, which are then not
         streamed either."""
         ...
@@ -145,8 +145,8 @@ class Engine(Protocol):
         ...
 
     def sampled(self, array: Array, most: int, image: bool) -> NumpyArray:
-        """Return at most `most` values of the last of a batch, at even distances, in the form of `numpy`; for an
-        `image` in the order [C h w], whatever the device's own is."""
+        """Return at most `most` values of the last of a batch, at even distances, in the form of `numpy`; with
+        `image`, of an array with rows and columns in the order [C h w], whatever the device's own is."""
         ...
 
     def row_sizes(self, array: Array) -> NumpyArray:
@@ -162,7 +162,7 @@ class Engine(Protocol):
         ...
 
     def join(self, arrays: Sequence[Array]) -> Array:
-        """Concatenate images [1, C_i, h, w] along their channels."""
+        """Concatenate arrays [1, C_i, h, w] along their channels."""
         ...
 
     def split(self, batch: Array) -> list[Array]:
@@ -179,8 +179,8 @@ class Engine(Protocol):
         ...
 
     def machine(self) -> tuple[int, str]:
-        """Return the bytes of the device, 0 if not known, and the limit on this process that leaves less than is free,
-        by its name in messages, such as `ulimit -v`, or ""."""
+        """Return the memory of the device in bytes, 0 if not known; and the name of the limit, such as `ulimit -v`,
+        that leaves this process less than the free memory, or ""."""
         ...
 
     def expect(self, peak: int) -> None:

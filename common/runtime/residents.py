@@ -35,7 +35,8 @@ class Occupancy:
     """The components in memory by name, and the budget for others."""
 
     def __init__(self, runtime: Runtime, budget: Callable[[int], int], free: Callable[[Sequence[str]], None]):
-        """Start empty. budget: returns a run's bytes while its weights take so many. free: frees components."""
+        """Start empty. budget(loaded): the bytes that a run may take in all when `loaded` bytes of weights are in
+        memory. free: frees components."""
         self.runtime, self._budget, self._free = runtime, budget, free
         self.opened: dict[str, Component] = {}
         self.results = 0  # bytes of results that stay in memory
@@ -47,7 +48,7 @@ class Occupancy:
         component, split = self._chosen(stage, opened, self._left(name))
         opens = component is not opened
         weights = self.runtime.weight_bytes(component)
-        if opens and not stage.streams:
+        if opens and not stage.calls_blocks:
             weights = self.runtime.opened_bytes(component)
         activations = max(split.activations, self.runtime.loading_bytes(component) if opens else 0)
         self._make_room(name, weights + activations)
@@ -105,7 +106,7 @@ class Residents:
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
-        self._memory = Occupancy(runtime, runtime.room, self._make_way)
+        self._memory = Occupancy(runtime, runtime.room, self._close_networks)
         self._networks: dict[str, Any] = {}
         self._checked: set[str] = set()
 
@@ -143,13 +144,13 @@ class Residents:
     def enter(self, stage: Stage) -> tuple[Any, Split]:
         """Return the network of `stage`, opened or used again, and the split of the work. Raises DoesNotFit."""
         use, name = self._memory.arrange(stage), stage.resident
-        spare = use.split.needed if stage.checked else 0
+        needed = use.split.needed if stage.checked else 0
         if not use.opens:
             if stage.checked:
-                self.runtime.check_fit(self._title(stage), spare)
+                self.runtime.check_fit(self._title(stage), needed)
             return self._networks[name], use.split
         self._drop([name])
-        network = self.runtime.open(use.component, name, spare)
+        network = self.runtime.open(use.component, name, needed)
         if stage.keeps:
             self._networks[name] = network
         self._memory.settle(stage, use.component)
@@ -159,7 +160,7 @@ class Residents:
         return stage.title or ("a step of this size" if stage.resident in self._networks else f"the {stage.resident}")
 
     def adapt(self, name: str, component: Component) -> None:
-        """Read the weights of an open network again that change with the LoRAs of `component`."""
+        """Read again those weights of an open network that the LoRAs of `component` change."""
         if (before := self._memory.opened.get(name)) is None:
             return
         now = replace(component, plan=streaming.as_in(component.plan, before.plan))
@@ -170,7 +171,7 @@ class Residents:
             self.runtime.notify("stage", f"changing {counted(len(fused + branches), 'weight')} of the {name} by LoRA")
             try:
                 with self.runtime.clock.timed(f"load {name}"):
-                    self.runtime.engine.refill(self._networks[name], self.runtime.plan(now), fused, branches)
+                    self.runtime.engine.refill(self._networks[name], self.runtime.load_plan(now), fused, branches)
             except BaseException:  # some weights are still the old ones
                 self._drop([name])
                 raise
@@ -187,7 +188,7 @@ class Residents:
         """Free the networks of a role (text, transformer or vae), or all."""
         self._drop([name for name, part in self._memory.opened.items() if role in ("", part.role)])
 
-    def _make_way(self, names: Sequence[str]) -> None:
+    def _close_networks(self, names: Sequence[str]) -> None:
         for name in names:
             if self._memory.opened[name].role == DENOISERS:
                 self.runtime.notify("stage", f"freeing the {name}, since what comes next does not fit beside it")

@@ -22,8 +22,8 @@ from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
 from qwenimg.common.runtime.text_store import TextStore
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.finite import check_values
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.values import check_values
 
 Notify = Callable[[str, str], None]
 
@@ -123,11 +123,12 @@ class Runtime:
 
     def room(self, loaded: int) -> int:
         """Return the bytes that a run may take, of which `loaded` are taken already."""
-        free = self.free(loaded)
+        free = self.machine_room(loaded)
         return free if self.max_memory is None else min(free, plannable(self.max_memory))
 
-    def free(self, loaded: int) -> int:
-        """Return the same without --max-memory."""
+    def machine_room(self, loaded: int) -> int:
+        """Return the bytes that this machine leaves a run, ignoring --max-memory; `loaded` of them are taken
+        already."""
         return self.engine.free_memory() + loaded + self._held
 
     def room_text(self, room: int) -> str:
@@ -150,16 +151,17 @@ class Runtime:
         return smaller if smaller.largest(self.precision) <= room else checkpoint
 
     def fitted(self, component: Component, room: int) -> Component:
-        """Return `component` with as few blocks streamed as leave its weights in `room` bytes, if this run streams."""
+        """Return `component` with the fewest blocks streamed that bring its weights down to `room` bytes; unchanged if
+        this run does not stream."""
         if not self.streams:
             return component
-        whole = self.plan(component)
+        whole = self.load_plan(component)
         plan = streaming.fitting(whole, component.streamable, room, self.engine.workspace.moved)
         return component if plan is whole else replace(component, plan=plan)
 
     def keep_prompts(self) -> None:
         """Keep encoded prompts on the disk, and use those that are there."""
-        self.prompts = TextStore(self)
+        self.prompts = TextStore(self.notify)
 
     # Loading
 
@@ -170,9 +172,9 @@ class Runtime:
         self.notify("stage", f"loading {title} ({size_text(weights)}{streams})")
         self.check_fit(f"the {title}", weights + more)
         with self.clock.timed(f"load {title}"):
-            opened = self.engine.open(component.network, component.config, self.plan(component), self.precision)
+            opened = self.engine.open(component.network, component.config, self.load_plan(component), self.precision)
             if component.deep is not None:
-                self.engine.skip(opened, component.deep)
+                self.engine.hook_deep_blocks(opened, component.deep)
             if self.compiles is not None and component.role == "transformer":
                 on = self.compiles and not count  # streamed blocks are not always in memory
                 modules = component.compiled if on else None
@@ -181,33 +183,33 @@ class Runtime:
                     self.notify("notice", line)
             return opened
 
-    def plan(self, component: Component) -> LoadPlan:
+    def load_plan(self, component: Component) -> LoadPlan:
         """Return the plan of its weights in memory."""
         return component.stored(self.precision)
 
     def weight_bytes(self, component: Component) -> int:
         """Return the most bytes of its weights in memory at once while `component` is open."""
-        return streaming.held(self.plan(component), self.engine.workspace.moved)
+        return streaming.held(self.load_plan(component), self.engine.workspace.moved)
 
     def streamed_bytes(self, component: Component) -> int:
         """Return the bytes of its weights that every pass reads."""
-        return streaming.read(self.plan(component))
+        return streaming.read(self.load_plan(component))
 
     def opened_bytes(self, component: Component) -> int:
         """Return the bytes of its weights in memory before the first call, which starts streaming."""
-        passing = streaming.passing(self.plan(component), self.engine.workspace.moved)
+        passing = streaming.passing(self.load_plan(component), self.engine.workspace.moved)
         return self.weight_bytes(component) - passing
 
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
         """Return the bytes of a call beside weights: its activations, decoded weights (`once`: as in `beside.decoded`),
         and the packed matrices of the kernels' library."""
-        workspace, plan = self.engine.workspace, self.plan(component)
+        workspace, plan = self.engine.workspace, self.load_plan(component)
         decoded = int(workspace.decoded * beside.decoded(plan, once))
         return activations + decoded + min(workspace.kept, beside.packed(plan))
 
     def loading_bytes(self, component: Component) -> int:
         """Return the bytes that loading takes beside its weights (`beside.loading`)."""
-        return beside.loading(self.plan(component), self.engine.workspace.moved)
+        return beside.loading(self.load_plan(component), self.engine.workspace.moved)
 
     def check_fit(self, what: str, need: int) -> None:
         """Raise DoesNotFit if `need` bytes are not free."""
@@ -224,7 +226,7 @@ class Runtime:
         damaged one costs no step. Raises ModelError."""
         self.notify("stage", f"checking {title}")
         with self.clock.timed(f"check {title}"):
-            check_values(self.plan(component))
+            check_values(self.load_plan(component))
 
     def check_finite(self, array: Array, title: str, part: str, again: Callable[[], Array]) -> None:
         """Raise Overflow that names block and operation if `array`, the result of `again`, is not finite."""

@@ -25,10 +25,10 @@ class _Call:
 
 
 class Skipping:
-    """The hooks on the blocks of one model, which they do not hold."""
+    """Hooks on the blocks of one model. They keep no reference to it."""
 
     def __init__(self, model: Any, deep: DeepBlocks, bchw: Callable[[Array], Array], started: Callable[[Array], Array]):
-        """Set the hooks. bchw: converts an image to [B C h w]; started: starts the computation of an array."""
+        """Set the hooks. bchw: converts feature maps to [B C h w]; started: starts the computation of an array."""
         self._deep, self._bchw, self._started = deep, bchw, started
         self._call: _Call | None = None
         modules = dict(model.named_modules())
@@ -37,8 +37,8 @@ class Skipping:
             _hook(modules[path], self._other)
 
     def run(self, predict: Callable[[], Array], reused: Reused) -> tuple[Array, Array]:
-        """Call `predict`, a call of the model that asks `reused` for the output of its deep blocks. Return its result
-        and that output, or the one that was computed."""
+        """Run `predict`. After the first block, `reused(update)` may give a stored output of the deep blocks, which are
+        then skipped. Return the prediction and the deep output, stored or computed."""
         self._call = call = _Call(reused)
         try:
             result = predict()

@@ -17,7 +17,7 @@ class Split:
     """One way to divide the work of a stage: smaller pieces take less memory and more passes."""
 
     activations: int  # bytes beside the weights while a piece is computed
-    spare: int | None = None  # bytes beside the weights that must be free for this split; None: its activations
+    required: int | None = None  # overrides activations when deciding whether this split fits
     size: int | None = None  # of a piece: branches in one batch, or rows of a band; None: the whole
     passes: float = 0.0  # calls of the component in the whole run: each reads its streamed blocks
     about: str = ""  # in the plan: `in bands of 32 rows`
@@ -25,7 +25,7 @@ class Split:
     @property
     def needed(self) -> int:
         """The bytes beside the weights that must be free for this split."""
-        return self.activations if self.spare is None else self.spare
+        return self.activations if self.required is None else self.required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class Stage:
     title: str = ""  # its name in messages; "": the component's, or a step's if that is loaded
     wanted: int | None = None  # bytes beside the weights for which others are freed; None: those of the first split
     keeps: bool = True  # True: the component stays in memory for later stages
-    streams: bool = True  # True: it calls the blocks, so that streamed ones take memory
+    calls_blocks: bool = True  # True: it calls the blocks, so that streamed ones take memory
     results: int = 0  # bytes of results that stay in memory
-    checked: bool = True  # True: it is refused if less memory is free by then than was planned
+    checked: bool = True  # False: it is refused only if it must be opened and its weights do not fit
     operations: float = 0.0  # multiplications and additions
 
     @property

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from qwenimg.common.base.shape import Shape
-    from qwenimg.common.runtime.runtime import Runtime
     from qwenimg.common.weights.plan import LoadPlan
 
 BUDGET = 2**30  # bytes of all files; a prompt of 512 tokens of Qwen-Image takes 7.3 MB
@@ -39,10 +38,10 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qwenimg" / "prompts"
 
 
-def key(runtime: Runtime, plans: Iterable[LoadPlan], asked: object) -> str | None:
+def key(backend: str, precision: str, plans: Iterable[LoadPlan], asked: object) -> str | None:
     """Return a hash of the weights (their fingerprint), their storage and precision, the backend, and `asked`: the
     tokens and the choice of states. None if LoRAs change a weight: such states are not kept."""
-    parts: list[object] = [_FORMAT, runtime.engine.name, runtime.precision.name, asked]
+    parts: list[object] = [_FORMAT, backend, precision, asked]
     for plan in plans:
         if any(entry.deltas for entry in plan.entries.values()):
             return None
@@ -54,8 +53,8 @@ def key(runtime: Runtime, plans: Iterable[LoadPlan], asked: object) -> str | Non
 class TextStore:
     """The files in a folder, together at most `budget` bytes: the least recently used ones are removed first."""
 
-    def __init__(self, runtime: Runtime, place: Path | None = None, budget: int = BUDGET):
-        self.runtime, self.budget = runtime, budget
+    def __init__(self, notify: Callable[[str, str], None], place: Path | None = None, budget: int = BUDGET):
+        self.notify, self.budget = notify, budget
         self.place = folder() if place is None else place
 
     def has(self, name: str | None) -> bool:
@@ -68,7 +67,7 @@ class TextStore:
         try:
             arrays = _read(path, shapes)
         except ModelError as error:
-            self.runtime.notify("warning", f"{clean(error, 220)}; it is ignored")
+            self.notify("warning", f"{clean(error, 220)}; it is ignored")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -84,7 +83,7 @@ class TextStore:
             self._make_room(len(data))
             write_atomic(self._path(name), data, overwrite=True)
         except (QwenimgError, OSError) as error:
-            self.runtime.notify("warning", f"--cache-prompts: {clean(error, 220)}")
+            self.notify("warning", f"--cache-prompts: {clean(error, 220)}")
 
     def _path(self, name: str) -> Path:
         return self.place / f"{name}{_SUFFIX}"

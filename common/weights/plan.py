@@ -1,7 +1,7 @@
 """The load plan: for each parameter of a component its source, storage dtype, LoRA deltas and residency.
 
 `keys` makes a plan and reads headers only. Pure functions rewrite it (`stored`, `with_deltas`, `only`, `when`). A
-backend's `load.py` executes it, and reads values with `read`. The network knows nothing of it.
+backend's `load.py` executes it, with `values`. The network knows nothing of it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
-from qwenimg.common.base.safe_files import OpenFile, bad
+from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.shape import Manifest, Shape
-from qwenimg.common.codes.affine import Affine, Coded, QuantStorage, encode
-from qwenimg.common.codes.bits import finite, widened
+from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.codes.coded import QuantStorage
 from qwenimg.common.codes.gguf_blocks import GGUFBlocks
-from qwenimg.common.formats.stored import DTYPES, NUMPY, TOO_LARGE, TensorSlice, raw
+from qwenimg.common.formats.stored import DTYPES, TensorSlice
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
-from qwenimg.common.weights.not_finite import not_finite
 from qwenimg.common.weights.storage import Codes, Packed, Storage
 
 if TYPE_CHECKING:
     import numpy as np
-
-CHUNK = 1 << 20  # values of a tensor that are read at once
 
 # The change from a stored tensor to its use, beside dropping dimensions of 1: rows and columns exchanged; the last tap
 # [O I kh kw] of a causal convolution over time [O I T kh kw], all that one frame uses, since those before it see zeros;
@@ -99,7 +96,7 @@ class Source(NamedTuple):
         return "float32" if self.code else DTYPES[self.first.dtype]
 
     @property
-    def kept(self) -> QuantStorage | None:
+    def kept(self) -> QuantStorage[Codes] | None:
         """The quantized storage that can be kept without decoding, or None."""
         return self.code.storage(self.pieces) if isinstance(self.code, StaysQuantized) and self.decode is None else None
 
@@ -212,7 +209,7 @@ class LoadPlan:
         """Return whether every parameter has the same deltas as in `other`, a plan of the same parameters."""
         return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
 
-    def packed(self, storage_of: Callable[[Entry], QuantStorage | None]) -> LoadPlan:
+    def packed(self, storage_of: Callable[[Entry], QuantStorage[Codes] | None]) -> LoadPlan:
         """Return the plan with the weights quantized for which `storage_of` returns a storage."""
 
         def quantized(entry: Entry) -> Entry:
@@ -284,116 +281,3 @@ def closed_on_failure() -> Iterator[Callable[[LoadPlan], LoadPlan]]:
 
         yield keep
         stack.pop_all()
-
-
-def read(entry: Entry) -> np.ndarray:
-    """Return the values of `entry` in `entry.shape`: float32, float16, or uint16 for the bits of bfloat16; float32
-    with the fused deltas if it has any. Raises ModelError as `raw` does."""
-    import numpy as np
-
-    source = entry.source
-    arrays = [raw(piece) for piece in source.pieces]
-    if source.code:
-        array = source.code.values(arrays).reshape(source.shape)
-    else:
-        (array,) = arrays
-    if source.channels_last:
-        array = np.moveaxis(array, -1, 1)
-    if source.decode == "last_tap":
-        array = array[:, :, -1]
-    if source.decode == "transposed":
-        array = array.T
-    if source.decode == "swapped":
-        array = np.roll(array, len(array) // 2, axis=0)
-    array = np.ascontiguousarray(array).reshape(entry.shape)
-    return fused(widened(array), entry.fused) if entry.fused else array
-
-
-def read_chunks(entry: Entry) -> Iterator[np.ndarray]:
-    """Yield the values of `read`, a few rows at a time: a tensor that is used as it is stored is never in memory as
-    a whole. Raises ModelError."""
-    import numpy as np
-
-    source = entry.source
-    if not source.is_plain or entry.fused:
-        yield read(entry)
-        return
-    piece, (height, *row) = source.first, entry.shape or (1,)
-    step = max(1, CHUNK // max(1, prod(row)))
-    size = prod(row) * np.dtype(NUMPY[piece.dtype]).itemsize
-    for start in range(0, height, step):
-        end = min(height, start + step)
-        begin = piece.begin + start * size
-        yield raw(piece._replace(shape=(end - start, *row), begin=begin, end=begin + (end - start) * size))
-
-
-def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
-    """Return `weight`, float32, with all of `deltas`, each computed from the original weight. Strength 0 changes no
-    bit."""
-    total = weight
-    for delta in deltas:
-        if delta.strength:
-            added = delta.added(weight)
-            added += total  # in place: these are the largest arrays of a load
-            total = added
-    return total
-
-
-def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the branch beside `entry`, float32: down [R in] and up [out R], all of its deltas along one rank; None
-    if there is none. Raises ModelError."""
-    import numpy as np
-
-    factors = [delta.factors() for delta in entry.branch if delta.strength]
-    if not factors:
-        return None
-    downs, ups = zip(*factors, strict=True)
-    return np.concatenate(downs), np.concatenate(ups, axis=1)
-
-
-def read_codes(entry: Entry) -> Coded:
-    """Return the quantized values of an `entry` with packed storage: the file's own codes if it has them, else
-    quantized from its values. Raises ModelError as `raw` does, and if a scale or value is not finite."""
-    assert isinstance(entry.storage, Packed)
-    code, source = entry.storage.code, entry.source
-    stays = source.kept
-    if isinstance(source.code, StaysQuantized) and stays and stays.code == code and not entry.fused:
-        weight = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
-        count = sum(map(_not_finite, weight.arrays[1:] if isinstance(code, Affine) else [code.values(weight.arrays)]))
-        if count:
-            raise not_finite(entry, count, 0.0, "")
-    elif isinstance(code, Affine):
-        weight = encode(_finite_parts(entry), entry.shape, code)
-    else:
-        raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
-    largest = _largest(weight, code) if entry.storage.dtype == "float16" else 0.0
-    if largest >= TOO_LARGE["float16"]:
-        raise not_finite(entry, 0, largest, entry.storage.dtype)
-    return weight
-
-
-def _finite_parts(entry: Entry) -> Iterator[np.ndarray]:
-    """Yield the chunks of `read_chunks`. Raises ModelError if a value is not finite."""
-    chunks = read_chunks(entry)
-    for part in chunks:
-        if count := _not_finite(part):
-            raise not_finite(entry, count + sum(map(_not_finite, chunks)), 0.0, "")
-        yield part
-
-
-def _not_finite(array: np.ndarray) -> int:
-    """Return the number of values that are not finite."""
-    return int((~finite(array)).sum())
-
-
-def _largest(weight: Coded, code: Codes) -> float:
-    """Return the largest absolute value of the weight. It is decoded only if the ends of the groups do not settle
-    it."""
-    import numpy as np
-
-    if isinstance(code, Affine):
-        scales, biases = (widened(part) for part in weight.arrays[1:])
-        bound = float(np.maximum(np.abs(biases), np.abs(biases + (2**code.bits - 1) * scales)).max(initial=0))
-        if bound < TOO_LARGE["float16"]:
-            return bound
-    return float(np.abs(code.values(weight.arrays)).max(initial=0))

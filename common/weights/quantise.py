@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, QuantStorage
+from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine
+from qwenimg.common.codes.coded import QuantStorage
 from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import Entry, LoadPlan, Source
-from qwenimg.common.weights.storage import Dense, Packed
+from qwenimg.common.weights.storage import Codes, Dense, Packed
 
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
@@ -57,7 +58,7 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
     """Return `plan` with the weights quantized that are quantized in its files, but for `tables`, whose rows are
     looked up and not multiplied."""
 
-    def of_file(entry: Entry) -> QuantStorage | None:
+    def of_file(entry: Entry) -> QuantStorage[Codes] | None:
         storage = entry.source.kept
         return storage if storage and entry.name not in tables and storage.code.fits(entry.shape) else None
 
@@ -110,7 +111,7 @@ def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPl
     order = sorted({int(match[1]) for match in matches.values() if match.re.groups})
     ends = {*order[:1], *order[-2:]}
 
-    def chosen(entry: Entry) -> QuantStorage | None:
+    def chosen(entry: Entry) -> QuantStorage[Codes] | None:
         match = matches.get(entry.name)
         if match is None or len(entry.shape) != 2 or isinstance(entry.storage, Packed):
             return None

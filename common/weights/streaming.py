@@ -87,8 +87,8 @@ def straight(entry: Entry, moved: Moved) -> bool:
 
 
 def fitting(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int, moved: Moved) -> LoadPlan:
-    """Return `plan` with as few blocks streamed as leave at most `budget` bytes in memory; if none do, with those that
-    leave the fewest."""
+    """Return `plan` with the fewest blocks streamed that bring its weights down to `budget` bytes; if none do, with
+    those that leave the fewest bytes."""
     whole = held(plan, moved)
     choices = [] if whole <= budget else _choices(plan, streamable, moved)
     if not choices:

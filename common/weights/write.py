@@ -23,9 +23,9 @@ from qwenimg.common.codes.bits import finite, narrowed, widened
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.weights.not_finite import not_finite
-from qwenimg.common.weights.plan import Entry, read_chunks, read_codes
+from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import not_finite, read_chunks, read_codes
 
 if TYPE_CHECKING:
     import numpy as np

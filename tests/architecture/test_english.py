@@ -7,7 +7,7 @@ import pytest
 from rules import name_of, sources
 
 # Fields whose names are keys of a file's format.
-KEYS = frozenset(f"common/parity/passport_schema.py: StationJson: {key}" for key in ("made", "own"))
+KEYS = frozenset(f"common/parity/passport/passport_schema.py: StationJson: {key}" for key in ("made", "own"))
 
 
 def product() -> dict[str, str]:

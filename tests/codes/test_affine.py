@@ -7,8 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode, of_widths, pack, unpack
+from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode, of_widths
 from qwenimg.common.codes.bits import widened
+from qwenimg.common.codes.coded import pack, unpack
 from qwenimg.common.codes.eight_bits import EightBits
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]

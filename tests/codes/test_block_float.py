@@ -17,8 +17,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.bits import narrowed
 from qwenimg.common.codes.block_float import MODES, BlockFloat, of_widths
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.plan import read, read_codes
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read, read_codes
 
 CASES = [BlockFloat(mode) for mode in MODES]
 

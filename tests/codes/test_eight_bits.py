@@ -11,7 +11,8 @@ from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.codes.eight_bits import EightBits, table
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.weights.keys import Place, Rows, plan, plan_places
-from qwenimg.common.weights.plan import as_stored, read
+from qwenimg.common.weights.plan import as_stored
+from qwenimg.common.weights.values import read
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 

@@ -19,8 +19,9 @@ from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.gguf_blocks import CHUNK, READERS, STORAGE, GGUFBlocks
 from qwenimg.common.formats.gguf_types import TYPES, named
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.plan import Entry, LoadPlan, read, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Dense, Packed
+from qwenimg.common.weights.values import read, read_codes
 
 WIDTH = 512
 

@@ -30,8 +30,8 @@ from qwenimg.common.conversion import parts
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.shapes import builtin
-from qwenimg.common.weights.plan import read_codes
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read_codes
 
 BACKENDS = ("cpu", "mlx")
 SHAPES = builtin.folder()

@@ -54,7 +54,7 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
 
     def noted(memory: Occupancy, stage: Stage) -> Arrangement:
         way = arrange(memory, stage)
-        held = streaming.held(pipe.runtime.plan(way.component), None)
+        held = streaming.held(pipe.runtime.load_plan(way.component), None)
         rows.append((stage.name, stage.resident, way.opens, held, way.split.size))
         return way
 

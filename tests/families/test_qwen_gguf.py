@@ -25,8 +25,8 @@ from qwenimg.common.formats.gguf_types import named
 from qwenimg.common.networks import qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.weights.plan import read, read_codes
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read, read_codes
 
 BACKENDS = ("cpu", "mlx")
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 4}

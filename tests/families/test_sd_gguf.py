@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.weights.plan import read, read_codes
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read, read_codes
 
 ASKED: dict[str, Any] = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0, "sampler": "euler"}
 BACKENDS = ("cpu", "mlx")

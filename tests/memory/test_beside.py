@@ -20,7 +20,7 @@ def test_the_array_that_codes_are_decoded_to_is_in_the_plan(tmp_path: Path) -> N
     write_random_model(tmp_path / "model", dit=DIT, text=TEXT, dtype="bfloat16")
     pipe = qwenimg.load(tmp_path / "model", backend="cpu", precision="fp32", quantize="8")
     transformer = pipe.model.checkpoint["transformer"]
-    plan = pipe.runtime.plan(transformer)
+    plan = pipe.runtime.load_plan(transformer)
     sizes = {name: 4 * int(np.prod(e.shape)) for name, e in plan.entries.items() if len(e.shape) == 2}
     always = max(size for name, size in sizes.items() if ".mlp." in name or "_mlp." in name)
     once = max(size for name, size in sizes.items() if "_mod." in name)
@@ -41,7 +41,7 @@ def test_what_is_read_on_the_way_counts_only_at_the_end(tmp_path: Path, precisio
     there yet."""
     write_random_model(tmp_path / "model", dit=DIT, text=TEXT, dtype="bfloat16")
     pipe = qwenimg.load(tmp_path / "model", backend="cpu", precision=precision)
-    plan = pipe.runtime.plan(pipe.model.checkpoint["text_encoder"])
+    plan = pipe.runtime.load_plan(pipe.model.checkpoint["text_encoder"])
     last = list(plan.entries.values())[-1]
     found = beside.loading(plan, None)
     print(f"{found} of {streaming.held(plan, None)} bytes; the last weight is {last.name}, of {last.nbytes}")

@@ -19,7 +19,7 @@ from qwenimg import Pipeline, backends
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, record
-from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.summary import lines
 from qwenimg.common.sampling.table import SAMPLERS
 

@@ -24,10 +24,11 @@ from refusals import refused, safetensors_bytes, tensor
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.families import registry
-from qwenimg.common.parity import passport_file, report
+from qwenimg.common.parity import report
 from qwenimg.common.parity.blocks import parts
 from qwenimg.common.parity.check import blocks as check_blocks
-from qwenimg.common.parity.passport import Figure, Passport, RecordedResult
+from qwenimg.common.parity.passport import passport_file
+from qwenimg.common.parity.passport.passport import Figure, Passport, RecordedResult
 from qwenimg.common.parity.record import BlockRecorder, Trace
 from qwenimg.common.parity.sample import PROJECTIONS, Drawn, drawn_like, projected
 from qwenimg.common.precision.precision import FP32

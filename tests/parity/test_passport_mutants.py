@@ -19,8 +19,8 @@ from refusals import refused
 import qwenimg
 from qwenimg import ModelError, Pipeline
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.parity import passport_file
-from qwenimg.common.parity.passport import MAX_GAIN
+from qwenimg.common.parity.passport import passport_file
+from qwenimg.common.parity.passport.passport import MAX_GAIN
 
 BLOCKS = ("transformer.time_text_embed", "transformer.transformer_blocks.1", "transformer.norm_out", "vae.quant_conv")
 VERDICTS = (0, 5, 6)

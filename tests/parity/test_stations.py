@@ -16,8 +16,9 @@ from refusals import refused, safetensors_bytes, tensor
 
 import qwenimg
 from qwenimg.common.base.errors import DoesNotFit
-from qwenimg.common.parity import check, passport_file, record, rerun, stations, summary
-from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity import check, record, rerun, stations, summary
+from qwenimg.common.parity.passport import passport_file
+from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.stations import FARTHEST, FLOOR, INPUT_LIMIT, MARGIN, Station, judged
 from qwenimg.common.parity.tape import Tape, taped
 

@@ -9,8 +9,8 @@ import pytest
 import trace_diffusers
 from cli_runner import cli
 
-from qwenimg.common.parity import passport_file
-from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity.passport import passport_file
+from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.runtime.traced import Values
 
 

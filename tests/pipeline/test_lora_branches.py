@@ -21,8 +21,8 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.loras import Loras
-from qwenimg.common.weights.plan import read, read_branch, read_codes
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read, read_branch, read_codes
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
 MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"

@@ -285,14 +285,14 @@ def test_what_a_run_says(opened: Opened) -> None:
 def test_seconds_that_are_saved() -> None:
     """By the median of what whole calls took under the same guidance."""
     cache = StepCache(SimpleNamespace(), Request(prompt="x", step_cache=0.1))  # type: ignore[arg-type]
-    for turn, calls, reused, seconds in (
+    for phase, calls, reused, seconds in (
         (1, 1, 0, 9.0),
         (1, 1, 0, 2.0),
         (1, 2, 0, 4.0),
         (1, 2, 1, 3.0),
         (2, 1, 1, 0.5),
     ):
-        cache._turn = turn
+        cache._phase = phase
         cache.calls += calls
         cache.reused += [cache.calls] * reused
         cache.timed(seconds)

@@ -20,7 +20,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.parity import parity
-from qwenimg.common.weights.plan import read
+from qwenimg.common.weights.values import read
 
 LENGTHS = (1, 2, 13, 77)
 

@@ -87,7 +87,7 @@ def test_which_split_is_chosen() -> None:
 
 
 def test_a_split_may_ask_for_more_than_it_takes() -> None:
-    part, splits = Part(10), (Split(activations=30, spare=60, size=1), Split(activations=50, size=2))
+    part, splits = Part(10), (Split(activations=30, required=60, size=1), Split(activations=50, size=2))
     for budget, size in ((70, 1), (69, 2)):
         memory = Occupancy(Sizes(), lambda loaded, budget=budget: budget, lambda names: None)  # type: ignore
         way = memory.arrange(stage("decode", part, 0, splits=splits))

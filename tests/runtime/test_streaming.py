@@ -59,7 +59,7 @@ def limited(pipe: Pipeline) -> list[int]:
     tells how many blocks each loading streams."""
     counts: list[int] = []
     open_, fitted, component = pipe.engine.open, pipe.runtime.fitted, denoiser(pipe)
-    plan = pipe.runtime.plan(component)
+    plan = pipe.runtime.load_plan(component)
     blocks = streaming.blocks(plan, component.streamable)
     room = streaming.held(plan, None) - sum(e.nbytes for block in blocks.values() for e in block) // 2
 
@@ -206,7 +206,7 @@ def test_what_was_read_goes_before_the_block_computes(folder: Path) -> None:
 
     pipe = qwenimg.load(folder, backend="mlx", precision="fp32")
     entry = next(
-        e for e in pipe.runtime.plan(pipe.model.checkpoint["transformer"]).entries.values() if len(e.shape) == 2
+        e for e in pipe.runtime.load_plan(pipe.model.checkpoint["transformer"]).entries.values() if len(e.shape) == 2
     )
     assert entry.dtype == "bfloat16" and entry.storage.dtype == "float32"
     before = mx.get_active_memory()
@@ -242,7 +242,7 @@ def test_the_real_budget(folder: Path) -> None:
 def test_what_is_streamed(folder: Path) -> None:
     pipe = qwenimg.load(folder, backend="cpu", precision="fp32")
     component = denoiser(pipe)
-    plan, streamable = pipe.runtime.plan(component), component.streamable
+    plan, streamable = pipe.runtime.load_plan(component), component.streamable
     block = sum(entry.nbytes for entry in streaming.blocks(plan, streamable)["transformer_blocks.0"])
     whole = streaming.held(plan, None)
     assert whole == plan.when(ALWAYS).nbytes
@@ -263,7 +263,7 @@ def test_what_of_a_unet_is_streamed(folders: dict[str, Path]) -> None:
     """Never more in memory than asked where that can be, and never more than the whole."""
     pipe = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32")
     component = denoiser(pipe)
-    plan, streamable = pipe.runtime.plan(component), component.streamable
+    plan, streamable = pipe.runtime.load_plan(component), component.streamable
     whole, least = streaming.held(plan, None), streaming.held(streaming.fitting(plan, streamable, 0, None), None)
     counts = []
     for share in range(11):
@@ -346,7 +346,7 @@ def test_a_block_is_planned_as_it_is_read_ahead(tmp_path: Path, backend: str, st
         write_random_sd(tmp_path / "model", "sd15", stored)
     pipe = qwenimg.load(tmp_path / "model", backend=backend, precision="fp32")
     component, moved = denoiser(pipe), pipe.engine.workspace.moved
-    plan = streaming.fitting(pipe.runtime.plan(component), component.streamable, 0, moved)
+    plan = streaming.fitting(pipe.runtime.load_plan(component), component.streamable, 0, moved)
     values = max(sum(prod(e.shape) for e in block) for block in streaming.streamed_blocks(plan).values())
     assert streaming.passing(plan, moved) == values * (4 + ahead)
     assert streaming.passing(plan, None) == values * (4 + 4), "a card gets it as it is kept"

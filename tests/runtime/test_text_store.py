@@ -129,11 +129,10 @@ def test_what_is_not_right_is_a_line_and_no_more(tiny_folder: Path, place: Path,
 
 
 def test_the_folder_stays_below_its_budget(tmp_path: Path) -> None:
-    class Quiet:
-        def notify(self, kind: str, text: str) -> None:
-            raise AssertionError(text)
+    def notify(kind: str, text: str) -> None:
+        raise AssertionError(text)
 
-    store = TextStore(Quiet(), tmp_path / "p", budget=5000)  # type: ignore[arg-type]
+    store = TextStore(notify, tmp_path / "p", budget=5000)
     for i in range(8):
         store.put(f"{i:02}", [np.full((1, 250), i, np.float32)])
         os.utime(tmp_path / "p" / f"{i:02}.safetensors", (i, i))

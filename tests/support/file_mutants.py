@@ -17,8 +17,9 @@ import torch
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.weights.plan import Entry, LoadPlan, read_codes
+from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read_codes
 
 SECONDS, MEMORY = 1.0, 50e6
 EXTREMES = (0, 1, 2, 3, 8, 9, 31, 32, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)

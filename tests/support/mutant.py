@@ -14,7 +14,7 @@ import pytest
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.parity import check, record
-from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.pipeline.pipeline import Pipeline
 
 PRECISIONS = ("fp32", "bf16", "fp16")

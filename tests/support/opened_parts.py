@@ -8,14 +8,14 @@ from qwenimg import Pipeline
 from qwenimg.common.runtime.stages import Split, Stage
 
 
-def open_part(pipe: Pipeline, name: str, spare: int = 0) -> Any:
-    """Return the network `name` (as stages call it) with `spare` bytes beside its weights. It stays in memory."""
+def open_part(pipe: Pipeline, name: str, activations: int = 0) -> Any:
+    """Return the network `name` (as stages call it) with `activations` bytes beside its weights. It stays in memory."""
     model: Any = pipe.model
     if name.startswith("vae "):
         component = model.vae._parts[name.removeprefix("vae ")]
     else:
         component = model.checkpoint[name.replace(" ", "_")]
-    stage = Stage(name="test", resident=name, component=component, splits=(Split(activations=spare),))
+    stage = Stage(name="test", resident=name, component=component, splits=(Split(activations=activations),))
     return model.residents.enter(stage)[0]
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from refusals import safetensors_bytes
 
-from qwenimg.common.parity import passport_file
-from qwenimg.common.parity.passport import Passport
+from qwenimg.common.parity.passport import passport_file
+from qwenimg.common.parity.passport.passport import Passport
 
 WRONG: tuple[Any, ...] = (
     None, True, 0, 3, -1, 2**32, 10**19, 10**400, -0.5, 1e30, 1e308, "", "x", "../\x1b[31m", [], ["x"], [[]], {},

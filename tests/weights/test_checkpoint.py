@@ -17,7 +17,8 @@ from refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.weights.keys import plan
-from qwenimg.common.weights.plan import Use, read
+from qwenimg.common.weights.plan import Use
+from qwenimg.common.weights.values import read
 
 SINGLE = "diffusion_pytorch_model.safetensors"
 INDEX = "diffusion_pytorch_model.safetensors.index.json"

@@ -17,11 +17,13 @@ import torch
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.affine import BITS8, QuantStorage
+from qwenimg.common.codes.affine import BITS8
+from qwenimg.common.codes.coded import QuantStorage
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.keys import plan
-from qwenimg.common.weights.plan import LoadPlan, read, read_codes
+from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.values import read, read_codes
 
 SHAPES = {"a.weight": (6, 64), "b.weight": (4, 3, 3, 3), "c.weight": (5, 64), "d.weight": (3, 7)}
 FP8, FP8_WIDE = torch.float8_e4m3fn, torch.float8_e5m2

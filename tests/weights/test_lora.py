@@ -24,7 +24,8 @@ from qwenimg.common.precision.precision import BF16, FP32
 from qwenimg.common.weights import lora as loras
 from qwenimg.common.weights import module_patterns, peft_config
 from qwenimg.common.weights.lora_names import DENOISER, Names, component_names
-from qwenimg.common.weights.plan import Entry, LoadPlan, fused, read
+from qwenimg.common.weights.plan import Entry, LoadPlan
+from qwenimg.common.weights.values import fused, read
 
 TOLERANCE = 1e-6  # of the largest value: float32 sums of a few products, against float64
 MANIFEST = qwen_dit.manifest(DIT)

@@ -18,8 +18,8 @@ from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.plan import read, read_chunks, read_codes
 from qwenimg.common.weights.storage import Dense, Packed
+from qwenimg.common.weights.values import read, read_chunks, read_codes
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
 MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"
@@ -134,7 +134,7 @@ def test_a_scale_that_is_not_finite_is_named(tmp_path: Path, file: tuple[Path, d
 
 def test_values_are_coded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same codes, and every value that is not finite is counted, in whichever rows it is."""
-    monkeypatch.setattr("qwenimg.common.weights.plan.CHUNK", 4 * 96)
+    monkeypatch.setattr("qwenimg.common.weights.values.CHUNK", 4 * 96)
     good = np.random.default_rng(2).standard_normal((11, 96)).astype(np.float32)
     bad = good.copy()
     bad[(3, 4, 10), 5] = np.nan, np.inf, np.nan

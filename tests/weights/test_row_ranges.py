@@ -17,7 +17,8 @@ from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.weights.keys import Place, Rows, plan_places
-from qwenimg.common.weights.plan import LoadPlan, as_stored, read, read_chunks
+from qwenimg.common.weights.plan import LoadPlan, as_stored
+from qwenimg.common.weights.values import read, read_chunks
 
 Q8 = GGMLQuantizationType.Q8_0
 WIDTH = 32  # of a layer whose q, k and v have as many rows, and whose feed-forward has four times as many

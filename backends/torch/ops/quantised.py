@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.layers import Linear
-from qwenimg.common.codes.affine import Affine, unit
+from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import E2M1, E8M0_BIAS, BlockFloat
+from qwenimg.common.codes.coded import unit
 from qwenimg.common.weights.storage import Codes
 
 IN_CACHE = 1 << 18  # values that a CPU decodes at once

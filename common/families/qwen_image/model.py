@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+
+import numpy as np
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
-from qwenimg.common.families.qwen_image.run import QwenRun
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import qwen_conditioning
-from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.pipeline import inpaint
+from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
-from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
+from qwenimg.common.pipeline.inpaint import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Modulation
+from qwenimg.common.runtime.engine import Array, Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
@@ -113,21 +118,21 @@ class QwenImage:
         """Return the stage that computes the modulation of `count` timesteps. It leaves enough memory for the steps
         after it, which take `steps` bytes in each of their splits."""
         component = self.checkpoint["transformer"]
-        plan = self.runtime.plan(component)
+        plan = self.runtime.load_plan(component)
         rows = memory.modulation_rows(self.config, plan, count)
         block = self.runtime.call_bytes(component, memory.block_bytes(plan), once=True)
         return Stage(
             name="modulation",
             resident="transformer",
             component=component,
-            splits=tuple(Split(activations=rows + block, spare=rows + max(step, block)) for step in steps),
-            streams=False,
+            splits=tuple(Split(activations=rows + block, required=rows + max(step, block)) for step in steps),
+            calls_blocks=False,
             results=rows,
         )
 
     def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
-        """Return the timesteps of the transformer's calls, in their order."""
-        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.asked())
+        """Return the timesteps of the transformer's evaluations, in their order."""
+        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
 
     def _step_bytes(self, branches: int, tokens: int) -> int:
         """Return the bytes of a step with `branches` in one batch, of `tokens` image and text tokens each."""
@@ -198,3 +203,55 @@ class QwenImage:
         self._modulations.clear()
         self.residents.free()
         self.checkpoint.close()
+
+
+# One image
+
+
+class QwenRun:
+    """A run for one request; the denoised latents are x - sigma velocity. `grid`: frames, rows and columns in
+    tokens."""
+
+    def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
+        self.model, self.request, self.grid = model, request, grid
+        self.rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}  # of the modulation
+        branches, tokens = model.guidance.branches(request), grid[1] * grid[2]
+        texts = model.texts.states([branch.prompt for branch in branches])
+        stages = model.steps(request, plan, tokens, [text.shape[1] for text in texts])
+        self.modulation = model.modulation(model.timesteps(plan), stages[0])
+        self.transformer, split = model.residents.enter(stages[-1])
+        self.phases = phases(
+            plan, branches, split.size or len(texts), lambda positions: self._pass([texts[i] for i in positions])
+        )
+        self.shapes = {
+            "text": ", ".join(str(list(text.shape)) for text in texts),
+            "tokens": f"{grid[1]} x {grid[2]} = {tokens}",
+        }
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        return Denoiser(
+            self.model.runtime,
+            "transformer",
+            self.phases,
+            lambda x, sigma, velocity: x - sigma * velocity,
+            partial(self.model.guidance.combined, self.model.engine, self.request),
+            blend=inpaint.blend(initial, segment.schedule, self.array),
+        )
+
+    def _pass(self, texts: Sequence[Array]) -> Pass:
+        """Return the pass of the transformer for a batch of branches."""
+        condition = self.transformer.condition(texts, [self.grid])
+        return Pass(self.transformer, condition, lambda x, sigma: (x, (self.modulation, self.rows[sigma])))
+
+    def array(self, latents: Latents) -> Array:
+        return self.model.engine.array(packing.pack(latents))
+
+    def latents(self, x: Array) -> Latents:
+        patch = self.model.config.patch_size
+        shape = self.grid[1] * patch, self.grid[2] * patch
+        return packing.unpack(self.model.engine.numpy(x), *shape).astype(np.float32)
+
+    def close(self) -> None:
+        """Free the run's arrays on the device, before the VAE decodes."""
+        self.phases, self.modulation = [], None
+        del self.transformer  # which may be freed for the VAE

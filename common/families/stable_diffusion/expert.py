@@ -71,7 +71,7 @@ class Expert:
         return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
 
     def adapt(self, deltas: Deltas) -> None:
-        """Add `deltas` to the weights, and read loaded weights that change again."""
+        """Add `deltas` to the weights, and read again those weights of open networks that the LoRAs change."""
         self.checkpoint = self.checkpoint.with_deltas(deltas)
         self.texts.renew(self.checkpoint.texts)
         self.residents.adapt(self.name, self.checkpoint["unet"])
@@ -89,9 +89,9 @@ class Expert:
         keys = self.texts.keys([branch.prompt for branch in GUIDANCE.branches(request)], request.clip_skip)
         return [] if self.texts.has(keys) else self.texts.stages(keys, counted)
 
-    def steps(self, request: Request, shape: Shape, calls: int) -> Stage:
-        """Return the stage of the UNet, which is called `calls` times: all branches of guidance go in one batch if
-        that fits, else one after the other."""
+    def steps(self, request: Request, shape: Shape, evaluations: int) -> Stage:
+        """Return the stage of the UNet for so many `evaluations`: all branches of guidance go in one batch if that
+        fits, else one after the other."""
         unet, branches = self.checkpoint["unet"], GUIDANCE.branches(request)
         return Stage(
             name="refine" if self.facts.refiner else "denoise",
@@ -101,12 +101,12 @@ class Expert:
                 Split(
                     activations=self.step_bytes(request, *shape, size),
                     size=size,
-                    passes=calls * passes(branches, size),
+                    passes=evaluations * passes(branches, size),
                     about="" if size == len(branches) else "one branch of guidance after the other",
                 )
                 for size in dict.fromkeys((len(branches), 1))
             ),
-            operations=calls
+            operations=evaluations
             * passes(branches, 1)
             * operations.unet(unet.plan, len(self.unet_config.block_out_channels), *shape),
         )

@@ -83,8 +83,8 @@ class StableDiffusion:
 
     def steps(self, request: Request, plan: SamplingPlan, shape: Shape) -> dict[Expert, Stage]:
         """Return the stage of each UNet."""
-        pairs = zip(self.experts(), plan.calls, strict=True)
-        return {expert: expert.steps(request, shape, calls) for expert, calls in pairs}
+        pairs = zip(self.experts(), plan.evaluations_by_segment, strict=True)
+        return {expert: expert.steps(request, shape, evaluations) for expert, evaluations in pairs}
 
     def variant(self, change: Change) -> StableDiffusion:
         base = self.runtime.changed(self.checkpoint, change, self.residents.weights)
@@ -131,7 +131,7 @@ class StableDiffusion:
 
 
 class DiffusionRun:
-    """A run for one request. The denoised image is c_skip x + c_out UNet(c_in x, time), with guidance on the
+    """A run for one request. The denoised latents are c_skip x + c_out UNet(c_in x, time), with guidance on the
     predictions."""
 
     def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: Shape):
@@ -155,7 +155,7 @@ class DiffusionRun:
             latents = engine.join([scaled, *extra]) if extra else scaled
             return latents, sinusoids(config, [time(sigma)], config.time_channels)
 
-        def call(positions: tuple[int, ...]) -> Pass:
+        def make_pass(positions: tuple[int, ...]) -> Pass:
             rows = conditioning.of(positions)
             return Pass(unet, unet.condition(rows.texts, rows.added), inputs)
 
@@ -167,7 +167,7 @@ class DiffusionRun:
         return Denoiser(
             self.model.runtime,
             "unet",
-            phases(self.plan, branches, split.size or len(branches), call),
+            phases(self.plan, branches, split.size or len(branches), make_pass),
             denoised,
             partial(GUIDANCE.combined, engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
 
 from qwenimg.common.families.z_image import memory
-from qwenimg.common.families.z_image.run import ZImageRun
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.zimage_conditioning import padded
+from qwenimg.common.networks.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.zimage_dit import PATCH
-from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.pipeline import inpaint
+from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.guidance import Guidance, passes
-from qwenimg.common.pipeline.plan import SamplingPlan, flow_plan
+from qwenimg.common.pipeline.inpaint import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
@@ -123,3 +129,52 @@ class ZImage:
         self.texts.close()
         self.residents.free()
         self.checkpoint.close()
+
+
+# One image
+
+
+class ZImageRun:
+    """A run for one request. The denoised latents are x + sigma prediction, for the model predicts latents - noise. `grid`: rows
+    and columns of tokens."""
+
+    def __init__(self, model: ZImage, request: Request, plan: SamplingPlan, grid: tuple[int, int]):
+        self.model, self.request, self.grid = model, request, grid
+        branches, tokens = model.guidance.branches(request), grid[0] * grid[1]
+        self.texts = model.texts.states([branch.prompt for branch in branches])
+        stage = model.steps(request, plan, tokens, [text.shape[1] for text in self.texts])
+        self.transformer, _ = model.residents.enter(stage)
+        self.phases = phases(plan, branches, 1, self._pass)
+        self.shapes = {
+            "text": ", ".join(str(list(text.shape)) for text in self.texts),
+            "tokens": f"{grid[0]} x {grid[1]} = {tokens}",
+        }
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        return Denoiser(
+            self.model.runtime,
+            "transformer",
+            self.phases,
+            lambda x, sigma, prediction: x + sigma * prediction,
+            partial(self.model.guidance.combined, self.model.engine, self.request),
+            blend=inpaint.blend(initial, segment.schedule, self.array),
+        )
+
+    def _pass(self, positions: tuple[int, ...]) -> Pass:
+        """Return the pass of the transformer for one branch."""
+        [position] = positions
+        condition = self.transformer.condition(self.texts[position], self.grid)
+        dtype, timestep = self.model.runtime.precision.time_dtype(), self.model.schedule_config.timestep
+        return Pass(self.transformer, condition, lambda x, sigma: (x, time_row(timestep(sigma), dtype)))
+
+    def array(self, latents: Latents) -> Array:
+        return self.model.engine.array(packing.pack(latents, channels_last=True))
+
+    def latents(self, x: Array) -> Latents:
+        shape = self.grid[0] * PATCH, self.grid[1] * PATCH
+        return packing.unpack(self.model.engine.numpy(x), *shape, channels_last=True).astype(np.float32)
+
+    def close(self) -> None:
+        """Free the run's arrays on the device, before the VAE decodes."""
+        self.phases, self.texts = [], []
+        del self.transformer  # which may be freed for the VAE

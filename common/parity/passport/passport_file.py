@@ -27,7 +27,7 @@ from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parity import run_file
-from qwenimg.common.parity.passport import (
+from qwenimg.common.parity.passport.passport import (
     Argument,
     Figure,
     Model,
@@ -37,7 +37,7 @@ from qwenimg.common.parity.passport import (
     RecordedResult,
     Side,
 )
-from qwenimg.common.parity.passport_schema import (
+from qwenimg.common.parity.passport.passport_schema import (
     ARGUMENTS,
     LARGEST,
     BlockJson,

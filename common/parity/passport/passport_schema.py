@@ -12,7 +12,7 @@ from typing import Any
 
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
-from qwenimg.common.parity.passport import MAX_GAIN
+from qwenimg.common.parity.passport.passport import MAX_GAIN
 from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
 from qwenimg.common.prompts.check import check_said
