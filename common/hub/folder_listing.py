@@ -22,7 +22,7 @@ from qwenimg.common.families.describe_lora import NO_USE, describe_lora
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, _below
+from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, entries_below
 from qwenimg.common.weights.lora_names import Names
 
 MAX_FILES = 1_000  # files whose headers are read
@@ -61,7 +61,10 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
     """Yield each file of weights and each model's folder once, with the folder that it was found in."""
     seen: set[Path] = set()
     roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
-    for root, paths in [*((root, _below(root)) for root in roots), *((root, _inside(root)) for root in folders.given)]:
+    for root, paths in [
+        *((root, entries_below(root)) for root in roots),
+        *((root, _inside(root)) for root in folders.given),
+    ]:
         models: list[Path] = []
         for path in paths:
             if path in seen or any(model in path.parents for model in models):

@@ -10,7 +10,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.hub.model_folders import KINDS, ModelFolders, _below
+from qwenimg.common.hub.model_folders import KINDS, ModelFolders, entries_below
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.loras import in_cache
 
@@ -54,7 +54,7 @@ def find(folders: ModelFolders, wanted: Mapping[str, str]) -> tuple[dict[str, Pa
 def _files(folders: ModelFolders) -> Iterator[Path]:
     """Yield every file that may be a LoRA: in the folders of LoRAs and below, and in a folder that was given itself."""
     for root in folders.folders["lora"]:
-        yield from filter(_may_be_lora, _below(root))
+        yield from filter(_may_be_lora, entries_below(root))
     for root in folders.given:
         yield from filter(_may_be_lora, sorted(root.glob("*.safetensors")))
 

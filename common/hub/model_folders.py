@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError, UsageError
@@ -112,7 +112,7 @@ class ModelFolders:
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_))
         if os.sep not in name:
-            folders = (below for folder in self.folders[kind_] for below in _below(folder))
+            folders = (below for folder in self.folders[kind_] for below in folders_below(folder))
             yield from (path for folder in folders for each in spelled if _is_model(path := folder / each, kind_))
 
 
@@ -188,7 +188,18 @@ def _is_model(path: Path, kind_: str) -> bool:
         return False
 
 
-def _below(root: Path) -> Iterator[Path]:
+def entries_below(root: Path) -> Iterator[Path]:
+    """Yield the files and folders in `root` and in the folders below it, the nearest first."""
+    for folder in chain([root], folders_below(root)):
+        try:
+            with os.scandir(folder) as entries:
+                names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES))
+        except OSError:  # no permission, or a link to itself
+            continue
+        yield from (folder / name for name in names)
+
+
+def folders_below(root: Path) -> Iterator[Path]:
     """Yield the folders below `root`, each once, the nearest first: up to MAX_DEPTH, and until MAX_ENTRIES are read."""
     budget, level = MAX_ENTRIES, [root]
     seen: set[tuple[int, int]] = set()

@@ -74,7 +74,7 @@ def measure(
         "text": first.timing.get("encode", 0.0),
         "first step": steps[0],
         "steady step": slope,
-        "decode": last.timing["decode"],
+        "decode": last.timing.get("decode", 0.0),
         "save": saving,
         "total": total,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.text import aligned, clean
@@ -55,17 +56,25 @@ def _picture(drawn: RedrawnImage) -> list[str]:
         rows.append((clean(kind, 40), str(len(passed)), f"{worst.output_error:.1e}", allowed, f"{inputs:.1e}"))
     table = aligned(rows) if kinds else []
     wrong = f": {'; '.join(drawn.failures[:SHORT])}" if drawn.failures else ""
-    return [*table, f"the whole picture: latents differ by {drawn.latents:.1e}, pixels by {drawn.pixels}{wrong}"]
+    latents = f"latents differ by {drawn.latents:.1e}" if isfinite(drawn.latents) else "latents are not compared"
+    return [*table, f"the whole picture: {latents}, pixels by {drawn.pixels}{wrong}"]
 
 
 def not_looked_at(passport: Passport, drawn: RedrawnImage | None) -> list[str]:
     """Return the parts of a run that the check did not judge."""
+    traced = {block.component for block in passport.blocks}
+    parts = [
+        f"the blocks of {clean(name, 40)}, of which none is traced" for name in passport.model.shapes.keys() - traced
+    ]
     if drawn is None:
-        return [PICTURE]
+        return [*sorted(parts), PICTURE]
     if not passport.run:
         only = "" if passport.precision.startswith("fp32") else "; latents and pixels are told only"
-        return [f"each step and what enters the VAE, which this passport does not have: record it again{only}"]
-    return [f"{clean(name, 40)}, of which float32 was not recorded" for name in drawn.unjudged]
+        return [
+            *sorted(parts),
+            f"each step and what enters the VAE, which this passport does not have: record it again{only}",
+        ]
+    return [*sorted(parts), *(f"{clean(name, 40)}, of which float32 was not recorded" for name in drawn.unjudged)]
 
 
 def _row(component: str, judged: list[Judged]) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Recipe(TypedDict):
     format: int  # 1
     version: str  # of qwenimg
     model: str  # a hub id or the last name of a folder or file, see `model_label`
-    backend: str  # mlx, torch
+    backend: str  # mlx, cuda or cpu
     device: str  # shown in messages
     precision: dict[str, str]  # component -> dtype, and FP32 place -> dtype
     versions: dict[str, str]  # python, numpy, torch or mlx, ...

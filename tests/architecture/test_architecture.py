@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -245,6 +246,16 @@ def test_layers():
     print(result.stdout[-600:])
     assert result.returncode == 0
     assert "0 broken" in result.stdout
+
+
+def test_every_family_is_held_apart():
+    """The contract names its modules; a family that is not among them could import another."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    [named] = [one["modules"] for one in contracts if one["type"] == "independence"]
+    folders = [path.parent.name for path in (ROOT / "common" / "families").glob("*/family.py")]
+    assert sorted(named) == sorted(f"qwenimg.common.families.{folder}" for folder in folders)
 
 
 def test_each_contract_can_fail(tmp_path):

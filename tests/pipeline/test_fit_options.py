@@ -200,7 +200,7 @@ REFUSED = {
         "without -q",
         "with --max-memory 16GB",
     ],
-    "shapes --backend mlx --size 1024x1024 --max-memory 60MB": ["with --size 384x384", "with --max-memory 630MB"],
+    "shapes --backend mlx --size 1024x1024 --max-memory 60MB": ["with --size 384x384", "with --max-memory 340MB"],
     "shapes --backend cpu --max-memory 1MB -q 8": [
         "with --max-memory 12MB",
     ],

@@ -22,6 +22,21 @@ MULTISTEP = (
 STOCHASTIC = [name for name, sampler in SAMPLERS.items() if sampler.stochastic and name not in ("lcm", "tcd")]
 
 
+OTHERS = (
+    "heunpp2",
+    "dpm_fast",
+    "dpm_adaptive",
+    "lcm",
+    "tcd",
+)  # each with a test of its own, or exact for one step alone
+
+
+def test_every_sampler_is_in_one_list():
+    """A new sampler goes into the list whose test holds its order."""
+    listed = [*ONE_STEP, *MULTISTEP, *STOCHASTIC, *OTHERS]
+    assert sorted(listed) == sorted(SAMPLERS), "put a new sampler into ONE_STEP or MULTISTEP"
+
+
 def kinds(names):
     return [(name, flow) for name in names for flow in (False, True) if SAMPLERS[name].flow or not flow]
 

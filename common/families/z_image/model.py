@@ -135,8 +135,9 @@ class ZImage:
 
 
 class ZImageRun:
-    """A run for one request. The denoised latents are x + sigma prediction, for the model predicts latents - noise. `grid`: rows
-    and columns of tokens."""
+    """A run for one request. The denoised latents are x + sigma prediction, for the model predicts latents - noise.
+
+    `grid`: rows and columns of tokens."""
 
     def __init__(self, model: ZImage, request: Request, plan: SamplingPlan, grid: tuple[int, int]):
         self.model, self.request, self.grid = model, request, grid
