@@ -81,7 +81,7 @@ class Request:
         longest=MAX_CHARACTERS, checks=check_prompt, recorded="always",
     ))  # fmt: skip
     negative_prompt: str = option(" ", Option(
-        help="what the picture must not show; needs guidance above 1", section="Prompt", metavar="TEXT", flags=("-n",),
+        help="what the picture must not show; needs guidance", section="Prompt", metavar="TEXT", flags=("-n",),
         title="the negative prompt", longest=MAX_CHARACTERS, checks=check_prompt, config=True, recorded="always",
         needs="guidance",
     ))  # fmt: skip
@@ -98,8 +98,8 @@ class Request:
         least=1, most=MAX_STEPS, config=True, recorded="always",
     ))  # fmt: skip
     guidance: float = option(4.0, Option(
-        help="{bounds}, how closely to follow the prompt; up to 1 is without, and twice as fast", section="Picture",
-        metavar="X",
+        help="{bounds}, how closely to follow the prompt; up to 1 (0 if that is the model's default) is without, and "
+        "twice as fast", section="Picture", metavar="X",
         flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
