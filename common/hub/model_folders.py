@@ -189,14 +189,18 @@ def _is_model(path: Path, kind_: str) -> bool:
 
 
 def entries_below(root: Path) -> Iterator[Path]:
-    """Yield the files and folders in `root` and in the folders below it, the nearest first."""
+    """Yield the files and folders in `root` and in the folders below it, the nearest first, MAX_ENTRIES at most."""
+    budget = MAX_ENTRIES
     for folder in chain([root], folders_below(root)):
         try:
             with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES))
+                names = sorted(entry.name for entry in islice(entries, budget))
         except OSError:  # no permission, or a link to itself
             continue
         yield from (folder / name for name in names)
+        budget -= len(names)
+        if not budget:
+            return
 
 
 def folders_below(root: Path) -> Iterator[Path]:

@@ -63,18 +63,17 @@ def _picture(drawn: RedrawnImage) -> list[str]:
 def not_looked_at(passport: Passport, drawn: RedrawnImage | None) -> list[str]:
     """Return the parts of a run that the check did not judge."""
     traced = {block.component for block in passport.blocks}
-    parts = [
-        f"the blocks of {clean(name, 40)}, of which none is traced" for name in passport.model.shapes.keys() - traced
-    ]
+    untraced = sorted(passport.model.shapes.keys() - traced)
+    parts = [f"the blocks of {clean(name, 40)}, of which none is traced" for name in untraced]
     if drawn is None:
-        return [*sorted(parts), PICTURE]
+        return [*parts, PICTURE]
     if not passport.run:
         only = "" if passport.precision.startswith("fp32") else "; latents and pixels are told only"
         return [
-            *sorted(parts),
+            *parts,
             f"each step and what enters the VAE, which this passport does not have: record it again{only}",
         ]
-    return [*sorted(parts), *(f"{clean(name, 40)}, of which float32 was not recorded" for name in drawn.unjudged)]
+    return [*parts, *(f"{clean(name, 40)}, of which float32 was not recorded" for name in drawn.unjudged)]
 
 
 def _row(component: str, judged: list[Judged]) -> tuple[str, ...]:

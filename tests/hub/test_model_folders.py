@@ -290,6 +290,18 @@ def test_a_search_ends(comfy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.process_time() - start < 1
 
 
+def test_a_list_of_everything_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is that of all folders together, the deepest too, which a search for a name does not read."""
+    for i in range(4):
+        (tmp_path / f"{i}").mkdir()
+        for j in range(5):
+            (tmp_path / f"{i}" / f"{j}.safetensors").write_bytes(b"")
+    assert len(list(model_folders.entries_below(tmp_path))) == 24
+    monkeypatch.setattr(model_folders, "MAX_ENTRIES", 11)
+    names = [path.relative_to(tmp_path).as_posix() for path in model_folders.entries_below(tmp_path)]
+    assert len(names) == 11 and names[:4] == ["0", "1", "2", "3"]
+
+
 @pytest.mark.parametrize("link", ["itself", ".", "..", "nothing", "/proc/1/root", "/dev"])
 def test_a_link_hides_no_file_beside_it(link: str, tmp_path: Path) -> None:
     """One to itself, which nothing can be asked of, and those that lead back, nowhere, and out."""
