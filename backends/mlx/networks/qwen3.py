@@ -13,13 +13,12 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx.networks.language_model import DecoderLayer, Pair
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
-
-Pair = tuple[Array, Array]
 
 # Layers
 
@@ -50,31 +49,6 @@ class Attention(mlx.nn.Module):
         return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
 
 
-class MLP(mlx.nn.Module):
-    def __init__(self, config: Qwen3Config):
-        super().__init__()
-        self.gate_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = ops.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def __call__(self, x: Array) -> Array:
-        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
-
-
-class DecoderLayer(mlx.nn.Module):
-    def __init__(self, config: Qwen3Config):
-        super().__init__()
-        self.input_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-
-    def __call__(self, x: Array, rope: Pair) -> Array:
-        """[B S C] -> [B S C]."""
-        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope))
-        return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))
-
-
 # Model
 
 
@@ -83,7 +57,7 @@ class Qwen3TextEncoder(mlx.nn.Module):
         super().__init__()
         self.stream = stream
         self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [DecoderLayer(config) for _ in range(config.used_layers)]
+        self.layers = [DecoderLayer(config, Attention(config)) for _ in range(config.used_layers)]
 
     def __call__(self, ids: Array, rope: Pair) -> Array:
         """Return the hidden states before the last layer [B S C], float32, for token ids [B S] and RoPE tables [S

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.language_model import DecoderLayer, Pair
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
-
-Pair = tuple[Tensor, Tensor]
 
 # Layers
 
@@ -45,31 +44,6 @@ class Attention(torch.nn.Module):
         return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
 
 
-class MLP(torch.nn.Module):
-    def __init__(self, config: QwenVLConfig):
-        super().__init__()
-        self.gate_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = ops.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
-
-
-class DecoderLayer(torch.nn.Module):
-    def __init__(self, config: QwenVLConfig):
-        super().__init__()
-        self.input_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, rope: Pair) -> Tensor:
-        """[B S C] -> [B S C]."""
-        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope))
-        return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))
-
-
 # Model
 
 
@@ -78,7 +52,8 @@ class QwenTextEncoder(torch.nn.Module):
         super().__init__()
         self.stream = stream
         self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = torch.nn.ModuleList([DecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        layers = [DecoderLayer(config, Attention(config)) for _ in range(config.num_hidden_layers)]
+        self.layers = torch.nn.ModuleList(layers)
         self.norm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, ids: Tensor, rope: Pair) -> Tensor:
