@@ -27,14 +27,15 @@ import wide_checkpoint
 from doc_tables import DOCS
 
 from qwenimg import backends
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision.precision import BF16_PLAIN, FP32
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys
 
 CONFIG = QwenDiTConfig(num_layers=2)
-POLICIES = {"F32": FP32, "BF16": BF16_PLAIN}
+POLICIES = {"F32": bases(KIND)["fp32"], "BF16": bases(KIND)["bf16-plain"]}
 Seconds = tuple[float, float]  # of the processor, and by the clock
 
 

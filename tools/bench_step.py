@@ -36,13 +36,14 @@ from wide_checkpoint import write
 import qwenimg.backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision.precision import MMDIT, bases
+from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 
 ROOT = Path(__file__).parent.parent
-BASES = bases(MMDIT)
+BASES = bases(KIND)
 TIMESTEP = 750.0  # a number that bfloat16 holds, so that no arm rounds it
 POLICIES = {"fp32": ("fp32",), "bf16": ("bf16", "bf16-plain")}
 FP32_TOLERANCE = 1e-5  # relative L2 to float64: some 30 float32 roundings in a row, and sums over 12288 products

@@ -26,13 +26,14 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common.base.config import parse
+from qwenimg.common.families.stable_diffusion.precision import KIND
 from qwenimg.common.networks import unet
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.precision.precision import UNET, bases
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 
-SD_BASES = bases(UNET)
+SD_BASES = bases(KIND)
 TIME = 437.0  # a whole number, as Stable Diffusion's times are
 TOKENS = 77
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -37,9 +37,10 @@ from wide_checkpoint import write as write_wide
 from qwenimg import backends
 from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
 from qwenimg.common.codes.coded import unpack
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.networks import qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision.precision import BF16
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys, quantise
 
@@ -56,12 +57,12 @@ def load(path: Path, backend: str) -> dict[str, int]:
     plan = keys.plan(path, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
     assert qwen_dit.NETWORK.blocks is not None
     plan = quantise.quantised(plan, quantise.parse(POLICY)["transformer"], qwen_dit.NETWORK.blocks)
-    plan = plan.stored(BF16, "transformer")
+    plan = plan.stored(bases(KIND)["bf16"], "transformer")
     engine = backends.load(backend)
     engine.check_fp32()
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the largest size so far
-    opened = engine.open("qwen_dit", config, plan, BF16)
+    opened = engine.open("qwen_dit", config, plan, bases(KIND)["bf16"])
     found = {
         "plan": plan.when(ALWAYS).nbytes,
         "before": before,

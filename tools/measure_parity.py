@@ -18,7 +18,8 @@ from doc_tables import table, write
 from parity_bench import POLICIES, Bench
 from parity_blocks import BLOCKS
 
-from qwenimg.common.precision.precision import BF16, FP32
+from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.precision.precision import bases
 
 
 def rows() -> list[list[str]]:
@@ -27,8 +28,8 @@ def rows() -> list[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
         for block in BLOCKS:
-            low = POLICIES["vae"][1] if block.part == "vae" else BF16
-            for precision in (FP32, low):
+            low = POLICIES["vae"][1] if block.part == "vae" else bases(KIND)["bf16"]
+            for precision in (bases(KIND)["fp32"], low):
                 for verdict in bench.judge(block, precision):
                     errors = {name: figures.relative / verdict.case.unit for name, figures in verdict.figures.items()}
                     found.append(

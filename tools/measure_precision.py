@@ -25,9 +25,10 @@ from safetensors.torch import save_file
 
 from qwenimg import backends
 from qwenimg.common.families import registry
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import devices, precision, presets
-from qwenimg.common.precision.precision import FP64, PLACES, Precision
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -66,7 +67,7 @@ def velocity(backend: str, policy: Precision, plan: LoadPlan) -> np.ndarray:
     engine = backends.load(backend)
     transformer = engine.open("qwen_dit", CONFIG, plan.stored(policy), policy)
     modulation = transformer.modulate(qwen_conditioning.time_rows(CONFIG, [713.2], policy.time_dtype()))
-    array = (lambda x: torch.from_numpy(x).double()) if policy is FP64 else engine.array
+    array = (lambda x: torch.from_numpy(x).double()) if policy.name == "fp64" else engine.array
     condition = transformer.condition([array(text)], [(1, 8, 8)])
     return engine.numpy(transformer.predict(array(latents), (modulation, 0), condition)).astype(np.float64)
 
@@ -80,9 +81,9 @@ def measure() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as temporary:
         write_weights(Path(temporary))
         plan = keys.plan(Path(temporary), "transformer", qwen_dit.manifest(CONFIG), uses=qwen_dit.uses)
-        reference = velocity("cpu", FP64, plan)
+        reference = velocity("cpu", precision.float64(KIND), plan)
         for name in POLICIES:
-            policy = precision.parse(name, on_gpu=False)
+            policy = precision.parse(name, on_gpu=False, kind=KIND)
             ours = {backend: velocity(backend, policy, plan) for backend in ("cpu", "mlx")}
             rows[name] = {backend: error(value, reference) for backend, value in ours.items()}
             rows[name]["mutual"] = error(ours["cpu"], ours["mlx"])
@@ -100,10 +101,10 @@ def write_tables(result: dict[str, dict[str, dict[str, float]]]) -> None:
         table(["policy", "torch against float64", "MLX against float64", "MLX against torch"], rows),
     )
     heads = ["policy", "text encoder", "transformer", "VAE", "final_norm", "modulation", "residual"]
-    policies = [_policy_row(policy) for policy in precision.bases(precision.MMDIT).values()]
+    policies = [_policy_row(policy) for policy in precision.bases(KIND).values()]
     write("measured/precision.md", "policies", table(heads, policies))
     write_presets()
-    places = [[f"`{name}`", text] for name, text in PLACES.items()]
+    places = [[f"`{name}`", text] for name, text in KIND.places.items()]
     write("measured/precision.md", "places", table(["place", "what is in it"], places))
 
 

@@ -25,6 +25,7 @@ from doc_tables import DOCS, table, write
 from wide_checkpoint import write as write_weights
 
 from qwenimg import backends
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import parse
@@ -87,7 +88,7 @@ def measured(path: Path, case: Case, layers: int, rounds: int) -> dict[str, Any]
         import fast_blas  # noqa: F401
     config = QwenDiTConfig(num_layers=layers)
     stored = qwen_dit.manifest(config)
-    engine, precision = backends.load(case.backend), parse(case.precision, on_gpu=False)
+    engine, precision = backends.load(case.backend), parse(case.precision, on_gpu=False, kind=KIND)
     plan = keys.plan(path, "transformer", stored, uses=qwen_dit.uses).stored(precision)
     moved = engine.workspace.moved
     whole = streaming.held(plan, moved)

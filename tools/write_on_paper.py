@@ -24,9 +24,11 @@ from paper.mlx_kernels import kernels as on_mlx
 from paper.published import CLIP_TEXT, QWEN_TEXT, published
 from paper.torch_kernels import Counter, kernels
 
+from qwenimg.common.families.qwen_image.precision import KIND as QWEN_IMAGE
+from qwenimg.common.families.stable_diffusion.precision import KIND as STABLE_DIFFUSION
 from qwenimg.common.measure.machines import MACHINES, Machine
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.precision.precision import BF16, UNET, bases
+from qwenimg.common.precision.precision import bases
 
 MACHINE, APPLE = MACHINES["h100"], MACHINES["m4-max"]
 SIDES, BRANCHES = (512, 1024, 1328), (1, 2)
@@ -99,16 +101,16 @@ def diffusers_unet(config: UNetConfig, case: Case) -> list[Kernel]:
 
 def rows() -> list[dict[str, Any]]:
     made = []
-    dit = published("qwen-image")
+    dit, bf16 = published("qwen-image"), bases(QWEN_IMAGE)["bf16"]
     assert dit is not None
     for side, branches in product(SIDES, BRANCHES):
         case = Case(height=side // 8, width=side // 8, text=QWEN_TEXT, branches=branches)
         size = f"{side}x{side} x {branches}"
-        arms = {"diffusers": diffusers_dit(case), "ours": kernels(*dit.denoiser, BF16, case)}
+        arms = {"diffusers": diffusers_dit(case), "ours": kernels(*dit.denoiser, bf16, case)}
         made += row("Qwen-Image, bf16", size, arms, LAYERS)
         streams = (case.height * case.width // 4 + case.text) * dit.denoiser[1].dim * branches
-        made += row("Qwen-Image, bf16", size, {"mlx": on_mlx(*dit.denoiser, BF16, case)}, LAYERS, APPLE, streams)
-    policy = bases(UNET)["fp16-plain"]
+        made += row("Qwen-Image, bf16", size, {"mlx": on_mlx(*dit.denoiser, bf16, case)}, LAYERS, APPLE, streams)
+    policy = bases(STABLE_DIFFUSION)["fp16-plain"]
     for name, side, branches in product(("sd15", "sdxl"), SIDES, BRANCHES):
         unet = published(name)
         assert unet is not None

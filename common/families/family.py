@@ -36,6 +36,7 @@ class Family:
     precision: DenoiserKind
     # The known model of this name, with its published configurations and without files; None for another name
     published: Callable[[str], Checkpoint | None]
+    options: frozenset[str] = frozenset()  # the special options of `Request` that some of its models take
     choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
     # The name of a folder's layout, if it is not that of diffusers and `open` reads it; None for other folders

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any
 
+from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.jobs.fields import SAID
 from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.request.option import Option
@@ -39,8 +40,8 @@ def _property(one: Option) -> dict[str, Any]:
     about: dict[str, Any] = {"description": one.said(one.help)}
     if one.kind is not str and not one.several and one.name not in models_own:
         about["default"] = one.default
-    if one.families:
-        about["x-families"] = list(one.families)
+    if one.special:
+        about["x-families"] = [family.name for family in FAMILIES if one.name in family.options]
     return about | kind
 
 

@@ -25,7 +25,7 @@ from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.precision import presets
-from qwenimg.common.precision.precision import FP64, DenoiserKind, Precision, bases
+from qwenimg.common.precision.precision import DenoiserKind, Precision, bases, float64
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request.request import Defaults
@@ -125,7 +125,7 @@ class Measuring:
     def draw(self, policy: Precision, asked: PrecisionTask) -> _Drawn:
         """Generate the image under `policy`. The result has none if the policy failed, and says why."""
         runtime = self.pipe.runtime
-        runtime.precision = replace(policy, kind=self.kind)
+        runtime.precision = policy
         runtime.choice = Choice(preset="", precision=policy.name)
         renew(self.pipe.model, "transformer")
         observer = ActivationObserver(self.engine, self.opened.checkpoint)
@@ -189,7 +189,7 @@ def measure(
     known, results = bases(device.kind), list[_Drawn]()
     if exact is not None:
         tell(f"fp64 on {exact.engine.device}")
-        results.append(exact.draw(FP64, asked))
+        results.append(exact.draw(float64(exact.kind), asked))
     for name in dict.fromkeys(["fp32", *policies]):
         tell(name)
         results.append(device.draw(known[name], asked))

@@ -1,4 +1,4 @@
-"""Sizes of images in pixels: trained, rendered and cropped."""
+"""Sizes of images in pixels: by aspect, rendered and cropped."""
 
 from __future__ import annotations
 
@@ -14,19 +14,6 @@ MAX_SIDE = 16384
 
 Shape = tuple[int, int, int]
 """(frames, rows, columns) of an image in tokens; a token is 16 x 16 pixels."""
-
-ASPECT_SIZES = {
-    Fraction(1, 1): (1328, 1328),
-    Fraction(16, 9): (1664, 928),
-    Fraction(9, 16): (928, 1664),
-    Fraction(4, 3): (1472, 1104),
-    Fraction(3, 4): (1104, 1472),
-    Fraction(3, 2): (1584, 1056),
-    Fraction(2, 3): (1056, 1584),
-}
-"""Width and height in pixels that Qwen-Image was trained for, by aspect, which is width by height."""
-
-ASPECT_AREA = 1472 * 1104  # pixels of an image of another aspect: the median area of ASPECT_SIZES
 
 MAX_ASPECT = 100  # longer side by shorter side
 

@@ -11,7 +11,7 @@ from qwenimg.common.parity.stations import FARTHEST, Station, output_error
 from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.precision.precision import FP32
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.runtime import Change
 
 Notify = Callable[[str], None]
@@ -58,5 +58,5 @@ def _measured(station: Station, exact: Station) -> Station:
 def _limit(pipe: Pipeline) -> int | None:
     """Return the limit of memory for float32 with streamed blocks, or None if its weights fit."""
     assert pipe.checkpoint is not None
-    free = pipe.engine.free_memory()
-    return pipe.runtime.max_memory or (None if pipe.checkpoint.largest(FP32) < free // 2 else free)
+    free, fp32 = pipe.engine.free_memory(), bases(pipe.precision.kind)["fp32"]
+    return pipe.runtime.max_memory or (None if pipe.checkpoint.largest(fp32) < free // 2 else free)

@@ -47,6 +47,7 @@ class DiffusionModel(Protocol):
     scale: int  # pixels to a latent
     channels: int  # of the latents
     guidance: Guidance
+    options: frozenset[str]  # the special options of `Request` that it takes
     sees_mask: bool  # True: mask and masked image are inputs of the model itself
     few_steps: Mapping[str, FewSteps]  # by name
 

@@ -117,7 +117,9 @@ class Pipeline:
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
         there, guidance = self._there(request), request.guidance
-        warnings = (no_effect(one, asked.get(name), self.family, there, guidance) for name, one in OPTIONS.items())
+        warnings = (
+            no_effect(one, asked.get(name), self.model.options, there, guidance) for name, one in OPTIONS.items()
+        )
         events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
         return self._turns.driven(events, patience)
 
@@ -132,7 +134,7 @@ class Pipeline:
         values["width"], values["height"] = self.defaults.sides(values.get("width"), values.get("height"), picture)
         values["seed"] = values.get("seed", random_seed())
         usual: dict[str, Any] = asdict(self.defaults)
-        del usual["qwen_sizes"]
+        del usual["trained"]
         with_mask = usual.pop("mask_strength")
         if "mask" in values:
             usual["strength"] = with_mask
@@ -260,11 +262,7 @@ class Pipeline:
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, generator)
-        cache = (
-            StepCache(self.engine, request)
-            if request.caches and self.family in OPTIONS["step_cache"].families
-            else None
-        )
+        cache = StepCache(self.engine, request) if request.caches and "step_cache" in self.model.options else None
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0
             for segment in plan.segments:

@@ -13,7 +13,7 @@ from qwenimg.common.pipeline.guidance import Branch
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
-from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
+from qwenimg.common.sampling.flow_match import USUAL, FlowLevels, FlowMatchConfig, flow_schedule
 from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule
 
 OWN = ("", "model")  # the model's schedule
@@ -105,7 +105,7 @@ class _Recorder:
 # Flow-match models
 
 
-def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> SamplingPlan:
+def flow_plan(config: FlowMatchConfig, request: Request, tokens: int, levels: FlowLevels = USUAL) -> SamplingPlan:
     """Return the sampling plan for an image of `tokens` latent tokens. Raises UsageError."""
     sampler = table.find(request.sampler or "euler")
     if not sampler.flow:
@@ -116,7 +116,7 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int) -> Samplin
     if request.schedule not in (*OWN, schedules.LIGHTNING):
         name = clean(request.schedule, 40)
         raise UsageError(f"--schedule {name}: a flow model such as Qwen-Image has its own schedule and lightning only")
-    sigmas = flow_schedule(chosen, request.steps, tokens)
+    sigmas = flow_schedule(chosen, request.steps, tokens, levels)
     if request.image is not None:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]
     segment = Segment(schedule=Schedule(sigmas=sigmas, flow=True), solver=sampler.function)

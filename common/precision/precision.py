@@ -2,16 +2,7 @@
 
 The policy is data. A load plan asks `weight_dtype` for every parameter, so a linear layer computes in the dtype in
 which its weight was loaded; the models ask `residual_dtype` for their streams. Dtypes are named as in torch and MLX.
-
-Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
-normalized mean square error, docs/measured/precision.md): everything in bfloat16 4.5e-5; residual stream and
-modulation in float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's range.
-
-Stable Diffusion's UNet has the same places. The same figure for two UNets (136 M and 63 M random parameters), in
-bfloat16 and in float16: all low 1.4e-4, 2.0e-4; 3.6e-6, 4.0e-6. Head and modulation 1.2e-4, 2.2e-4; 3.6e-6, 4.1e-6. The
-residual stream as well 7.9e-5, 1.4e-4; 2.0e-6, 2.0e-6. And the 1x1 convolutions that carry the stream where its width
-changes 4.8e-5, 6.8e-5; 1.4e-6, 1.5e-6. Its samplers too 4.5e-5, 6.1e-5; 1.2e-6, 1.6e-6, which would need 3x3
-convolutions in float32: they stay low. Its weights are published in float16, which is a base of its own for it.
+Each family has its places and policies in a `DenoiserKind`.
 """
 
 from __future__ import annotations
@@ -29,30 +20,15 @@ COMPONENTS = ("text", "transformer", "vae")
 DENOISERS = ("transformer", "unet")
 TEXT_ENCODER = "text_encoder"  # the folder of the first text encoder; the next ones end with their number
 
+# What every denoiser computes in float32 beside its own places
 PLACES: Mapping[str, str] = {
-    "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler (switchable)",
-    "modulation": "the timestep embedding and every block's shift, scale and gate",
-    "residual": "the residual streams of transformer and text encoder, from img_in and txt_in on, which start them",
-    "timestep": "the timestep and its sinusoid (switchable: `rounded` is what diffusers does in half precision)",
-    "rope": "RoPE tables, made in float64, and the rotation",
-    "softmax": "attention scores and their softmax",
-    "rms_norm": "RMSNorm, gain included",
-    "guidance": "classifier-free guidance and its norms",
-    "scheduler": "sigmas and latents between steps",
-}
-
-SD_PLACES: Mapping[str, str] = {
-    "final_norm": "conv_norm_out and conv_out; the prediction stays float32 for the sampler (switchable)",
-    "modulation": "the embeddings of time, sizes and pooled text, and each residual block's projection of them",
-    "residual": "the residual streams of UNet and text encoders, and the convolutions that start or carry the UNet's: "
-    "conv_in and the 1x1 conv_shortcut; what is kept for the up blocks",
     "timestep": "the timestep and its sinusoid",
     "softmax": "attention scores and their softmax",
-    "group_norm": "the statistics of group and layer norms",
     "guidance": "classifier-free guidance",
     "scheduler": "sigmas and latents between steps",
 }
 
+BASES = ("fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain")
 _ALIASES = {
     "f32": "fp32", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16",
 }  # fmt: skip
@@ -80,7 +56,6 @@ class DenoiserKind:
     prefers: tuple[str, ...]  # `auto` on a GPU: the first with a dtype that the GPU has units for
     preferred: str = ""  # the reason for that order, if it is not the hardware
     without_units: str = "fp32"  # `auto` on a GPU without units for 16 bit
-    syntax: str
     # The starts of parameter names, by switchable place. Parameters loaded once for a schedule are modulation.
     keys: Mapping[str, re.Pattern[str]]
     # The factor of inputs in float16 that are scaled down, since they or their products exceed 65504
@@ -89,48 +64,17 @@ class DenoiserKind:
     refused: Mapping[str, str] = field(default_factory=dict)  # dtypes that it does not compute in, each with the reason
     rounds_time: bool = False  # whether timesteps can be rounded as in diffusers' half precision
 
+    @property
+    def syntax(self) -> str:
+        """The policies that `parse` reads, for messages."""
+        overrides = "[,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]"
+        timestep = "[,timestep=fp32|rounded]" if self.rounds_time else ""
+        return f"BASE[,text|{self.denoiser}|vae=DTYPE]{overrides}{timestep}"
+
     def place(self, key: str, residency: Residency) -> str | None:
         """Return the switchable place of the denoiser's parameter `key`, or None."""
         places = (place for place, keys in self.keys.items() if keys.match(key))
         return next(places, "modulation" if residency is ONCE else None)
-
-
-_BASES = ("fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast", "fp16-plain")
-_OVERRIDES = "[,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]"
-_BLOCK = r"transformer_blocks\.\d+\."
-MMDIT = DenoiserKind(
-    denoiser="transformer",
-    places=PLACES,
-    bases=_BASES,
-    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
-    prefers=("bf16", "fp16"),
-    without_units="fp16-upcast",
-    syntax=f"BASE[,text|transformer|vae=DTYPE]{_OVERRIDES}[,timestep=fp32|rounded]",
-    keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
-    # Activations reach 2e7 in the streams, which stay float32; these scale the inputs and outputs of the products.
-    scales={
-        re.compile(_BLOCK + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
-        re.compile(_BLOCK + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
-        re.compile(_BLOCK + r"(img|txt)_mlp\.net\.(0\.proj|2)"): 2.0**-5,
-    },
-    texts={"fp16": "bfloat16"},  # Qwen2.5-VL's activations are beyond float16 too
-    rounds_time=True,
-)
-UNET = DenoiserKind(
-    denoiser="unet",
-    places=SD_PLACES,
-    bases=_BASES,
-    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "fp16,attention=fp32"},
-    prefers=("fp16", "bf16"),
-    preferred="its weights are published in float16, which bfloat16 would round",
-    without_units="fp16-upcast",
-    syntax=f"BASE[,text|unet|vae=DTYPE]{_OVERRIDES}",
-    keys={
-        "final_norm": re.compile(r"(conv_norm_out|conv_out)\."),
-        "residual": re.compile(r"conv_in\.|.*\.conv_shortcut\."),
-        "modulation": re.compile(r"(time|add)_embedding\.|.*\.time_emb_proj\."),  # made in every step
-    },
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +93,7 @@ class Precision:
     attention: str = "fused"  # or fp32: queries, keys and values too, not only scores and softmax
     upcast: bool = False  # whether every product is in float32
     scaled: bool = False  # whether the denoiser's inputs are scaled by its kind's factors
-    kind: DenoiserKind = MMDIT
+    kind: DenoiserKind
 
     def __post_init__(self) -> None:
         assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
@@ -228,16 +172,6 @@ def at_least_float32(dtype: str) -> str:
     return dtype if dtype in ("float32", "float64") else "float32"
 
 
-FP64 = Precision(name="fp64", text="float64", transformer="float64", vae="float64")  # for reference runs, torch only
-FP32 = Precision(name="fp32", text="float32", transformer="float32", vae="float32")
-BF16 = Precision(name="bf16", text="bfloat16", transformer="bfloat16", vae="float32")
-BF16_PLAIN = replace(BF16, name="bf16-plain", final_norm=False, modulation=False, residual=False)
-FP16_PLAIN = replace(BF16_PLAIN, name="fp16-plain", text="float16", transformer="float16")
-FP16 = replace(BF16, name="fp16", text="float16", transformer="float16", scaled=True)
-FP16_UPCAST = replace(FP16, name="fp16-upcast", scaled=False, upcast=True)
-_POLICIES = {policy.name: policy for policy in (FP32, BF16, BF16_PLAIN, FP16_PLAIN, FP16, FP16_UPCAST)}
-
-
 def short(dtype: str) -> str:
     """Return the policies' name of a dtype: fp32 for float32."""
     return {long: name for name, long in DTYPES.items()}.get(dtype, "fp64")
@@ -251,11 +185,27 @@ def dtype_named(text: str) -> str | None:
 
 def bases(kind: DenoiserKind) -> dict[str, Precision]:
     """Return the policies of `kind`, by name."""
-    policies = {name: _POLICIES[name] for name in kind.bases}
-    return {name: replace(p, kind=kind, text=kind.texts.get(name, p.text)) for name, p in policies.items()}
+    bf16 = Precision(name="bf16", text="bfloat16", transformer="bfloat16", vae="float32", kind=kind)
+    bf16_plain = replace(bf16, name="bf16-plain", final_norm=False, modulation=False, residual=False)
+    fp16 = replace(bf16, name="fp16", text="float16", transformer="float16", scaled=True)
+    policies = (
+        Precision(name="fp32", text="float32", transformer="float32", vae="float32", kind=kind),
+        bf16,
+        bf16_plain,
+        replace(bf16_plain, name="fp16-plain", text="float16", transformer="float16"),
+        fp16,
+        replace(fp16, name="fp16-upcast", scaled=False, upcast=True),
+    )
+    named = {policy.name: policy for policy in policies}
+    return {name: replace(named[name], text=kind.texts.get(name, named[name].text)) for name in kind.bases}
 
 
-def parse(text: str, *, on_gpu: bool, kind: DenoiserKind = MMDIT) -> Precision:
+def float64(kind: DenoiserKind) -> Precision:
+    """Return the policy of reference runs, all in float64, which torch alone has."""
+    return Precision(name="fp64", text="float64", transformer="float64", vae="float64", kind=kind)
+
+
+def parse(text: str, *, on_gpu: bool, kind: DenoiserKind) -> Precision:
     """Return the policy that `text` (`kind.syntax`) names; `auto` is fp32 on a CPU. Raises UsageError."""
     base, *overrides = (part.strip() for part in text.strip().lower().split(","))
     base = _ALIASES.get(base, base)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
@@ -47,7 +47,7 @@ class Option:
     recorded: Literal["", "always", "changed", "used"] = ""
     """When a recipe has it: always, if it is not the default, or if the run has what it `needs`."""
     needs: Literal["", "guidance", "image", "refiner"] = ""  # without this it has no effect
-    families: tuple[str, ...] = ()  # the families of models on which it has an effect; (): all
+    special: bool = False  # True: it has an effect only on models that name it, see `DiffusionModel.options`
     elsewhere: str = ""  # why it has no effect on others
 
     name: str = ""
@@ -165,12 +165,14 @@ def recorded(options: Iterable[Option], request: object, there: frozenset[str]) 
     }
 
 
-def no_effect(one: Option, asked: object, family: str, there: frozenset[str], guidance: float) -> str | None:
-    """Return a warning if `asked`, the value of an option in a call, changes nothing, else None. `family`: the model's,
-    "" if it is not known. `there`: the `needs` that the run has."""
+def no_effect(
+    one: Option, asked: object, special: Collection[str], there: frozenset[str], guidance: float
+) -> str | None:
+    """Return a warning if `asked`, the value of an option in a call, changes nothing, else None. `special`: the
+    special options that the model takes. `there`: the `needs` that the run has."""
     if asked is None or (one.recorded == "changed" and asked == one.default):
         return None
-    if one.elsewhere and family and family not in one.families:
+    if one.elsewhere and one.special and one.name not in special:
         return f"{one.label} has no effect: {one.elsewhere}"
     if not one.needs or one.needs in there:
         return None

@@ -7,8 +7,8 @@ where it is used, for `qwenimg --help` reads the options.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,6 @@ MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE = 100
 MAX_CLIP_SKIP = 11
-_STABLE_DIFFUSION = ("stable-diffusion",)
-_SPLIT = ("qwen-image", "stable-diffusion")  # families whose networks can stop after their first block
 
 
 def _check_seed(seed: int) -> None:
@@ -110,19 +108,19 @@ class Request:
     ))  # fmt: skip
     step_cache: float = option(0.0, Option(
         help="{bounds}, skip most of a step that barely changes; 0.1 takes about half the time, 0 is off",
-        section="Picture", metavar="X", least=0, most=1, config=True, recorded="changed", families=_SPLIT,
+        section="Picture", metavar="X", least=0, most=1, config=True, recorded="changed", special=True,
         elsewhere="this model is always computed whole",
     ))  # fmt: skip
     cached_calls: str = option("", Option(
         help="the model calls to skip, as 3-5,7, in place of --step-cache",
         call="the model calls to skip, as 3-5,7, in place of step_cache", section="Picture", metavar="CALLS",
-        longest=8_000, checks=cached_calls.parse, recorded="changed", families=_SPLIT,
+        longest=8_000, checks=cached_calls.parse, recorded="changed", special=True,
         elsewhere="this model is always computed whole",
     ))  # fmt: skip
     guidance_rescale: float = option(0.0, Option(
         help="{bounds}, against overexposed pictures at high guidance; 0.7 is usual", section="Picture", metavar="X",
         least=0, most=1,
-        recorded="changed", needs="guidance", families=_STABLE_DIFFUSION,
+        recorded="changed", needs="guidance", special=True,
         elsewhere="this model's guidance always keeps the prediction's norm",
     ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
@@ -179,11 +177,11 @@ class Request:
     refine_at: float = option(0.8, Option(
         help="{bounds}, where the refiner takes over: 0.8 leaves it the last fifth", section="Model", metavar="X",
         least=0,
-        most=1, open="both", recorded="used", needs="refiner", families=_STABLE_DIFFUSION,
+        most=1, open="both", recorded="used", needs="refiner", special=True,
     ))  # fmt: skip
     clip_skip: int = option(0, Option(
         help="{bounds}, leave out so many last layers of CLIP", section="Model", metavar="N", least=0,
-        most=MAX_CLIP_SKIP, config=True, recorded="changed", families=_STABLE_DIFFUSION,
+        most=MAX_CLIP_SKIP, config=True, recorded="changed", special=True,
         elsewhere="this model's text encoder is not CLIP",
     ))  # fmt: skip
 
@@ -235,13 +233,12 @@ class Defaults:
     negative_prompt: str = " "
     strength: float = 0.6  # for an initial image
     mask_strength: float = 0.6  # for one with a mask
-    qwen_sizes: bool = False  # True: the model was trained for the sizes of Qwen-Image
+    trained: Mapping[Fraction, tuple[int, int]] = field(default_factory=dict)  # width and height by aspect
 
     def size(self, aspect: Fraction) -> tuple[int, int]:
-        """Return width and height for `aspect`: a size of Qwen-Image's training, else one of about the usual area."""
-        if not self.qwen_sizes:
-            return sizes.aspect_size(aspect, self.width * self.height)
-        return sizes.ASPECT_SIZES.get(aspect) or sizes.aspect_size(aspect, sizes.ASPECT_AREA)
+        """Return width and height for `aspect`: a trained size, else one of about the trained or the usual area."""
+        areas = sorted(width * height for width, height in self.trained.values()) or [self.width * self.height]
+        return self.trained.get(aspect) or sizes.aspect_size(aspect, areas[len(areas) // 2])
 
     def sides(self, width: int | None, height: int | None, picture: NDArray[np.uint8] | None = None) -> tuple[int, int]:
         """Return width and height if one or both are missing: in the proportions of `picture` [H, W, 3], an initial

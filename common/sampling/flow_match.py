@@ -7,7 +7,7 @@ image. Sampling integrates from sigma = 1 (noise) to sigma = 0 (image).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,11 +86,6 @@ class FlowMatchConfig:
             shift_terminal=None,
         )
 
-    def mu(self, tokens: int) -> float:
-        """Return the shift for an image of `tokens` latent tokens, on the line through the two trained sizes."""
-        slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
-        return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
-
     def timestep(self, sigma: float) -> float:
         """Return the model's timestep of a noise level, as float32 arithmetic has it: 0 to `num_train_timesteps`."""
         return float(np.float32(sigma) * np.float32(self.num_train_timesteps))
@@ -105,12 +100,34 @@ def read_config(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
     return parse(FlowMatchConfig, data, source=path, ignored=_IGNORED)
 
 
-def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[float, ...]:
+def evenly(config: FlowMatchConfig, steps: int) -> NDArray[np.float32]:
+    """Return the levels 1 .. 1/steps."""
+    return np.linspace(1.0, 1.0 / steps, steps).astype(np.float32)
+
+
+def by_size(config: FlowMatchConfig, tokens: int, steps: int) -> float:
+    """Return the shift on the line through the two trained sizes."""
+    slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
+    return tokens * slope + (config.base_shift - slope * config.base_image_seq_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowLevels:
+    """The rule of a family's noise levels: those before the shift, and the shift if it is dynamic."""
+
+    spacing: Callable[[FlowMatchConfig, int], NDArray[np.float32]] = evenly  # of a number of steps
+    mu: Callable[[FlowMatchConfig, int, int], float] = by_size  # of image tokens and a number of steps
+
+
+USUAL = FlowLevels()
+
+
+def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int, levels: FlowLevels = USUAL) -> tuple[float, ...]:
     """Return the noise levels of the flow-match Euler schedule for an image of `tokens` latent tokens (width/16 *
     height/16): steps + 1 levels, from 1 down to 0, each exactly a float32 value.
 
-    Evenly spaced noise levels 1 .. 1/steps, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow Transformers
-    for High-Resolution Image Synthesis", 2024), then stretched so that the last one is `shift_terminal`. They are
+    The levels of `levels.spacing`, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow Transformers for
+    High-Resolution Image Synthesis", 2024), then stretched so that the last one is `shift_terminal`. They are
     computed in float32 as in diffusers and equal its levels bit for bit, with one exception: a single step with a
     terminal starts at 1, where diffusers divides 0 by 0. Raises UsageError for steps outside 1 .. 1000, and for a size
     so far from the trained ones that float32 holds no schedule.
@@ -120,7 +137,10 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[flo
     if tokens < 1:
         raise ValueError(f"an image of {tokens} tokens has no schedule")
     with np.errstate(all="ignore"):
-        sigmas = _shifted(config, np.linspace(1.0, 1.0 / steps, steps).astype(np.float32), tokens)
+        mu = levels.mu(config, tokens, steps) if config.use_dynamic_shifting else 0.0
+        if not abs(mu) <= _LARGEST_MU:
+            raise UsageError(f"{tokens} image tokens are too many for this model's schedule; choose a smaller size")
+        sigmas = _shifted(config, levels.spacing(config, steps), mu)
         if config.shift_terminal and steps > 1:
             sigmas = _stretched(sigmas, config.shift_terminal)
     # A NaN fails this condition. A static shift may round the first level to just above 1.
@@ -129,14 +149,11 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int) -> tuple[flo
     return (*map(float, sigmas), 0.0)
 
 
-def _shifted(config: FlowMatchConfig, sigmas: NDArray[np.float32], tokens: int) -> NDArray[np.float32]:
+def _shifted(config: FlowMatchConfig, sigmas: NDArray[np.float32], mu: float) -> NDArray[np.float32]:
     one = np.float32(1)
     if not config.use_dynamic_shifting:
         shift, extra = np.float32(config.shift), np.float32(config.shift - 1)
         return shift * sigmas / (one + extra * sigmas)
-    mu = config.mu(tokens)
-    if not abs(mu) <= _LARGEST_MU:
-        raise UsageError(f"{tokens} image tokens are too many for this model's schedule; choose a smaller size")
     weight = np.float32(math.exp(mu) if config.time_shift_type == "exponential" else mu)
     shifted: NDArray[np.float32] = weight / (weight + (one / sigmas - one))
     return shifted

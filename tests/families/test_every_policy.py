@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from crossed import crossed
 from family_cases import ASKED, BACKENDS, PROMPT, Opener, opener, places, relative
+from policies import parse
 from rules import ROOT
 
 from qwenimg.common.families import registry
-from qwenimg.common.precision.precision import DenoiserKind, bases, dtype_named, parse
+from qwenimg.common.precision.precision import DenoiserKind, bases, dtype_named
 
 # One of each family; that both backends compute alike under a policy is held in `parity/`, block by block.
 QUICK = crossed(("qwen", "sd15", "z-image"), BACKENDS)

@@ -11,12 +11,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from policies import FP32
 
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.formats import arrays, tensor_file
-from qwenimg.common.precision.precision import FP32
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 

@@ -19,10 +19,11 @@ from paper.on_paper import LAUNCH, PASSES
 from paper.published import published
 from paper.torch_kernels import CALLS, PRODUCTS, kernels
 from paper_cases import NETWORKS
+from policies import BF16, FP32, UNET
 from torch.profiler import ProfilerActivity, profile
 
 from qwenimg.common.measure.machines import MACHINES
-from qwenimg.common.precision.precision import BF16, FP32, UNET, bases
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights.plan import LoadPlan
 
 COMPARED = {"native_layer_norm", "native_group_norm", "addmm", "mm", "bmm", "convolution", "gelu", "silu", "cat"} | {

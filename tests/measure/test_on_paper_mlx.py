@@ -16,11 +16,12 @@ from paper.kernels import Case, Kernel, fused
 from paper.published import published
 from paper.torch_kernels import kernels as on_torch
 from paper_cases import NETWORKS
+from policies import BF16, UNET
 
 from qwenimg.backends.mlx import compile as compiling
 from qwenimg.backends.mlx import ops
 from qwenimg.common.networks.qwen_dit import MLP_RATIO, QwenDiTConfig
-from qwenimg.common.precision.precision import BF16, UNET, bases
+from qwenimg.common.precision.precision import bases
 
 # Limits are what is counted, in bytes rounded up: a count is the same every time, so that one kernel more is a change.
 MOST = 117  # bytes per number of a block's streams: 116.3 to 116.4 are counted, and mflux 0.24 moves 176

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from policies import parse
 from random_model import DIT, TEXT, write_random_model
 
 import qwenimg
 from qwenimg.common.memory import beside
 from qwenimg.common.pipeline import fit_options
-from qwenimg.common.precision.precision import parse
 from qwenimg.common.weights import streaming
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from opened_parts import open_part
 from parity_cases import MLX, TORCH, Twin
+from policies import FP32, FP64
 from wide_checkpoint import write
 
 import qwenimg
@@ -26,7 +27,6 @@ from qwenimg.common.networks import qwen_vae
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.vae import decodes
-from qwenimg.common.precision.precision import FP32, FP64
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys
 
@@ -64,7 +64,7 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks import qwen_vae
 from qwenimg.common.weights import keys
-from qwenimg.common.precision.precision import FP32, FP64
+from policies import FP32, FP64
 
 attending = import_module(f"qwenimg.backends.{name}.ops.attention")
 backends.load(backend).expect(2**30)  # as for a large run

@@ -20,6 +20,7 @@ from parity_bench import Bench
 from parity_cases import TEXT
 from parity_sd import SDBench
 from parity_verdict import judge
+from policies import FP64, MMDIT, UNET
 
 import qwenimg
 from qwenimg.backends.mlx import compile as compiling_mlx
@@ -35,7 +36,7 @@ from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.parity import parity
 from qwenimg.common.precision import presets
-from qwenimg.common.precision.precision import FP64, MMDIT, UNET, Precision, bases
+from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.compiling import Compiler

@@ -18,11 +18,12 @@ from parity_bench import NO_HEAD, Bench, whole_runs
 from parity_blocks import BLOCKS
 from parity_cases import DIT, MLX, TORCH, Files, Twin
 from parity_verdict import Verdict, judge
+from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, parse
 
 from qwenimg.common.networks import qwen_dit, qwen_vl
 from qwenimg.common.parity import parity
 from qwenimg.common.precision import precision
-from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, Precision
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import quantise
 from qwenimg.common.weights.storage import Packed
 
@@ -114,7 +115,7 @@ def test_every_call_is_in_the_dtype_of_the_policy(bench: Bench, twin: Twin, poli
 def test_layers_that_compute_in_their_own_way(bench: Bench, twin: Twin, name: str) -> None:
     """fp16: products of scaled inputs in float16; fp16-upcast: all in float32; attention=fp32: queries, keys and values
     in float32, the products beside it as they were."""
-    found = record(bench, twin, precision.parse(name, on_gpu=False))["transformer"]
+    found = record(bench, twin, parse(name, on_gpu=False))["transformer"]
     inputs = [call for call in found if not call.result]
     blocks = [c for c in inputs if re.fullmatch(r"transformer_blocks\.\d+\.(attn|\w+_mlp)\..*", c.label)]
     products = [c for c in blocks if c.kind == "product"]

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 from parity_cases import MLX, TORCH, Twin
+from policies import FP32, FP64
 from wide_checkpoint import write
 
 import qwenimg
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.precision.precision import FP32, FP64, Precision
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import Entry, LoadPlan
 

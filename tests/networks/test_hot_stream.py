@@ -15,13 +15,14 @@ from parity_bench import NO_HEAD
 from parity_cases import MLX, TORCH, Twin, rounded, twins
 from parity_recorded import own_k
 from parity_verdict import judge
+from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT
 from tiny_model import DIT, tiny_dit
 
 import qwenimg
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.parity import parity
-from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, Precision, bases
+from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
 

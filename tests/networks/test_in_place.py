@@ -13,12 +13,13 @@ import torch
 from paper.torch_kernels import CALLS
 from paper_cases import NETWORKS
 from parity_cases import TEXT
+from policies import BF16, BF16_PLAIN, FP32
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import layers
 from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP32, Precision
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights.plan import LoadPlan
 

@@ -12,10 +12,11 @@ import safetensors.torch
 from parity_cases import DIT, MLX, TORCH, Twin, weights
 from parity_recorded import identical
 from parity_verdict import judge
+from policies import BF16, FP32, FP64
 
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.parity import parity
-from qwenimg.common.precision.precision import BF16, FP32, FP64, Precision
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 
 TARGET = [(1, 5, 3)]

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from paper.kernels import Case, Kernel, fused
 from paper.torch_kernels import kernels
+from policies import BF16
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import cpu
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision.precision import BF16
 from qwenimg.common.runtime.observers import observe
 
 LOW = (torch.bfloat16, torch.float16)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from exact_times import ExactTimes
 from parity_cases import TORCH
+from policies import FP64
 from tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch.ops import layers
 from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.numbers import timesteps
-from qwenimg.common.precision.precision import FP64
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 

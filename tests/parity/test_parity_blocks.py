@@ -16,9 +16,10 @@ from parity_bench import POLICIES, Bench, whole_runs
 from parity_blocks import BLOCKS, FAMILIES, INPUT_FREE, Block
 from parity_cases import MLX, twins
 from parity_recorded import RECORDED, Operation, trace
+from policies import BF16, BF16_PLAIN, FP32, MMDIT
 
 from qwenimg.common.parity import parity
-from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP32, MMDIT, Precision, bases
+from qwenimg.common.precision.precision import Precision, bases
 
 BASES = bases(MMDIT)
 

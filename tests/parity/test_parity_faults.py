@@ -12,9 +12,9 @@ import pytest
 from parity_bench import Bench
 from parity_blocks import BLOCKS
 from parity_cases import MLX, TORCH, Twin
+from policies import BF16, FP32
 
 from qwenimg.common.networks import qwen_conditioning
-from qwenimg.common.precision.precision import BF16, FP32
 
 Plant = Callable[[pytest.MonkeyPatch, Twin], None]
 BY_NAME = {block.name: block for block in BLOCKS}

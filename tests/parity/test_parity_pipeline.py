@@ -139,7 +139,11 @@ def no_terminal(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
 
 def shift_for_other_size(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
     original = sampling_plan.flow_schedule
-    patch.setattr(sampling_plan, "flow_schedule", lambda config, steps, tokens: original(config, steps, 4 * tokens))
+    patch.setattr(
+        sampling_plan,
+        "flow_schedule",
+        lambda config, steps, tokens, _: original(config, steps, 4 * tokens),
+    )
 
 
 def template_one_token_off(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:

@@ -19,6 +19,7 @@ import safetensors.numpy
 import safetensors.torch
 from cli_runner import Ran, cli
 from lora_cases import write_lora
+from policies import FP32
 from refusals import refused, safetensors_bytes, tensor
 
 import qwenimg
@@ -31,7 +32,6 @@ from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Figure, Passport, RecordedResult
 from qwenimg.common.parity.record import BlockRecorder, Trace
 from qwenimg.common.parity.sample import PROJECTIONS, Drawn, drawn_like, projected
-from qwenimg.common.precision.precision import FP32
 from qwenimg.common.runtime.traced import Values, leaves
 
 LAYERS_OF_LORA = {"whole", "img_in", "norm_out", "proj_out", "transformer_blocks"}

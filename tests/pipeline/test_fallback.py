@@ -11,13 +11,13 @@ import pytest
 from cli_runner import cli
 from crossed import crossed
 from PIL import Image
+from policies import MMDIT, UNET, parse
 
 import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.precision.ladder import higher, holding
-from qwenimg.common.precision.precision import MMDIT, UNET, parse
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 
 BACKENDS = ("cpu", "mlx")

@@ -8,26 +8,12 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, UNET, parse
 
 from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, unet
 from qwenimg.common.precision import precision
-from qwenimg.common.precision.precision import (
-    BF16,
-    BF16_PLAIN,
-    FP16_PLAIN,
-    FP32,
-    FP64,
-    MMDIT,
-    PLACES,
-    SD_PLACES,
-    UNET,
-    Compute,
-    DenoiserKind,
-    Precision,
-    bases,
-    parse,
-)
+from qwenimg.common.precision.precision import Compute, DenoiserKind, Precision, bases
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 
 BASES, SD_BASES = bases(MMDIT), bases(UNET)
@@ -166,7 +152,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize("policy", [*BASES.values(), FP64], ids=lambda policy: policy.name)
 def test_places_say_what_the_policy_does(policy: Precision) -> None:
     places = policy.places()
-    assert places.keys() == PLACES.keys()
+    assert places.keys() == MMDIT.places.keys()
     assert places["final_norm"] == dit_dtype(policy, "norm_out.linear.weight")
     assert places["modulation"] == dit_dtype(policy, "time_text_embed.timestep_embedder.linear_1.bias")
     assert places["residual"] == policy.residual_dtype("transformer")
@@ -310,7 +296,7 @@ def test_every_weight_of_the_unet_has_its_dtype() -> None:
 @pytest.mark.parametrize("policy", SD_BASES.values(), ids=SD_BASES)
 def test_places_of_stable_diffusion(policy: Precision) -> None:
     places = policy.places()
-    assert places.keys() == SD_PLACES.keys()
+    assert places.keys() == UNET.places.keys()
     assert places["final_norm"] == policy.weight_dtype("unet", "conv_out.weight")
     assert places["modulation"] == policy.weight_dtype("unet", "time_embedding.linear_1.bias")
     assert places["residual"] == policy.residual_dtype("unet") == policy.weight_dtype("unet", "conv_in.weight")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from policies import MMDIT, UNET, parse
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.precision import devices, presets
 from qwenimg.common.precision.devices import Device
-from qwenimg.common.precision.precision import BYTES, MMDIT, UNET, DenoiserKind, Precision, parse
+from qwenimg.common.precision.precision import BYTES, DenoiserKind, Precision
 from qwenimg.common.precision.presets import PRESETS, Choice, choose
 
 GB = 10**9

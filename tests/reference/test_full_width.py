@@ -9,10 +9,10 @@ import pytest
 import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, QwenImageTransformerBlock
 from parity_cases import MLX, TORCH, Twin
+from policies import FP32
 from wide_checkpoint import write
 
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.precision.precision import FP32
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.qwen_image.family import SIZES
 from qwenimg.common.numbers import packing, rope, tiles, timesteps
 from qwenimg.common.numbers import sizes as g
 from qwenimg.common.request.request import Defaults
@@ -72,7 +73,7 @@ def test_bad_sizes(text):
 
 def test_aspects_of_qwen_image():
     """The sizes of its model card, whatever the model's usual size is; another aspect between their areas."""
-    qwen = Defaults(qwen_sizes=True)
+    qwen = Defaults(trained=SIZES)
     for text in ("1:1", "16:9", "9:16", "4:3", "3:4", "3:2", "2:3"):
         w, h = map(int, text.split(":"))
         width, height = qwen.size(g.parse_aspect(text))
@@ -80,7 +81,7 @@ def test_aspects_of_qwen_image():
         assert 1328 * 1328 * 0.85 < width * height <= 1328 * 1328
         assert qwen.size(g.parse_aspect(f"{h}:{w}")) == (height, width)
     assert qwen.size(g.parse_aspect("32:18")) == (1664, 928) and qwen.size(g.parse_aspect("1.5:1")) == (1584, 1056)
-    areas = sorted(width * height for width, height in g.ASPECT_SIZES.values())
+    areas = sorted(width * height for width, height in SIZES.values())
     for text in ("1.78:1", "17:9", "21:9", "5:4", "1:3"):
         width, height = qwen.size(g.parse_aspect(text))
         print(f"{text}: {width}x{height}")

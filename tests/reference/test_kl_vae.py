@@ -10,12 +10,13 @@ import pytest
 import safetensors.torch
 import torch
 from parity_recorded import trace
+from policies import FP64, UNET, parse
 from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
 from qwenimg.common.networks import kl_vae
 from qwenimg.common.numbers import moments
-from qwenimg.common.precision.precision import FP64, UNET, bases, parse
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
 

@@ -18,10 +18,10 @@ import pytest
 import tiny_ldm
 import torch
 from clip_models import BACKENDS, FLOAT32, opened, relative, run
+from policies import FP32
 from safetensors.torch import save_file
 
 from qwenimg.common.families.stable_diffusion import lora_names
-from qwenimg.common.precision.precision import FP32
 from qwenimg.common.weights import lora as loras
 
 PREFIXES = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
+from qwenimg.common.sampling.flow_match import FlowMatchConfig, by_size, flow_schedule
 from qwenimg.common.sampling.ode import euler
 from qwenimg.common.sampling.types import Schedule
 
@@ -106,7 +106,7 @@ def test_published_numbers(config, size, steps, expected):
     [((512, 512), 0.538710), ((1024, 1024), 0.693548), ((1328, 1328), 0.834325), ((1664, 928), 0.791129)],
 )
 def test_mu(size, mu):
-    assert FlowMatchConfig(**QWEN).mu(tokens_of(*size)) == pytest.approx(mu, abs=6e-7)
+    assert by_size(FlowMatchConfig(**QWEN), tokens_of(*size), 1) == pytest.approx(mu, abs=6e-7)
 
 
 def test_one_step_with_a_terminal_starts_at_pure_noise():

@@ -13,13 +13,14 @@ import pytest
 import torch
 from crossed import crossed
 from parity_recorded import Operation, trace
+from policies import FP64, UNET
 from refusals import refused
 from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import unet
 from qwenimg.common.parity import parity
-from qwenimg.common.precision.precision import FP64, UNET, bases
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.weights import keys
 

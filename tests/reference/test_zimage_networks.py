@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from policies import FP32
 from tiny_zimage import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
@@ -16,7 +17,6 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import timestep_features
 from qwenimg.common.parts.components import open_component, read_config
-from qwenimg.common.precision.precision import FP32
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-5  # relative L2 of a forward; measured at most 9e-7

@@ -79,7 +79,7 @@ check_names(["glow"])
 request = Request(prompt="a ring", glow=2)
 print(codes, asked, "glow: above 0 to 2" in Pipeline.__call__.__doc__)
 print(recorded(OPTIONS.values(), request, frozenset())["glow"], check_recipe(RECIPE | {"glow": 1}, Path("x"))["glow"])
-print(no_effect(OPTIONS["glow"], 2.0, "", frozenset(), 1.0))
+print(no_effect(OPTIONS["glow"], 2.0, (), frozenset(), 1.0))
 run(["--help-all"])
 run(["--help", "--json"])
 """
@@ -132,8 +132,11 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
         "common/request/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
         "common/pipeline/guidance.py": "share = request.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
+        # The family that takes it
+        "common/families/stable_diffusion/model.py": 'options = frozenset({"step_cache", "cached_calls", '
+        '"guidance_rescale", "refine_at", "clip_skip"})',
     }
-    assert len(lines) == 4
+    assert len(lines) == 5
 
 
 def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
@@ -147,8 +150,8 @@ def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
 def test_an_option_is_whole(one: Option) -> None:
     assert one.help and one.section and one.metavar and not one.help.endswith(".")
     assert (one.least is None) == (one.most is None) == (one.kind not in (int, float))
-    assert set(one.families) <= {family.name for family in FAMILIES}
-    assert not one.elsewhere or one.families
+    assert one.special == any(one.name in family.options for family in FAMILIES)
+    assert not one.elsewhere or one.special
     [param] = [param for param in generate.params if param.name == one.name]
     assert {f"--{one.dashed}", *one.flags} == set(param.opts)
     if one.config and one.kind is not None:
@@ -179,7 +182,8 @@ def test_an_option_is_whole(one: Option) -> None:
     ],
 )
 def test_what_has_no_effect_is_told(name: str, asked: Any, family: str, has: str, told: str | None) -> None:
-    found = no_effect(OPTIONS[name], asked, family, frozenset(filter(None, [has])), 1.0)
+    special = next((one.options for one in FAMILIES if one.name == family), frozenset[str]())
+    found = no_effect(OPTIONS[name], asked, special, frozenset(filter(None, [has])), 1.0)
     assert (found is None) if told is None else (found or "").endswith(told)
 
 

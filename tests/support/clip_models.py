@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from parity_cases import MLX, TORCH, Twin
+from policies import FP32
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.parity import parity
-from qwenimg.common.precision.precision import FP32
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 

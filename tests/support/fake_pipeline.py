@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from policies import parse
 
 from qwenimg import Result, Step
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.precision import precision as policies
 from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.compiling import Decision
@@ -35,7 +35,7 @@ class FakePipeline:
         self.device, self.model_name = "Fake CPU", model or "shapes-v1"
         self.engine = SimpleNamespace(attention=lambda: "flash")
         self.model = SimpleNamespace(guidance=Guidance(formula=cfg))
-        self.precision = policies.parse(precision, on_gpu=False)
+        self.precision = parse(precision, on_gpu=False)
         self.defaults = Defaults(width=20, height=12, steps=3, guidance=4.0, negative_prompt=" ")
         self.notify = notify or (lambda kind, text: None)
         self.faults, self.pause = faults or {}, pause

@@ -15,12 +15,13 @@ from parity_bench import Bench
 from parity_blocks import FAMILIES, KINDS, Block
 from parity_cases import weights
 from parity_verdict import Verdict, judge
+from policies import parse
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
+from qwenimg.common.families.stable_diffusion.precision import KIND
 from qwenimg.common.networks import kl_vae, unet
 from qwenimg.common.parity import parity
-from qwenimg.common.precision import precision
-from qwenimg.common.precision.precision import Precision, bases, parse
+from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import as_stored
 
@@ -39,10 +40,10 @@ UNET = unet_config(
 )
 VAE = vae_config(VAE_PUBLISHED | {"block_out_channels": [16, 32, 48, 48], "norm_num_groups": 8, "layers_per_block": 1})
 
-BASES = bases(precision.UNET)
+BASES = bases(KIND)
 POLICIES: Mapping[str, tuple[Precision, ...]] = {
     "unet": tuple(BASES.values()),
-    "vae": (BASES["fp32"], *(parse(f"bf16,vae={low}", on_gpu=False, kind=precision.UNET) for low in ("bf16", "fp16"))),
+    "vae": (BASES["fp32"], *(parse(f"bf16,vae={low}", on_gpu=False, kind=KIND) for low in ("bf16", "fp16"))),
 }
 MARGIN = 3.0  # between a recorded K and the limit in float32
 # The larger K of both backends on normal inputs of unit variance, in float32 and in bfloat16 (the base bf16; the VAE

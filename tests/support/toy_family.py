@@ -91,6 +91,7 @@ class ToyModel:
     """A latent is the mean of its pixels; the prompt is how often each letter comes in it."""
 
     multiple = scale = SCALE
+    options: ClassVar[frozenset[str]] = frozenset()
     sees_mask = False
     guidance = Guidance(formula=cfg)
     lora_names = ()
@@ -199,7 +200,6 @@ FAMILY = Family(
         bases=("fp32", "bf16"),
         presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16", "memory": "bf16"},
         prefers=("bf16",),
-        syntax="fp32 or bf16",
         keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"img_in\.")},
     ),
     open=open_toy,

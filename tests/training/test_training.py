@@ -41,6 +41,7 @@ from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, Us
 from qwenimg.common.families.qwen_image.family import TEMPLATE
 from qwenimg.common.numbers import noise, timesteps
 from qwenimg.common.prompts import qwen
+from qwenimg.common.sampling.flow_match import by_size
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.scenes import HELD_OUT_PAIRS
 from qwenimg.common.training.config import TrainConfig
@@ -275,7 +276,7 @@ def test_half_of_the_noise_levels_are_not_shifted(with_parts: Path):
     stage = train_dit.DiTStage(options("dit", with_parts, batch=8), CPU, lambda text: None)
     made = stage.batches.batch(0)
     width, height = stage.batches.size(0)
-    weight = np.exp(-stage.schedule.mu(width * height // 256))
+    weight = np.exp(-by_size(stage.schedule, width * height // 256, 1))
     shifted = made.levels / (made.levels + (1 - made.levels) * weight)
     fine = np.arange(8) % 2 == 1
     expected = train_dit.time_features(np.where(fine, made.levels, shifted))

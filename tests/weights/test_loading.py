@@ -16,6 +16,7 @@ import pytest
 import torch
 from opened_parts import open_part
 from parity_cases import MLX, TORCH, Files, Twin, twins
+from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32
 from safetensors.torch import load_file, save_file
 from wide_checkpoint import write
 
@@ -28,7 +29,7 @@ from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.parts.vae import decodes
-from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP16_PLAIN, FP32, Precision
+from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
@@ -282,7 +283,7 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys
-from qwenimg.common.precision.precision import BF16
+from policies import BF16
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 
 

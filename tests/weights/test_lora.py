@@ -15,12 +15,12 @@ import pytest
 import torch
 from cli_runner import cli
 from parity_cases import DIT, MLX, TORCH, Files, rounded
+from policies import BF16, FP32
 from safetensors.torch import save_file
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks import qwen_dit
-from qwenimg.common.precision.precision import BF16, FP32
 from qwenimg.common.weights import lora as loras
 from qwenimg.common.weights import module_patterns, peft_config
 from qwenimg.common.weights.lora_names import DENOISER, Names, component_names

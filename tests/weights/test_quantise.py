@@ -276,7 +276,7 @@ def test_what_is_coded_and_what_is_not(backend: str) -> None:
     assert set(outside.values()) == {0} and "proj_out.weight" in outside
     assert not any(isinstance(e.storage, Packed) for e in opened.checkpoint["vae"].plan.entries.values())
     engine, part = backends.load(backend), opened.checkpoint["transformer"]
-    from qwenimg.common.precision.precision import BF16
+    from policies import BF16
 
     planned = part.plan.stored(BF16, part.role)
     model = engine.open(part.network, part.config, planned, BF16).model

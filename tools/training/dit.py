@@ -32,7 +32,7 @@ from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.prompts import qwen
-from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from qwenimg.common.sampling.flow_match import FlowMatchConfig, by_size
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import is_file
 from training import folder as train_folder
@@ -122,7 +122,9 @@ class DiTStage:
         width, height = self.batches.size(step)
         rows, columns = height // 16, width // 16
         drawn = self.batches.batch(step)
-        drawn.levels[::2] = shifted(drawn.levels[::2], self.schedule.mu(rows * columns))  # the others are for edges
+        drawn.levels[::2] = shifted(
+            drawn.levels[::2], by_size(self.schedule, rows * columns, 1)
+        )  # the others are for edges
         made, ids, lengths = self._by_length(drawn)
         sigma = made.levels.astype(np.float32)[:, None, None, None]
         noisy = (1 - sigma) * made.latents + sigma * made.noise

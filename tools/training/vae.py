@@ -18,8 +18,9 @@ from torch import Tensor
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.parts.vae import decodes
-from qwenimg.common.precision.precision import FP32
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.weights.plan import LoadPlan
 from training import folder as train_folder
@@ -129,7 +130,7 @@ def initialise(model: torch.nn.Module) -> None:
 
 def fresh(model: Model, plan: LoadPlan) -> Model:
     """`model` with the weights of `plan`, in float32 and trainable."""
-    load.fill(model, plan.stored(FP32), torch.device("cpu"))
+    load.fill(model, plan.stored(bases(KIND)["fp32"]), torch.device("cpu"))
     plan.close()
     model.requires_grad_(True)
     return model
@@ -163,7 +164,7 @@ class Encoder:
         self.config, plan = train_folder.read_vae(folder)
         self.model = load.empty(lambda: QwenImageVAE(self.config))
         wanted = plan.only(lambda name: not decodes(name))
-        load.fill(self.model, wanted.stored(FP32), device)
+        load.fill(self.model, wanted.stored(bases(KIND)["fp32"]), device)
         plan.close()
         self.mean, self.std = (
             torch.tensor(values, device=device)[:, None, None]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import lora_names, mflux
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.precision.precision import MMDIT
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -28,13 +30,25 @@ PUBLISHED_WIDTH = 3072
 """The width of the published transformer, also without some of its layers. A toy is narrower."""
 
 
+# Width and height in pixels that it was trained for, by aspect
+SIZES = {
+    Fraction(1, 1): (1328, 1328),
+    Fraction(16, 9): (1664, 928),
+    Fraction(9, 16): (928, 1664),
+    Fraction(4, 3): (1472, 1104),
+    Fraction(3, 4): (1104, 1472),
+    Fraction(3, 2): (1584, 1056),
+    Fraction(2, 3): (1056, 1584),
+}
+
+
 def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:
     assert refiner is None
     return QwenImage(runtime, checkpoint, TEMPLATE)
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:
-    return Defaults(qwen_sizes=checkpoint["transformer"].config.dim == PUBLISHED_WIDTH)
+    return Defaults(trained=SIZES if checkpoint["transformer"].config.dim == PUBLISHED_WIDTH else {})
 
 
 FAMILY = Family(
@@ -45,8 +59,9 @@ FAMILY = Family(
     networks=(qwen_dit.NETWORK, qwen_vl.NETWORK, qwen_vae.NETWORK),
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
-    precision=MMDIT,
+    precision=KIND,
     published=published,
+    options=QwenImage.options,
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
     reads_folder=mflux.layout,

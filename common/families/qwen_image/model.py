@@ -46,6 +46,7 @@ class QwenImage:
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     multiple = MULTIPLE
     guidance = Guidance(formula=cfg_with_norm)
+    options = frozenset({"step_cache", "cached_calls"})
     sees_mask = False
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, template: Template):

@@ -14,11 +14,11 @@ from qwenimg.common.families.stable_diffusion import lora_names
 from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file, part_of
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
+from qwenimg.common.families.stable_diffusion.precision import KIND
 from qwenimg.common.families.stable_diffusion.published import published
 from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.precision.precision import UNET
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -72,8 +72,9 @@ FAMILY = Family(
     networks=(unet.NETWORK, clip.NETWORK, kl_vae.NETWORK),
     denoiser="unet",
     components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
-    precision=UNET,
+    precision=KIND,
     published=published,
+    options=StableDiffusion.options,
     choices=frozenset({"prediction", "tokenizer", *PARTS}),
     open=checkpoints.open_checkpoint,
     reads_file=reads,

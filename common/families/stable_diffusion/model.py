@@ -41,6 +41,7 @@ class StableDiffusion:
     """A Stable Diffusion model for `Pipeline`, and its refiner if one is given."""
 
     guidance = GUIDANCE
+    options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint

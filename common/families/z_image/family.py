@@ -16,15 +16,16 @@ from qwenimg.common.runtime.runtime import Runtime
 KIND = DenoiserKind(
     denoiser="transformer",
     places={
+        "modulation": "the timestep embedding and every block's scale and gate",
+        "rope": "RoPE tables, made in float64, and the rotation",
+        "rms_norm": "RMSNorm, gain included",
         **PLACES,
         "final_norm": "final_layer, its modulation included; the prediction stays float32 for the sampler (switchable)",
         "residual": "the residual streams of transformer and text encoder, from the embedders and pad tokens on",
-        "timestep": "the timestep and its sinusoid",
     },
     bases=("fp32", "bf16", "bf16-plain"),
     presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
     prefers=("bf16",),
-    syntax="BASE[,text|transformer|vae=DTYPE][,final_norm=fp32|off][,attention=fused|fp32][,matmul=fp32]",
     keys={
         "final_norm": re.compile(r"final_layer\."),
         "residual": re.compile(r"(x_embedder|cap_embedder\.1|x_pad_token|cap_pad_token)\."),

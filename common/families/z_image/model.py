@@ -51,6 +51,7 @@ class ZImage:
 
     multiple = MULTIPLE
     guidance = Guidance(formula=_from_conditional, off=0.0)
+    options: frozenset[str] = frozenset()
     sees_mask = False
     lora_names: Names = ()
 
