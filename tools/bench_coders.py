@@ -31,13 +31,15 @@ from doc_tables import DOCS
 from wide_checkpoint import write
 
 import qwenimg.backends
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.networks import clip, kl_vae, qwen_vae, qwen_vl
 from qwenimg.common.networks.network import Network
-from qwenimg.common.precision.precision import BF16, BF16_PLAIN, FP32
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights import keys
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-POLICIES = {"fp32": (FP32,), "bf16": (BF16, BF16_PLAIN)}
+BASES = bases(KIND)
+POLICIES = {"fp32": (BASES["fp32"],), "bf16": (BASES["bf16"], BASES["bf16-plain"])}
 SD_VAE = kl_vae.KLVAEConfig(block_out_channels=(128, 256, 512, 512), layers_per_block=2)
 TWO_LAYERS = qwen_vl.QwenVLConfig(num_hidden_layers=2, vocab_size=8192)
 TOKENS, CHUNKS = 128, 2  # of the prompt's template and words; CLIP's two branches of 77 each

@@ -34,9 +34,9 @@ import torch
 from wide_checkpoint import write
 
 import qwenimg.backends
+from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights import keys
