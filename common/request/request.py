@@ -28,6 +28,7 @@ MAX_SEED = 2**64 - 1
 MAX_GUIDANCE = 100
 MAX_CLIP_SKIP = 11
 _STABLE_DIFFUSION = ("stable-diffusion",)
+_Z_IMAGE = ("z-image",)
 _SPLIT = ("qwen-image", "stable-diffusion")  # families whose networks can stop after their first block
 
 
@@ -124,6 +125,16 @@ class Request:
         least=0, most=1,
         recorded="changed", needs="guidance", families=_STABLE_DIFFUSION,
         elsewhere="this model's guidance always keeps the prediction's norm",
+    ))  # fmt: skip
+    cfg_normalization: float = option(0.0, Option(
+        help="{bounds}, how long a guided prediction may be, in lengths of the prompt's; 1 is usual, 0 no limit",
+        section="Picture", metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance",
+        families=_Z_IMAGE, elsewhere="this model's guidance has no such limit",
+    ))  # fmt: skip
+    cfg_truncation: float = option(1.0, Option(
+        help="{bounds}, the share of the noise that is gone where guidance ends", section="Picture", metavar="X",
+        least=0, most=1, recorded="changed", needs="guidance", families=_Z_IMAGE,
+        elsewhere="this model's guidance ends by --cfg-end",
     ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
         help="how steps are made; qwenimg samplers lists them. Default the model's", section="Picture", metavar="NAME",
