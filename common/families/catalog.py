@@ -32,13 +32,17 @@ class KnownModel:
     family: str
 
 
-_QWEN, _SD, _RAIL = "qwen-image", "stable-diffusion", "CreativeML Open RAIL++-M"
+_QWEN, _Z, _SD, _RAIL = "qwen-image", "z-image", "stable-diffusion", "CreativeML Open RAIL++-M"
 # name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
 _ROWS = (
     ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
      "Apache-2.0", "pictures from text, with readable writing, English and Chinese", _QWEN),
     ("qwen-image-2512", "Qwen/Qwen-Image-2512", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000,
      "Qwen-Image, 20B, of December 2025", "Apache-2.0", "the same with more natural people and detail", _QWEN),
+    ("z-image-turbo", "Tongyi-MAI/Z-Image-Turbo", 1024, 1024, 8, 0.0, "", 32_850_000_000, 14_000_000_000,
+     "Z-Image-Turbo, 6B", "Apache-2.0", "photographs and writing, English and Chinese, in 8 steps", _Z),
+    ("z-image", "Tongyi-MAI/Z-Image", 1024, 1024, 50, 4.0, "", 20_540_000_000, 14_000_000_000, "Z-Image, 6B",
+     "Apache-2.0", "the model that Turbo is distilled from, with negative prompts and more variety", _Z),
     ("sd15", "stable-diffusion-v1-5/stable-diffusion-v1-5", 512, 512, 50, 7.5, "", 4_270_000_000, 4_000_000_000,
      "Stable Diffusion 1.5", "CreativeML Open RAIL-M",
      "small pictures on small machines; inpainting by -i and --mask", _SD),
@@ -77,7 +81,15 @@ def find_piece(name: str) -> Piece | None:
     return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
 
 
-ALIASES = {"shapes": BUILT_IN.name, "sd1.5": "sd15", "sd-1.5": "sd15", "sdxl-base": "sdxl"}
+ALIASES = {
+    "shapes": BUILT_IN.name,
+    "sd1.5": "sd15",
+    "sd-1.5": "sd15",
+    "sdxl-base": "sdxl",
+    "zimage": "z-image",
+    "z-image-base": "z-image",
+    "zimage-turbo": "z-image-turbo",
+}
 
 _EDITS = "edits images; this version makes images from text"
 _SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
@@ -92,6 +104,8 @@ REFUSED = {
     "qwen-image-edit-2511": _EDITS,
     "qwen-image-layered": "makes the layers of an image; this version makes images from text",
     "qwen-image-2.1": "a different architecture that this version does not support",
+    "z-image-edit": _EDITS,
+    "z-image-omni-base": _EDITS,
     "sd21": _SD21,
     "sd2.1": _SD21,
     "sd-2.1": _SD21,

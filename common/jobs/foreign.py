@@ -47,6 +47,8 @@ FILES = {
     "stable-diffusion-xl-base-1-0": "sdxl",
     "qwen_image_bf16": "qwen-image",
     "qwen_image_2512_bf16": "qwen-image-2512",
+    "z_image_turbo_bf16": "z-image-turbo",
+    "z_image_bf16": "z-image",
 }
 _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
 _HUB_ID = re.compile(REPO)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import write_published, write_published_sd
+from published import write_published, write_published_sd, write_published_zimage
 
 import qwenimg
 from qwenimg.backends import paper
@@ -21,6 +21,7 @@ from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.z_image.published import SHIFTS
 from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
 
@@ -235,8 +236,15 @@ def test_streaming_takes_the_time_of_reading_where_that_is_longer(published: Pat
     assert way["step_seconds"] > 3 * found["step_seconds"]
 
 
+def written(name: str, folder: Path, qwen: Path) -> Path:
+    """The folder of a known model at its published size; Qwen-Image's is written once."""
+    if name == "qwen-image":
+        return qwen
+    return write_published_zimage(folder, name) if name in SHIFTS else write_published_sd(folder, name)
+
+
 @pytest.mark.parametrize("options", ["--backend cuda --memory 24GB", "--backend cpu --memory 14GB -q 8"])
-@pytest.mark.parametrize("name", ["qwen-image", "sd15", "sdxl", "sdxl-turbo"])
+@pytest.mark.parametrize("name", ["qwen-image", "sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image"])
 def test_a_known_model_is_planned_before_it_is_here(
     published: Path,
     planned: Planned,
@@ -249,7 +257,7 @@ def test_a_known_model_is_planned_before_it_is_here(
     """With the numbers of its files, whose sizes, steps and guidance are those of the name."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     known = KNOWN[name]
-    folder = published if name == "qwen-image" else write_published_sd(tmp_path / "model", name)
+    folder = written(name, tmp_path / "model", published)
     asked = ["--size", f"{known.width}x{known.height}", "--steps", known.steps, "--guidance", known.guidance]
     by_name, by_files = planned(name, *options.split()), planned(folder, *options.split(), *asked)
     assert not by_name.pop("here") and by_files.pop("here")
@@ -266,12 +274,12 @@ def test_a_known_model_is_planned_before_it_is_here(
 
 def test_what_is_known_of_published_models() -> None:
     """Their files as large as the catalogue has them; what is no whole of a known model is still asked for."""
-    for name in ("sd15", "sdxl", "sdxl-turbo"):
+    for name in ("sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image"):
         model = registry.published(KNOWN[name])
         assert model is not None
         size = sum(part.plan.nbytes for part in model.checkpoint.components.values())
         print(f"{name}: {size:,} bytes of {KNOWN[name].bytes:,}")
-        assert abs(size / KNOWN[name].bytes - 1) < 0.005
+        assert abs(size / KNOWN[name].bytes - 1) < 0.012  # files of Z-Image have a layer of text that no plan has
     assert registry.published(KNOWN["sdxl-refiner"]) is None
 
 

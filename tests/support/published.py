@@ -12,7 +12,10 @@ from tiny_tokenizer import write_tiny_tokenizer
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.families.stable_diffusion.published import models, vae
-from qwenimg.common.networks import clip, kl_vae, qwen_dit, qwen_vae, qwen_vl, unet
+from qwenimg.common.families.z_image import published as z_image
+from qwenimg.common.families.z_image import small_files
+from qwenimg.common.networks import clip, kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, unet, zimage_dit
+from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
@@ -47,6 +50,25 @@ def write_published_sd(folder: Path, name: str) -> Path:
     kind = "StableDiffusionXLPipeline" if len(model.texts) > 1 else "StableDiffusionPipeline"
     index = {"_class_name": kind} | {part: ["transformers", "CLIPTextModel"] for part in model.texts}
     (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def write_published_zimage(folder: Path, name: str) -> Path:
+    """Z-Image `name`."""
+    dtype = "F32" if name == "z-image-turbo" else "BF16"
+    parts = {
+        "transformer": (zimage_dit.NETWORK, z_image.transformer(), dtype),
+        "text_encoder": (qwen3.NETWORK, Qwen3Config(), "BF16"),
+        "vae": (kl_vae.NETWORK, z_image.vae(), "BF16"),
+    }
+    for part, (network, config, stored) in parts.items():
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
+        _write(folder / part, network.written(config), manifest, stem, stored)
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(z_image.SHIFTS[name])))
+    write_tiny_tokenizer(folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
     return folder
 
 

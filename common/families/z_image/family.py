@@ -7,9 +7,9 @@ import re
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.z_image.checkpoint import open_folder
 from qwenimg.common.families.z_image.model import ZImage
+from qwenimg.common.families.z_image.published import defaults, published
 from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
-from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 
@@ -49,10 +49,10 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
-    published=lambda name: None,
+    published=published,
     open=open_folder,
     model=_model,
-    defaults=lambda checkpoint: Defaults(steps=8, guidance=0.0, negative_prompt=""),
+    defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),
     described=lambda folder: "Z-Image, text to image",
     part=lambda header: None,
 )

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.z_image import memory
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.zimage_conditioning import padded, time_row
@@ -67,8 +68,14 @@ class ZImage:
         self.vae = VAEHalves(self.residents, checkpoint["vae"], vae_config.block_out_channels[0], statistics)
 
     def plan(self, request: Request) -> SamplingPlan:
-        rows, columns = sizes.render_size(request.width, request.height, MULTIPLE)
-        return flow_plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
+        width, height = sizes.render_size(request.width, request.height, MULTIPLE)
+        rows, columns = self.config.axes_lens[1:]
+        if height > rows * MULTIPLE or width > columns * MULTIPLE:
+            raise UsageError(
+                f"{request.width}x{request.height} is too large for this model, which knows the positions of "
+                f"{columns * MULTIPLE}x{rows * MULTIPLE} pixels; choose a smaller size"
+            )
+        return flow_plan(self.schedule_config, request, width * height // MULTIPLE**2)
 
     def warnings(self, request: Request) -> list[str]:
         lines = []

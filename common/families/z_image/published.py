@@ -1,0 +1,65 @@
+"""Z-Image as it is published, for code that reads no weight: two variants of the same shapes.
+
+Turbo is distilled to 8 steps without guidance. The base model's card recommends 28 to 50 steps and guidance of 3 to 5;
+its example has 50 and 4. A model's files tell them apart by the shift of the scheduler alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qwenimg.common.base.config import parse
+from qwenimg.common.families.z_image.small_files import scheduler
+from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.networks.zimage_dit import ZImageConfig
+from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
+
+SHIFTS = {"z-image-turbo": 3.0, "z-image": 6.0}
+"""The shift of each published model's scheduler."""
+_DTYPES = {"z-image-turbo": "float32", "z-image": "bfloat16"}  # of the transformer's files
+
+
+def transformer() -> ZImageConfig:
+    return ZImageConfig(axes_lens=(1536, 512, 512))
+
+
+def vae() -> KLVAEConfig:
+    """Return the configuration of Flux's VAE."""
+    return KLVAEConfig(
+        block_out_channels=(128, 256, 512, 512),
+        layers_per_block=2,
+        latent_channels=16,
+        sample_size=1024,
+        scaling_factor=0.3611,
+        shift_factor=0.1159,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def published(name: str) -> Checkpoint | None:
+    """Return the model known as `name`, without its files; None for another name."""
+    if name not in SHIFTS:
+        return None
+    return Checkpoint(
+        source=Path(name),
+        components={
+            "transformer": on_paper(zimage_dit.NETWORK, transformer(), _DTYPES[name]),
+            "text_encoder": on_paper(qwen3.NETWORK, Qwen3Config(), "bfloat16"),
+            "vae": on_paper(kl_vae.NETWORK, vae(), "bfloat16"),
+        },
+        tokenizers={"text_encoder": absent_tokenizer(name)},
+        scheduler=parse(FlowMatchConfig, scheduler(SHIFTS[name]), source=name),
+    )
+
+
+def defaults(shift: float) -> Defaults:
+    """Return the defaults of a model whose scheduler has this shift."""
+    if shift == SHIFTS["z-image-turbo"]:
+        return Defaults(steps=8, guidance=0.0, negative_prompt="")
+    return Defaults(steps=50, guidance=4.0, negative_prompt="")
