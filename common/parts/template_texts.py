@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.parts.texts import States, Texts
+from qwenimg.common.parts.texts import PromptTexts, States
 from qwenimg.common.prompts.qwen import PromptTokens, Template
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, TextEncoder
@@ -15,7 +15,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 
-class TemplateTexts(Texts[str]):
+class TemplateTexts(PromptTexts):
     """The text states [1 S C] of prompts in a `template`."""
 
     feed_forward = 3  # it is gated
@@ -47,14 +47,32 @@ class TemplateTexts(Texts[str]):
         """Return the ids, and which of their states condition an image."""
         return [list(self.fill(key).ids), self.template.dropped, self.template.seen]
 
-    def encoding(self, length: int) -> Stage:
+    def cut(self, prompt: str) -> str:
+        """Return the number of tokens that are seen and of those that are not."""
+        lost = self.fill(prompt).lost
+        return f"the model sees its first {self.template.seen} tokens, not the last {lost}" if lost else ""
+
+    def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
+        """Return the numbers of states that condition an image."""
+        return [self.template.used(length) for length in self._token_counts(prompts, counted)]
+
+    def encodings(self, prompts: Sequence[str], counted: bool) -> list[Stage]:
+        """Return the stage of the language model."""
+        return [self._encoding(max(self._token_counts(prompts, counted)))]
+
+    def _token_counts(self, prompts: Sequence[str], counted: bool) -> list[int]:
+        """Return the number of tokens of each filled template."""
+        longest = self.template.dropped + self.template.seen
+        return [len(self.fill(prompt).ids) if counted else longest for prompt in prompts]
+
+    def _encoding(self, length: int) -> Stage:
         """Return the stage that encodes prompts of at most `length` tokens, the template's among them."""
         return self.stage(self.encoder, 1, length)
 
     def encode(self, keys: Sequence[str]) -> Iterator[States]:
         """Encode `keys` one after the other."""
         prompts = [self.fill(key).ids for key in keys]
-        return self.run(self.encoding(max(map(len, prompts))), self._encoded, prompts)
+        return self.run(self._encoding(max(map(len, prompts))), self._encoded, prompts)
 
     def _encoded(self, encoder: TextEncoder, ids: Sequence[int]) -> States:
         """Return the states that condition an image, without those of the template's start."""

@@ -148,3 +148,20 @@ class Texts(ABC, Generic[Key]):
                 yield encode(encoder, prompt)
         del encoder
         self.runtime.engine.release()
+
+
+class PromptTexts(Texts[str]):
+    """The text states of a model for which a prompt alone is the key."""
+
+    @abstractmethod
+    def cut(self, prompt: str) -> str:
+        """Return which tokens of a `prompt` that is too long the model does not see, for a message; else nothing."""
+
+    @abstractmethod
+    def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
+        """Return the number of tokens of each of `prompts` that the denoiser takes. counted: count them; else each
+        prompt counts as the longest."""
+
+    @abstractmethod
+    def encodings(self, prompts: Sequence[str], counted: bool) -> list[Stage]:
+        """Return the stages that encode `prompts`. counted: as in `lengths`."""

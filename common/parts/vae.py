@@ -154,6 +154,13 @@ class VAEHalves:
             raise self.runtime.overflow(title, "vae", place)
 
 
+def scaled_halves(residents: Residents, component: Component) -> VAEHalves:
+    """Return the halves of Stable Diffusion's VAE, or Flux's, whose latents have one scale and one shift."""
+    config = component.config
+    statistics = scaled(config.scaling_factor, config.shift_factor or 0.0)
+    return VAEHalves(residents, component, config.block_out_channels[0], statistics)
+
+
 def _in_bands(activations: Iterable[int]) -> Iterator[Split]:
     """Yield a split for each number of rows in a band."""
     for rows, size in zip(bands.ROWS, activations, strict=True):

@@ -6,30 +6,27 @@ and not the sum. Inputs that depend on neither step nor latent are made once per
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property, partial
-
-import numpy as np
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import qwen_conditioning
-from qwenimg.common.numbers import packing, sizes
+from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
-from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, phases
+from qwenimg.common.pipeline.denoiser import phases
+from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts.qwen import Template
-from qwenimg.common.request.request import MULTIPLE, Request
+from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array, Modulation
+from qwenimg.common.runtime.engine import Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
@@ -40,61 +37,35 @@ KEPT_SCHEDULES = 2  # schedules whose modulation is kept: 442 MB for 50 steps of
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
 
-class QwenImage:
+class QwenImage(FlowModel):
     """A Qwen-Image model for `Pipeline`."""
 
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
-    multiple = MULTIPLE
     guidance = Guidance(formula=cfg_with_norm)
     options = frozenset({"step_cache", "cached_calls"})
-    sees_mask = False
+    texts: TemplateTexts
+    config: QwenDiTConfig
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, template: Template):
-        self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
-        self.schedule_config = checkpoint.scheduler
-        self.config, vae_config = checkpoint["transformer"].config, checkpoint["vae"].config
+        residents, vae_config = Residents(runtime), checkpoint["vae"].config
+        statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
+        halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics)
+        super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, template), halves)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
-        self.residents = Residents(runtime)
-        self.texts = TemplateTexts(self.residents, checkpoint, template)
-        statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
-        self.vae = VAEHalves(self.residents, checkpoint["vae"], vae_config.base_dim, statistics)
         self._modulations: dict[tuple[float, ...], Modulation] = {}
 
     @cached_property
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
 
-    def plan(self, request: Request) -> SamplingPlan:
-        rows, columns = sizes.render_size(request.width, request.height, MULTIPLE)
-        return flow_plan(self.schedule_config, request, rows * columns // MULTIPLE**2)
-
-    def warnings(self, request: Request) -> list[str]:
-        lines, seen = [], self.texts.template.seen
-        for name, branch in zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False):
-            if lost := self.texts.fill(branch.prompt).lost:
-                lines.append(f"the {name} is cut: the model sees its first {seen} tokens, not the last {lost}")
-        return lines
-
-    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
-        prompts, template = [branch.prompt for branch in self.guidance.branches(request)], self.texts.template
-        longest = template.dropped + template.seen
-        lengths = [len(self.texts.fill(prompt).ids) if counted else longest for prompt in prompts]
-        seen = [template.used(length) for length in lengths]
-        return [
-            *([] if request.image is None else [self.vae.encoding(shape)]),
-            *([] if self.texts.has(prompts) else [self.texts.encoding(max(lengths))]),
-            *self.steps(request, plan, shape[0] * shape[1] // self.config.patch_size**2, seen),
-            self.vae.decoding(shape),
-        ]
-
-    def steps(self, request: Request, plan: SamplingPlan, tokens: int, seen: Sequence[int]) -> list[Stage]:
-        """Return the stages of the transformer: the modulation, unless it is kept, and all steps. `tokens`: those of
-        the image; `seen`: those of each branch's text."""
+    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+        """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
-        count, longest = len(branches), tokens + max(seen)
+        tokens = shape[0] * shape[1] // self.config.patch_size**2
+        count, longest = len(branches), tokens + max(lengths)
         cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
-        operations = (memory.step_operations(self.config, tokens + text) for text in seen)
+        operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
         per_evaluation = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
         denoise = Stage(
             name="denoise",
@@ -154,30 +125,36 @@ class QwenImage:
     def variant(self, change: Change) -> QwenImage:
         return QwenImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.texts.template)
 
-    def check_weights(self) -> None:
-        self.vae.check_weights()
-
-    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
-        self.texts.announce(prompts)
-
     def adapt(self, deltas: Deltas) -> None:
-        before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
-        now = self.checkpoint
-        self.texts.renew(now.texts)
-        if not before["transformer"].plan.when(ONCE).same_deltas(now["transformer"].plan):
+        before, now = (
+            one["transformer"].plan.when(ONCE) for one in (self.checkpoint, self.checkpoint.with_deltas(deltas))
+        )
+        if not before.same_deltas(now):
             self._modulations.clear()
-        if not before["transformer"].plan.same_deltas(now["transformer"].plan):
-            self.residents.adapt("transformer", now["transformer"])
+        super().adapt(deltas)
 
-    @contextmanager
-    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[QwenRun]:
+    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
         patch = self.config.patch_size
-        grid = (1, shape[0] // patch, shape[1] // patch)
-        run = QwenRun(self, request, plan, grid)
-        try:
-            yield run
-        finally:
-            run.close()
+        grid = shape[0] // patch, shape[1] // patch
+        rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}  # of the modulation
+        branches = self.guidance.branches(request)
+        texts = self.texts.states([branch.prompt for branch in branches])
+        stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
+        modulation = self.modulation(self.timesteps(plan), stages[0])
+        transformer, split = self.residents.enter(stages[-1])
+
+        def make_pass(positions: tuple[int, ...]) -> Pass:
+            condition = transformer.condition([texts[i] for i in positions], [(1, *grid)])
+            return Pass(transformer, condition, lambda x, sigma: (x, (modulation, rows[sigma])))
+
+        return FlowRun(
+            self,
+            request,
+            phases(plan, branches, split.size or len(branches), make_pass),
+            shapes_of(texts, grid),
+            pack=packing.pack,
+            unpack=partial(packing.unpack, h=shape[0], w=shape[1]),
+        )
 
     # Transformer
 
@@ -196,63 +173,9 @@ class QwenImage:
         return modulation
 
     def forget(self) -> None:
-        self.texts.forget()
+        super().forget()
         self._modulations.clear()
 
     def close(self) -> None:
-        self.texts.close()
         self._modulations.clear()
-        self.residents.free()
-        self.checkpoint.close()
-
-
-# One image
-
-
-class QwenRun:
-    """A run for one request; the denoised latents are x - sigma velocity. `grid`: frames, rows and columns in
-    tokens."""
-
-    def __init__(self, model: QwenImage, request: Request, plan: SamplingPlan, grid: tuple[int, int, int]):
-        self.model, self.request, self.grid = model, request, grid
-        self.rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}  # of the modulation
-        branches, tokens = model.guidance.branches(request), grid[1] * grid[2]
-        texts = model.texts.states([branch.prompt for branch in branches])
-        stages = model.steps(request, plan, tokens, [text.shape[1] for text in texts])
-        self.modulation = model.modulation(model.timesteps(plan), stages[0])
-        self.transformer, split = model.residents.enter(stages[-1])
-        self.phases = phases(
-            plan, branches, split.size or len(texts), lambda positions: self._pass([texts[i] for i in positions])
-        )
-        self.shapes = {
-            "text": ", ".join(str(list(text.shape)) for text in texts),
-            "tokens": f"{grid[1]} x {grid[2]} = {tokens}",
-        }
-
-    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
-        return Denoiser(
-            self.model.runtime,
-            "transformer",
-            self.phases,
-            lambda x, sigma, velocity: x - sigma * velocity,
-            partial(self.model.guidance.combined, self.model.engine, self.request),
-            blend=inpaint.blend(initial, segment.schedule, self.array),
-        )
-
-    def _pass(self, texts: Sequence[Array]) -> Pass:
-        """Return the pass of the transformer for a batch of branches."""
-        condition = self.transformer.condition(texts, [self.grid])
-        return Pass(self.transformer, condition, lambda x, sigma: (x, (self.modulation, self.rows[sigma])))
-
-    def array(self, latents: Latents) -> Array:
-        return self.model.engine.array(packing.pack(latents))
-
-    def latents(self, x: Array) -> Latents:
-        patch = self.model.config.patch_size
-        shape = self.grid[1] * patch, self.grid[2] * patch
-        return packing.unpack(self.model.engine.numpy(x), *shape).astype(np.float32)
-
-    def close(self) -> None:
-        """Free the run's arrays on the device, before the VAE decodes."""
-        self.phases, self.modulation = [], None
-        del self.transformer  # which may be freed for the VAE
+        super().close()

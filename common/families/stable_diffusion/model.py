@@ -19,7 +19,7 @@ from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, si
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.inpaint import Initial, Latents
@@ -56,8 +56,7 @@ class StableDiffusion:
         self.few_steps = few_steps.few_steps(
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
         )
-        statistics = vae.scaled(vae_config.scaling_factor, vae_config.shift_factor or 0)
-        self.vae = VAEHalves(self.residents, checkpoint["vae"], vae_config.block_out_channels[0], statistics)
+        self.vae = vae.scaled_halves(self.residents, checkpoint["vae"])
 
     @cached_property
     def lora_names(self) -> Names:

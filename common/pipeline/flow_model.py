@@ -1,0 +1,176 @@
+"""What flow-match models with one transformer share: sampling, stages, LoRAs, and the run of one image.
+
+A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs, and `start`: it encodes the
+texts, opens the transformer and returns a `FlowRun`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from qwenimg.common.numbers import sizes
+from qwenimg.common.parts.texts import PromptTexts
+from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.pipeline import inpaint
+from qwenimg.common.pipeline.denoiser import Denoiser, Phase
+from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.inpaint import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.request.few_steps import FewSteps
+from qwenimg.common.request.request import MULTIPLE, Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.lora_names import Names
+
+Denoised: TypeAlias = Callable[[Array, float, Array], Array]
+
+
+class FlowModel(ABC):
+    """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
+
+    multiple = MULTIPLE
+    sees_mask = False
+    guidance: Guidance
+    options: frozenset[str] = frozenset()
+    scale: int
+    channels: int
+    few_steps: Mapping[str, FewSteps] = MappingProxyType({})
+
+    def __init__(
+        self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: PromptTexts, vae: VAEHalves
+    ):
+        self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
+        self.residents, self.texts, self.vae = residents, texts, vae
+        self.schedule_config = checkpoint.scheduler
+        self.config: Any = checkpoint["transformer"].config
+
+    @property
+    @abstractmethod
+    def lora_names(self) -> Names:
+        """The names of the layers that LoRAs may change."""
+
+    @abstractmethod
+    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+        """Return the stages of the transformer, for latents of `shape` and texts of `lengths` tokens, one for each
+        branch of guidance."""
+
+    @abstractmethod
+    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
+        """Encode the texts, open the transformer, and return the run for latents of `shape`."""
+
+    def plan(self, request: Request) -> SamplingPlan:
+        width, height = sizes.render_size(request.width, request.height, self.multiple)
+        return flow_plan(self.schedule_config, request, width * height // self.multiple**2)
+
+    def warnings(self, request: Request) -> list[str]:
+        named = zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False)
+        cuts = [(name, self.texts.cut(branch.prompt)) for name, branch in named]
+        return [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
+
+    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+        prompts = [branch.prompt for branch in self.guidance.branches(request)]
+        return [
+            *([] if request.image is None else [self.vae.encoding(shape)]),
+            *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
+            *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
+            self.vae.decoding(shape),
+        ]
+
+    def check_weights(self) -> None:
+        self.vae.check_weights()
+
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+        self.texts.announce(prompts)
+
+    def adapt(self, deltas: Deltas) -> None:
+        before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
+        now = self.checkpoint["transformer"]
+        self.texts.renew(self.checkpoint.texts)
+        if not before["transformer"].plan.same_deltas(now.plan):
+            self.residents.adapt("transformer", now)
+
+    @contextmanager
+    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[FlowRun]:
+        run = self.start(request, plan, shape)
+        try:
+            yield run
+        finally:
+            run.close()
+
+    def forget(self) -> None:
+        self.texts.forget()
+
+    def close(self) -> None:
+        self.texts.close()
+        self.residents.free()
+        self.checkpoint.close()
+
+
+def shapes_of(texts: Sequence[Array], grid: tuple[int, int]) -> dict[str, str]:
+    """Return the shapes of text states and of an image of `grid` rows and columns of tokens, for --debug."""
+    rows, columns = grid
+    return {
+        "text": ", ".join(str(list(text.shape)) for text in texts),
+        "tokens": f"{rows} x {columns} = {rows * columns}",
+    }
+
+
+def _from_velocity(x: Array, sigma: float, velocity: Array) -> Array:
+    """Return the denoised latents for a model that predicts noise - latents."""
+    return x - sigma * velocity
+
+
+def _as_they_are(latents: Latents) -> Latents:
+    return latents
+
+
+class FlowRun:
+    """A run for one request, whose transformer is open. `phases` hold the only reference to it, since it may be freed
+    for the VAE. `pack` makes the transformer's input of latents [1 C h w], and `unpack` latents of its output."""
+
+    title: ClassVar[str] = "transformer"
+
+    def __init__(
+        self,
+        model: FlowModel,
+        request: Request,
+        phases: Sequence[Phase],
+        shapes: dict[str, str],
+        *,
+        pack: Callable[[Latents], Latents] = _as_they_are,
+        unpack: Callable[[Latents], Latents] = _as_they_are,
+        denoised: Denoised = _from_velocity,
+    ):
+        self.model, self.request, self.phases, self.shapes = model, request, phases, shapes
+        self.pack, self.unpack, self.denoised = pack, unpack, denoised
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        return Denoiser(
+            self.model.runtime,
+            self.title,
+            self.phases,
+            self.denoised,
+            partial(self.model.guidance.combined, self.model.engine, self.request),
+            blend=inpaint.blend(initial, segment.schedule, self.array),
+        )
+
+    def array(self, latents: Latents) -> Array:
+        return self.model.engine.array(self.pack(latents))
+
+    def latents(self, x: Array) -> Latents:
+        return self.unpack(self.model.engine.numpy(x)).astype(np.float32)
+
+    def close(self) -> None:
+        """Free the run's arrays on the device, before the VAE decodes."""
+        self.phases = []
