@@ -120,6 +120,9 @@ class MLXEngine:
     def rescale(self, guided: Array, conditional: Array, share: float) -> Array:
         return ops.rescale(guided, conditional, share)
 
+    def shortened(self, guided: Array, conditional: Array, most: float) -> Array:
+        return ops.shortened(guided, conditional, most)
+
     def join(self, arrays: Sequence[Array]) -> Array:
         return mx.concatenate(list(arrays), axis=1)
 

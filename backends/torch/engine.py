@@ -140,6 +140,10 @@ class TorchEngine:
         with torch.inference_mode():
             return ops.rescale(guided, conditional, share)
 
+    def shortened(self, guided: Tensor, conditional: Tensor, most: float) -> Tensor:
+        with torch.inference_mode():
+            return ops.shortened(guided, conditional, most)
+
     def join(self, arrays: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(arrays), dim=1)
 

@@ -30,6 +30,7 @@ from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.sampling.flow_match import USUAL
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
@@ -42,6 +43,7 @@ class FlowModel(ABC):
     multiple = MULTIPLE
     sees_mask = False
     guidance: Guidance
+    levels = USUAL
     options: frozenset[str] = frozenset()
     scale: int
     channels: int
@@ -71,7 +73,7 @@ class FlowModel(ABC):
 
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, self.multiple)
-        return flow_plan(self.schedule_config, request, width * height // self.multiple**2)
+        return flow_plan(self.schedule_config, request, width * height // self.multiple**2, self.levels)
 
     def warnings(self, request: Request) -> list[str]:
         named = zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False)

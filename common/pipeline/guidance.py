@@ -22,17 +22,23 @@ class Branch:
 
     prompt: str
     steps: tuple[float, float] = (0.0, 1.0)  # its first and last step, as shares of all steps
+    until: float = 1.0  # the largest share of the noise that is gone at a step that computes it
     options: Mapping[str, Any] = field(default_factory=dict)  # the network's options for this branch alone
 
     @property
     def share(self) -> float:
-        """The share of the steps that compute it."""
+        """The share of the steps that compute it, if no noise level ends it."""
         return self.steps[1] - self.steps[0]
 
 
 def _guidance(request: Request) -> float:
     """Return the scale of a family that has one number."""
     return request.guidance
+
+
+def _to_the_end(request: Request) -> float:
+    """Return the end of guidance in a family without a noise level where it ends."""
+    return 1.0
 
 
 def _no_more(request: Request) -> tuple[Branch, ...]:
@@ -47,6 +53,7 @@ class Guidance:
     formula: Formula  # combines several predictions, in the order of their branches
     off: float = 1.0  # the scale up to which only the prompt's branch is computed; infinite for a model without others
     scale: Callable[[Request], float] = _guidance
+    until: Callable[[Request], float] = _to_the_end  # of the unconditional branch
     more: Callable[[Request], tuple[Branch, ...]] = _no_more  # branches after the unconditional one
 
     def is_on(self, request: Request) -> bool:
@@ -58,7 +65,8 @@ class Guidance:
         prompt = Branch(prompt=request.prompt)
         if not self.is_on(request):
             return (prompt,)
-        unconditional = Branch(prompt=request.negative_prompt, steps=(0.0, request.cfg_end))
+        steps, until = (0.0, request.cfg_end), self.until(request)
+        unconditional = Branch(prompt=request.negative_prompt, steps=steps, until=until)
         return (prompt, unconditional, *self.more(request))
 
     def combined(self, engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:

@@ -13,7 +13,7 @@ from qwenimg.common.pipeline.guidance import Branch
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
-from qwenimg.common.sampling.flow_match import USUAL, FlowLevels, FlowMatchConfig, flow_schedule
+from qwenimg.common.sampling.flow_match import USUAL, FlowLevels, FlowMatchConfig, flow_schedule, gone
 from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule
 
 OWN = ("", "model")  # the model's schedule
@@ -49,9 +49,8 @@ class SamplingPlan:
 
     def stretches(self, branches: Sequence[Branch]) -> list[tuple[float, list[int]]]:
         """Return, for each range of steps with the same branches, the noise level at its end and the positions of its
-        branches. Step i of n computes a branch while i / n is within the branch's share of the steps."""
-        count = self.steps
-        bounds = [tuple(ceil(share * count) for share in branch.steps) for branch in branches]
+        branches."""
+        count, bounds = self.steps, [self._bounds(branch) for branch in branches]
         ends = sorted({bound for pair in bounds for bound in pair} - {0})
         return [
             (
@@ -60,6 +59,18 @@ class SamplingPlan:
             )
             for end in ends
         ]
+
+    def share(self, branch: Branch) -> float:
+        """Return the share of the steps that compute `branch`."""
+        first, last = self._bounds(branch)
+        return (last - first) / self.steps
+
+    def _bounds(self, branch: Branch) -> tuple[int, int]:
+        """Return the number of steps before the first that computes `branch`, and up to the last one. Step i of n does
+        while i / n is within the branch's share of the steps, and no more noise is gone than it allows."""
+        first, last = (ceil(share * self.steps) for share in branch.steps)
+        reached = sum(gone(sigma) <= branch.until for sigma in self.sigmas[: self.steps])
+        return min(first, reached), min(last, reached)
 
     def evaluated_sigmas(self) -> tuple[float, ...]:
         """Return the noise levels of all evaluations, each once, in order. The coefficients of samplers that are not

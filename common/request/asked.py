@@ -25,6 +25,8 @@ class CallOptions(TypedDict, total=False):
     step_cache: float | None
     cached_calls: str | None
     guidance_rescale: float | None
+    cfg_normalization: float | None
+    cfg_truncation: float | None
     sampler: str | None
     schedule: str | None
     seed: int | None

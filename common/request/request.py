@@ -123,6 +123,16 @@ class Request:
         recorded="changed", needs="guidance", special=True,
         elsewhere="this model's guidance always keeps the prediction's norm",
     ))  # fmt: skip
+    cfg_normalization: float = option(0.0, Option(
+        help="{bounds}, how long a guided prediction may be, in lengths of the prompt's; 1 is usual, 0 no limit",
+        section="Picture", metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance",
+        special=True, elsewhere="this model's guidance has no such limit",
+    ))  # fmt: skip
+    cfg_truncation: float = option(1.0, Option(
+        help="{bounds}, the share of the noise that is gone where guidance ends", section="Picture", metavar="X",
+        least=0, most=1, recorded="changed", needs="guidance", special=True,
+        elsewhere="this model's guidance ends by --cfg-end",
+    ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
         help="how steps are made; qwenimg samplers lists them. Default the model's", section="Picture", metavar="NAME",
         aliases=("sampling-method",), checks=_check_sampler, names=_samplers, config=True, recorded="always",

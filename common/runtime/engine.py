@@ -161,6 +161,10 @@ class Engine(Protocol):
         """Move the deviation of `guided` by `share` towards that of `conditional`, both [B, C, h, w]."""
         ...
 
+    def shortened(self, guided: Array, conditional: Array, most: float) -> Array:
+        """Return `guided` with at most `most` times the length of `conditional`, each as one vector."""
+        ...
+
     def join(self, arrays: Sequence[Array]) -> Array:
         """Concatenate arrays [1, C_i, h, w] along their channels."""
         ...

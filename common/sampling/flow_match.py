@@ -91,6 +91,13 @@ class FlowMatchConfig:
         return float(np.float32(sigma) * np.float32(self.num_train_timesteps))
 
 
+def gone(sigma: float) -> float:
+    """Return the share of the noise that is gone at a noise level, 1 - sigma, as float32 arithmetic on timesteps has
+    it in diffusers."""
+    thousand = np.float32(1000)
+    return float((thousand - np.float32(sigma) * thousand) / thousand)
+
+
 def read_config(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
     """Return the configuration of a flow-match scheduler from `data`, the content of the file `path`. Raises
     ModelError."""

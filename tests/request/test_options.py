@@ -281,7 +281,8 @@ def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
         assert not valid(schema, line) and not taken(line)
     defaults = {name: value["default"] for name, value in schema["properties"].items() if "default" in value}
     ours = {"cfg_end": 1.0, "step_cache": 0.0, "guidance_rescale": 0.0, "refine_at": 0.8, "clip_skip": 0}
-    assert defaults == ours | {"num_images": 1}
+    ours |= {"cfg_normalization": 0.0, "cfg_truncation": 1.0, "num_images": 1}
+    assert defaults == ours
     assert fields({"prompt": "x", "size": "8x16"}) == {"prompt": "x", "width": 8, "height": 16}
 
 

@@ -23,7 +23,14 @@ def pipeline(folder: Path) -> Any:
 
 
 def generate(
-    folder: Path, prompt: str, latents: np.ndarray, *, negative_prompt: str = "", steps: int = 8, guidance: float = 0.0
+    folder: Path,
+    prompt: str,
+    latents: np.ndarray,
+    *,
+    negative_prompt: str = "",
+    steps: int = 8,
+    guidance: float = 0.0,
+    **more: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64."""
     pipe = pipeline(folder)
@@ -36,6 +43,7 @@ def generate(
         num_inference_steps=steps,
         latents=torch.from_numpy(latents),
         output_type="latent",
+        **more,
     ).images
     config = pipe.vae.config
     with torch.no_grad():

@@ -211,6 +211,13 @@ def rescale(guided: Array, conditional: Array, share: float) -> Array:
     return g * (share * ratio + (1 - share))
 
 
+def shortened(guided: Array, conditional: Array, most: float) -> Array:
+    """Return `guided` with at most `most` times the length of `conditional`, both as one vector, in float32."""
+    g, c = at_least_float32(guided), at_least_float32(conditional)
+    ratio = mx.sqrt(mx.sum(mx.square(c)) / mx.sum(mx.square(g)))
+    return g * mx.minimum(most * ratio, 1)
+
+
 def _length(x: Array) -> Array:
     return mx.sqrt(mx.sum(mx.square(x), axis=-1, keepdims=True))
 

@@ -205,6 +205,13 @@ def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
     return g * (share * ratio + (1 - share))
 
 
+def shortened(guided: Tensor, conditional: Tensor, most: float) -> Tensor:
+    """Return `guided` with at most `most` times the length of `conditional`, both as one vector, in float32."""
+    g, c = at_least_float32(guided), at_least_float32(conditional)
+    ratio = torch.linalg.vector_norm(c) / torch.linalg.vector_norm(g)
+    return g * torch.clamp(most * ratio, max=1)
+
+
 def _length(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 

@@ -50,6 +50,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     published=published,
+    options=ZImage.options,
     open=open_folder,
     model=_model,
     defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),

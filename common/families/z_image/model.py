@@ -20,7 +20,7 @@ from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, passes
+from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
@@ -36,15 +36,19 @@ TEMPLATE = Template(text="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\
 
 
 def _from_conditional(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
-    """Apply classifier-free guidance that counts from the prompt's prediction: its scale is one less than the usual."""
+    """Apply classifier-free guidance that counts from the prompt's prediction: its scale is one less than the usual.
+    The result may have a largest length, in lengths of the prompt's prediction."""
     conditional, unconditional = predictions
-    return conditional + request.guidance * (conditional - unconditional)
+    guided = conditional + request.guidance * (conditional - unconditional)
+    most = request.cfg_normalization
+    return engine.shortened(guided, conditional, most) if most else guided
 
 
 class ZImage(FlowModel):
     """A Z-Image model for `Pipeline`."""
 
-    guidance = Guidance(formula=_from_conditional, off=0.0)
+    guidance = Guidance(formula=_from_conditional, off=0.0, until=lambda request: request.cfg_truncation)
+    options = frozenset({"cfg_normalization", "cfg_truncation"})
     lora_names: Names = ()
     texts: TemplateTexts
     config: ZImageConfig
@@ -72,8 +76,9 @@ class ZImage(FlowModel):
         score_bytes = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
         operations = (memory.step_operations(self.config, count) for count in counts)
-        per_evaluation = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
-        split = Split(activations=activations, size=1, passes=plan.evaluations * passes(branches, 1))
+        shares = [plan.share(branch) for branch in branches]
+        per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))
+        split = Split(activations=activations, size=1, passes=plan.evaluations * sum(shares))
         return [
             Stage(
                 name="denoise",
