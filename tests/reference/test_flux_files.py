@@ -1,4 +1,4 @@
-"""Flux.1's transformer in files, in its authors' names or diffusers': each tensor is that of the folder, bit for bit."""
+"""Flux.1's transformer in files, in its authors' names or diffusers': tensors are those of the folder, bit for bit."""
 
 from __future__ import annotations
 

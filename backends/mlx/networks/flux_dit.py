@@ -20,7 +20,7 @@ from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.networks.diffusion_transformer import (
     FeedForward,
     FinalNorm,
-    JointAttention,
+    JointBlock,
     Pair,
     TimestepEmbedding,
 )
@@ -86,17 +86,16 @@ class SingleAttention(mlx.nn.Module):
 # Blocks
 
 
-class TransformerBlock(mlx.nn.Module):
+class TransformerBlock(JointBlock):
     """A block with weights of its own for each stream."""
 
     def __init__(self, config: FluxConfig):
-        super().__init__()
-        dim = config.dim
+        dim, hidden = config.dim, config.hidden
+        super().__init__(dim, config.attention_head_dim, NORM_EPS)
         self.norm1 = BlockModulation(dim, 6)
         self.norm1_context = BlockModulation(dim, 6)
-        self.attn = JointAttention(dim, config.attention_head_dim, NORM_EPS)
-        self.ff = FeedForward(dim, config.hidden)
-        self.ff_context = FeedForward(dim, config.hidden)
+        self.ff = FeedForward(dim, hidden)
+        self.ff_context = FeedForward(dim, hidden)
 
     def modulation(self, temb: Array) -> Pair:
         """Return the modulation [T 6C] of the image stream and of the text stream for [T C]."""
@@ -105,23 +104,7 @@ class TransformerBlock(mlx.nn.Module):
 
     def __call__(self, img: Array, txt: Array, mods: Pair, rope: Pair) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C])."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, None)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
-        dtype = self.attn.to_q.dtype
-
-        img_out, txt_out = self.attn(
-            ops.norm_modulate(img, shift1, scale1, dtype, NORM_EPS),
-            ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, NORM_EPS),
-            rope,
-        )
-        img = ops.gated(img, gate1, img_out)
-        txt = ops.gated(txt, txt_gate1, txt_out)
-
-        img = ops.gated(img, gate2, self.ff(ops.norm_modulate(img, shift2, scale2, dtype, NORM_EPS)))
-        txt = ops.gated(
-            txt, txt_gate2, self.ff_context(ops.norm_modulate(txt, txt_shift2, txt_scale2, dtype, NORM_EPS))
-        )
-        return img, txt
+        return self.streams(img, txt, mods, rope, (self.ff, self.ff_context))
 
 
 class SingleTransformerBlock(mlx.nn.Module):

@@ -82,6 +82,45 @@ class JointAttention(torch.nn.Module):
         return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
 
 
+class JointBlock(torch.nn.Module):
+    """A block of two streams that meet in the attention. Its modulation is given; the feed-forwards of the models have
+    different names."""
+
+    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.attn = JointAttention(dim, head_dim, eps, bias=bias)
+
+    def streams(
+        self,
+        img: Tensor,
+        txt: Tensor,
+        mods: Pair,
+        rope: Rope,
+        feed_forwards: tuple[torch.nn.Module, torch.nn.Module],
+        index: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Pair:
+        """Update img [B L C] and txt [B S C] with mods ([R 6C], [1 6C]) and the feed-forwards of both. `index` [L]
+        gives image tokens their row."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
+        (img_mlp, txt_mlp), dtype, eps = feed_forwards, self.attn.to_q.dtype, self.eps
+
+        img_out, txt_out = self.attn(
+            ops.norm_modulate(img, shift1, scale1, dtype, eps),
+            ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, eps),
+            rope,
+            mask,
+        )
+        img = ops.gated(img, gate1, img_out)
+        txt = ops.gated(txt, txt_gate1, txt_out)
+
+        img = ops.gated(img, gate2, img_mlp(ops.norm_modulate(img, shift2, scale2, dtype, eps)))
+        txt = ops.gated(txt, txt_gate2, txt_mlp(ops.norm_modulate(txt, txt_shift2, txt_scale2, dtype, eps)))
+        return img, txt
+
+
 class FinalNorm(torch.nn.Module):
     def __init__(self, dim: int, eps: float, *, bias: bool = True):
         super().__init__()

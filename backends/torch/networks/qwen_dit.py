@@ -18,7 +18,7 @@ from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.diffusion_transformer import (
     FeedForward,
     FinalNorm,
-    JointAttention,
+    JointBlock,
     Pair,
     Rope,
     TimestepEmbedding,
@@ -48,13 +48,12 @@ class TimeTextEmbed(torch.nn.Module):
         return temb + self.addition_t_embedding(addition) if hasattr(self, "addition_t_embedding") else temb
 
 
-class TransformerBlock(torch.nn.Module):
+class TransformerBlock(JointBlock):
     def __init__(self, config: QwenDiTConfig):
-        super().__init__()
         dim = config.dim
+        super().__init__(dim, config.attention_head_dim, NORM_EPS)
         self.img_mod = torch.nn.ModuleList([torch.nn.Identity(), ops.Linear(dim, 6 * dim)])
         self.txt_mod = torch.nn.ModuleList([torch.nn.Identity(), ops.Linear(dim, 6 * dim)])
-        self.attn = JointAttention(dim, config.attention_head_dim, NORM_EPS)
         self.img_mlp = FeedForward(dim, MLP_RATIO * dim)
         self.txt_mlp = FeedForward(dim, MLP_RATIO * dim)
 
@@ -68,22 +67,7 @@ class TransformerBlock(torch.nn.Module):
     ) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([R 6C], [1 6C]). `index` [L] gives image tokens
         their row."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
-        dtype = self.attn.to_q.dtype
-
-        img_out, txt_out = self.attn(
-            ops.norm_modulate(img, shift1, scale1, dtype, NORM_EPS),
-            ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, NORM_EPS),
-            rope,
-            mask,
-        )
-        img = ops.gated(img, gate1, img_out)
-        txt = ops.gated(txt, txt_gate1, txt_out)
-
-        img = ops.gated(img, gate2, self.img_mlp(ops.norm_modulate(img, shift2, scale2, dtype, NORM_EPS)))
-        txt = ops.gated(txt, txt_gate2, self.txt_mlp(ops.norm_modulate(txt, txt_shift2, txt_scale2, dtype, NORM_EPS)))
-        return img, txt
+        return self.streams(img, txt, mods, rope, (self.img_mlp, self.txt_mlp), index, mask)
 
 
 # Model
