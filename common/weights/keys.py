@@ -37,11 +37,14 @@ class Rows(NamedTuple):
     of: int = 1
 
 
+ALL = Rows()
+
+
 class Place(NamedTuple):
     """The place of a parameter in a file of another layout: a tensor, or a range of its rows."""
 
     key: str
-    rows: Rows = Rows()
+    rows: Rows = ALL
     decode: Decode | None = None
 
 
