@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_ldm
 import torch
+from policies import FP32
 from refusals import refused
 from safetensors.torch import save_file
 from tiny_zimage import VAE, tiny_vae
@@ -22,7 +23,6 @@ from qwenimg.common.networks import kl_vae
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.vae_files import open_vae
-from qwenimg.common.precision.precision import FP32
 from qwenimg.common.weights.values import read
 
 LIKE = parse(KLVAEConfig, kl_vae.vae_fields(VAE), source="the test")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from policies import FP32
 from tiny_flux import tiny_dit
 
 from qwenimg import backends
@@ -16,7 +17,6 @@ from qwenimg.common.networks import flux_conditioning, flux_dit
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import sinusoids
 from qwenimg.common.parts.components import open_component, read_config
-from qwenimg.common.precision.precision import FP32
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-6  # relative L2 of a forward; measured at most 5e-7
