@@ -104,7 +104,8 @@ class TransformerBlock(JointBlock):
 
     def __call__(self, img: Array, txt: Array, mods: Pair, rope: Pair) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C])."""
-        return self.streams(img, txt, mods, rope, (self.ff, self.ff_context))
+        img, txt = self.streams(img, txt, mods, rope, (self.ff, self.ff_context))
+        return img, ops.clipped(txt)
 
 
 class SingleTransformerBlock(mlx.nn.Module):
@@ -133,7 +134,7 @@ class SingleTransformerBlock(mlx.nn.Module):
             dtype,
         )
         update = self.proj_out(mx.concatenate((self.attn(x, rope), ops.linear_gelu(self.proj_mlp, x)), axis=-1))
-        return ops.gated(img, gate, update[:, S:]), ops.gated(txt, gate, update[:, :S])
+        return ops.clipped(ops.gated(img, gate, update[:, S:])), ops.clipped(ops.gated(txt, gate, update[:, :S]))
 
 
 # Model

@@ -87,6 +87,11 @@ def _added(x: Array, update: Array) -> Array:
     return x + update.astype(x.dtype)
 
 
+def clipped(x: Array) -> Array:
+    """Return x with infinities as float16's largest numbers, if it is in float16."""
+    return mx.clip(x, -65504.0, 65504.0) if x.dtype == mx.float16 else x
+
+
 def joined(first: Array, second: Array, dtype: mx.Dtype) -> Array:
     """Concatenate [B S ...] and [B L ...] to [B S+L ...] in `dtype`."""
     return mx.concatenate((first.astype(dtype), second.astype(dtype)), axis=1)

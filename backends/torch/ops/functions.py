@@ -90,6 +90,11 @@ def _castable(update: Tensor, x: Tensor) -> Tensor:
     return update if torch.promote_types(update.dtype, x.dtype) == x.dtype else update.to(x.dtype)
 
 
+def clipped(x: Tensor) -> Tensor:
+    """Return x with infinities as float16's largest numbers, if it is in float16."""
+    return x.clamp(-65504.0, 65504.0) if x.dtype == torch.float16 else x
+
+
 def joined(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """Concatenate [B S ...] and [B L ...] to [B S+L ...] in `dtype`, casting on the way."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
