@@ -191,6 +191,17 @@ def geglu(x: Array) -> Array:
     return seen("geglu", "", _gated_gelu(values, gate))
 
 
+@cache
+def _gelu_product(dtype: mx.Dtype) -> Callable[..., Array]:
+    return fused(lambda gate, values: (gelu(at_least_float32(gate)) * at_least_float32(values)).astype(dtype))
+
+
+def gated_gelu(gate: Array, values: Array, dtype: mx.Dtype) -> Array:
+    """Return `values` times GELU, by its tanh approximation, of `gate`, in float32 and rounded to `dtype` once: the
+    product may exceed float16 where neither factor does."""
+    return seen("gated_gelu", "", _gelu_product(dtype)(gate, values))
+
+
 def shift(x: Array, rows: Array) -> Array:
     """Add a number per channel [1 or B, C] to an image [B h w C], in the image's dtype."""
     return seen("shift", "", x + rows.astype(x.dtype)[:, None, None])

@@ -184,6 +184,13 @@ def geglu(x: Tensor) -> Tensor:
     return seen("geglu", "", gate.mul_(values) if in_place(gate) else values * gate)
 
 
+def gated_gelu(gate: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `values` times GELU, by its tanh approximation, of `gate`, in float32 and rounded to `dtype` once: the
+    product may exceed float16 where neither factor does. Neither is read again."""
+    product = F.gelu(at_least_float32(gate), approximate="tanh") * at_least_float32(values)
+    return seen("gated_gelu", "", product.to(dtype))
+
+
 def shift(x: Tensor, rows: Tensor) -> Tensor:
     """Add a number per channel [1 or B, C] to an image [B C h w], in the image's dtype. The image is not read again."""
     rows = rows.to(x.dtype)[:, :, None, None]
