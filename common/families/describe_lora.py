@@ -88,7 +88,7 @@ def _use(lora: LoraFile, models: Mapping[str, Names]) -> tuple[list[str], list[s
 
 def _known(lora: LoraFile, names: Names) -> tuple[int, int]:
     """Return how many modules are layers of a model, and how many of those have the layer's number of inputs."""
-    targets = [(module, target) for name, module in lora.modules.items() if (target := find(names, name))]
+    targets = [(module, weights[0]) for name, module in lora.modules.items() if (weights := find(names, name))]
     fits = [module.parts["down"].shape[1] == target.shape[1] for module, target in targets if "down" in module.parts]
     return len(targets), sum(fits)
 

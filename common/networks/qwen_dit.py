@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks import params
+from qwenimg.common.networks import diffusion_transformer, params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.weights.plan import Use, Uses
@@ -77,8 +77,7 @@ def manifest(config: QwenDiTConfig) -> Manifest:
     dim = config.dim
     addition = {"time_text_embed.addition_t_embedding.weight": (2, dim)}
     return params.merge(
-        params.linear("time_text_embed.timestep_embedder.linear_1", dim, TIME_CHANNELS),
-        params.linear("time_text_embed.timestep_embedder.linear_2", dim, dim),
+        diffusion_transformer.vector_embedding("time_text_embed.timestep_embedder", dim, TIME_CHANNELS),
         addition if config.use_additional_t_cond else {},
         params.norm("txt_norm", config.joint_attention_dim),
         params.linear("img_in", dim, config.in_channels),
@@ -100,19 +99,13 @@ def timestep_only(key: str) -> bool:
 
 
 def _block(dim: int, head_dim: int) -> Manifest:
-    projections = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    norms = ("norm_q", "norm_k", "norm_added_q", "norm_added_k")
     return params.merge(
         params.linear("img_mod.1", 6 * dim, dim),
         params.linear("txt_mod.1", 6 * dim, dim),
-        *(params.under("attn", params.linear(name, dim, dim)) for name in projections),
-        *(params.under("attn", params.norm(name, head_dim)) for name in norms),
-        *(params.under(name, _feed_forward(dim)) for name in ("img_mlp", "txt_mlp")),
+        diffusion_transformer.joint_attention("attn", dim, head_dim),
+        diffusion_transformer.feed_forward("img_mlp", dim, MLP_RATIO * dim),
+        diffusion_transformer.feed_forward("txt_mlp", dim, MLP_RATIO * dim),
     )
-
-
-def _feed_forward(dim: int) -> Manifest:
-    return params.linear("net.0.proj", MLP_RATIO * dim, dim) | params.linear("net.2", dim, MLP_RATIO * dim)
 
 
 def deep(config: QwenDiTConfig) -> DeepBlocks:

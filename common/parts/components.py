@@ -128,5 +128,6 @@ def open_component(
         architectures=network.architectures,
         channels_last=channels_last,
         optional=frozenset(manifest.keys() - network.uses(manifest).keys()),
+        copies=network.copies,
     )
     return component(network, config, plan, whole=whole)

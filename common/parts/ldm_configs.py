@@ -1,14 +1,14 @@
 """The configurations of a VAE and a CLIP in a single file, from the shapes of their tensors.
 
 Such a file has no configuration. It follows from the shapes, and from published values that shapes do not show: the
-heads of text encoders have 64 channels, group norms have 32 groups.
+heads of text encoders have 64 channels.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import clip, kl_vae
+from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.parts.ldm_keys import CLIP_H_LAYERS, Places
@@ -27,7 +27,6 @@ from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
 Shapes = dict[str, Shape]
 
 HEAD_DIM = 64
-NORM_GROUPS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,33 +66,29 @@ def shape_of(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:
     shape = shapes.get(key)
     if shape is None or len(shape) != rank:
         fault = "lacks tensor" if shape is None else f"has not {rank} dimensions in tensor"
-        raise bad(path, f"{fault} '{clean(key, 100)}': not a Stable Diffusion checkpoint as it is published")
+        raise bad(path, f"{fault} '{clean(key, 100)}': not a checkpoint as it is published")
     return shape
 
 
-def vae_config(path: Path, shapes: Shapes, *, scaling_factor: float, sample_size: int) -> KLVAEConfig:
-    """Return the configuration of the VAE with these tensors. Shapes do not show its `scaling_factor` and its
-    `sample_size`, the side in latents that it was trained on. Raises ModelError."""
+def vae_config(path: Path, shapes: Shapes, like: KLVAEConfig) -> KLVAEConfig:
+    """Return the configuration of the VAE with these tensors. What shapes do not show is that of `like`: the scale and
+    the shift of the latents, and the groups of its norms. Raises ModelError."""
     widths = []
     for level in count():
-        if f"encoder.down.{level}.block.0.conv2.weight" not in shapes:
+        if level and f"encoder.down.{level}.block.0.conv2.weight" not in shapes:
             break
         widths.append(shape_of(path, shapes, f"encoder.down.{level}.block.0.conv2.weight", 4)[0])
     layers = sum(bool(re.fullmatch(r"encoder\.down\.0\.block\.\d+\.conv2\.weight", key)) for key in shapes)
-    latents = shape_of(path, shapes, "decoder.conv_in.weight", 4)[1]
-    data: dict[str, Any] = {
+    data: dict[str, Any] = asdict(like) | {
         "in_channels": shape_of(path, shapes, "encoder.conv_in.weight", 4)[1],
         "out_channels": shape_of(path, shapes, "decoder.conv_out.weight", 4)[0],
         "block_out_channels": widths,
         "layers_per_block": layers,
-        "latent_channels": latents,
-        "norm_num_groups": NORM_GROUPS,
-        "sample_size": sample_size * 8,
-        "scaling_factor": scaling_factor,
+        "latent_channels": shape_of(path, shapes, "decoder.conv_in.weight", 4)[1],
         "use_quant_conv": "quant_conv.weight" in shapes,
         "use_post_quant_conv": "post_quant_conv.weight" in shapes,
     }
-    return parse(KLVAEConfig, kl_vae.vae_fields(data), source=path)
+    return parse(KLVAEConfig, data, source=path)
 
 
 def stored_vae(header: Header, places: Places, wanted: Manifest) -> Manifest:

@@ -41,10 +41,10 @@ class FlowModel(ABC):
     """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
 
     multiple = MULTIPLE
-    options: frozenset[str] = frozenset()
     sees_mask = False
-    levels = USUAL  # of noise
     guidance: Guidance
+    levels = USUAL  # of noise
+    options: frozenset[str] = frozenset()
     scale: int
     channels: int
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})

@@ -94,6 +94,7 @@ class Precision:
     upcast: bool = False  # whether every product is in float32
     scaled: bool = False  # whether the denoiser's inputs are scaled by its kind's factors
     kind: DenoiserKind
+    wide: re.Pattern[str] | None = None  # layers of one network that compute in float32 where it is in float16
 
     def __post_init__(self) -> None:
         assert {self.text, self.transformer, self.vae} <= BYTES.keys(), self
@@ -117,8 +118,10 @@ class Precision:
         return dtype
 
     def residual_dtype(self, component: str) -> str:
+        """Return the dtype of a component's residual streams: float32 too where layers are `wide`, since their results
+        go there."""
         dtype = self.compute_dtype(component)
-        return at_least_float32(dtype) if self.residual else dtype
+        return at_least_float32(dtype) if self.residual or (self.wide and dtype == "float16") else dtype
 
     def weight_dtype(self, component: str, key: str, residency: Residency = ALWAYS) -> str:
         """Return the dtype in which the tensor `key` of `component` is loaded, hence in which its layer computes."""
@@ -132,6 +135,8 @@ class Precision:
             return None
         attends = path.endswith("attend")
         if self.upcast or (attends and self.attention == "fp32"):
+            return Compute("float32")
+        if self.wide and self.wide.fullmatch(path) and self.stored_dtype(component) == "float16":
             return Compute("float32")
         if not self.scaled or component not in DENOISERS:
             return None

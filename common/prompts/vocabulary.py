@@ -1,4 +1,4 @@
-"""The vocabulary of a model folder (Qwen2's, or CLIP's), read and checked as data.
+"""The vocabulary of a model folder (Qwen2's, or CLIP's), read and checked as data; and checks for others.
 
 A tokenizer.json is a program: its normalizers, regexes, templates and padding run as written, and 500 bytes
 of them can take all memory or abort the process. So only vocabulary, merges and added tokens are taken from
@@ -33,6 +33,7 @@ MAX_BYTES = {  # Qwen's largest: 11.4 MB, 2.8 MB, 1.7 MB, 1 kB, 10 kB
     "added_tokens.json": 1 << 20,
     "tokenizer_config.json": 4 << 20,
     "special_tokens_map.json": 1 << 20,
+    "spiece.model": 8 << 20,  # T5's has 0.8 MB
 }
 MAX_ID = 2**20  # Qwen's largest is 151,664
 MAX_VALUES = 1_200_000  # Qwen's largest has 910,000 quotation marks: a name and a merge of two for each token
@@ -149,7 +150,8 @@ def shown(value: Any) -> str:
 # Files
 
 
-def _read(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
+    """Read all bytes of `file` within MAX_BYTES. Raises ModelError."""
     opened = open_regular(file)
     try:
         if opened.size > MAX_BYTES[file.name]:
@@ -163,14 +165,15 @@ def _read(file: Path) -> bytes:
 
 def json_object(file: Path) -> dict[str, Any]:
     """Read the object in a JSON file within MAX_BYTES. Raises ModelError."""
-    raw = _read(file).replace(NO_LENGTH_LIMIT, b"null")
+    raw = read_file(file).replace(NO_LENGTH_LIMIT, b"null")
     value = strict_json(raw, file, depth=MAX_DEPTH, values=MAX_VALUES)
     if not isinstance(value, dict):
         refuse(file, f"must hold a JSON object, not {shown(value)}")
     return value
 
 
-def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
+def read_parts(file: Path, form: Form, data: frozenset[str]) -> dict[str, Any]:
+    """Read the parts of a tokenizer.json. Raises ModelError if one is not of `form`; of the model, `data` has any."""
     parts = json_object(file)
     for name, allowed in form.parts.items():
         if not allowed(parts.get(name)):
@@ -179,9 +182,15 @@ def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
     for name, values in form.model.items():
         if model.get(name) not in values:
             refuse_value(file, f"model.{name}", model.get(name))
-    unknown = [*(parts.keys() - form.parts.keys()), *(model.keys() - form.model.keys() - {"vocab", "merges"})]
+    unknown = [*(parts.keys() - form.parts.keys()), *(model.keys() - form.model.keys() - data)]
     if unknown:
         refuse(file, f"has a part that is not known, '{clean(unknown[0], 40)}'")
+    return parts
+
+
+def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
+    parts = read_parts(file, form, frozenset({"vocab", "merges"}))
+    model = parts["model"]
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
         refuse(file, "must have model.vocab, an object, and model.merges, a list")
     merges = [_pair(file, merge) for merge in model["merges"]]
@@ -189,7 +198,7 @@ def _tokenizer_json(file: Path, form: Form) -> Vocabulary:
 
 
 def _merges_txt(file: Path) -> list[tuple[str, str]]:
-    raw = _read(file)
+    raw = read_file(file)
     if raw.count(b"\n") > MAX_MERGES:
         refuse(file, f"has more than {MAX_MERGES:,} lines")
     try:

@@ -7,6 +7,8 @@ Every formula is over the weight as rows of outputs, [out, in] or [out, in * kh 
 - LoHa: (w1_a @ w1_b) * (w2_a @ w2_b), each with a core t1 and t2 in the Tucker form;
 - LoKr: kron(w1, w2), either of them whole or as w_a @ w_b;
 - DoRA, on top of any of them: m V / |V| - W with V = W + scale * product, the norm over rows of outputs or of inputs.
+
+Where a module is of a layer that is several weights here, such as q, k and v in one, a delta is some rows of it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.codes.eight_bits import FORMATS, EightBits, format_of
 from qwenimg.common.formats.stored import DTYPES, TensorSlice, raw
+from qwenimg.common.weights.keys import ALL, Rows
 from qwenimg.common.weights.plan import Mode
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ class LowRank:
     mode: Mode = "auto"
     magnitude: TensorSlice | None = None  # DoRA's
     by_inputs: bool = False  # whether its norm is over inputs, not outputs
+    rows: Rows = ALL  # of the module, those of the weight
+    swapped: bool = False  # whether the weight has the two halves of its rows swapped
 
     @property
     def is_product(self) -> bool:
@@ -77,7 +82,7 @@ class LowRank:
         assert self.is_product
         down, up = (_flat(role, floats(self.parts[role])) for role in ("down", "up"))
         with np.errstate(all="ignore"):  # the check below refuses values that are not finite
-            up = up * np.float32(self.scale * self.strength)
+            up = self._taken(up) * np.float32(self.scale * self.strength)
         if not (np.isfinite(down).all() and np.isfinite(up).all()):
             raise self._not_finite()
         return down, up
@@ -110,14 +115,23 @@ class LowRank:
         arrays = {role: _flat(role, floats(piece)) for role, piece in self.parts.items()}
         if self.kind == LOHA:
             product: np.ndarray = _hadamard(arrays, "1") * _hadamard(arrays, "2")
-            return product * np.float32(scale)
+            return self._taken(product) * np.float32(scale)
         if self.kind == LOKR:
-            return _kronecker(arrays) * np.float32(scale)
-        up = arrays["up"] * np.float32(scale)
+            return self._taken(_kronecker(arrays)) * np.float32(scale)
+        up = self._taken(arrays["up"]) * np.float32(scale)
         if self.kind == TUCKER:
             return _core(arrays["mid"], up.T, arrays["down"])
         change: np.ndarray = up @ arrays["down"]
         return change
+
+    def _taken(self, module: np.ndarray) -> np.ndarray:
+        """Return those of the rows of a module that are the weight's, in the weight's order."""
+        import numpy as np
+
+        begin, end, of = self.rows
+        part = len(module) // of
+        rows = module if of == 1 else module[begin * part : end * part]
+        return np.roll(rows, len(rows) // 2, axis=0) if self.swapped else rows
 
     def _decomposed(self, weight: np.ndarray, change: np.ndarray) -> np.ndarray:
         """Return the change by PEFT's formula, whose norm is that of the changed weight. ComfyUI divides by the norm
@@ -128,7 +142,8 @@ class LowRank:
         changed = weight + change
         axes = tuple(i for i in range(weight.ndim) if i != int(self.by_inputs))
         norm = np.sqrt(np.square(changed).sum(axis=axes, keepdims=True))
-        wanted = floats(self.magnitude).reshape(norm.shape)
+        magnitude = floats(self.magnitude)
+        wanted = (magnitude if self.by_inputs else self._taken(magnitude.reshape(-1))).reshape(norm.shape)
         result: np.ndarray = changed * (wanted / np.maximum(norm, np.finfo(np.float32).tiny)) - weight
         return result
 

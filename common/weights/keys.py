@@ -37,11 +37,14 @@ class Rows(NamedTuple):
     of: int = 1
 
 
+ALL = Rows()
+
+
 class Place(NamedTuple):
     """The place of a parameter in a file of another layout: a tensor, or a range of its rows."""
 
     key: str
-    rows: Rows = Rows()
+    rows: Rows = ALL
     decode: Decode | None = None
 
 
@@ -55,13 +58,15 @@ def plan(
     architectures: frozenset[str] = frozenset(),
     channels_last: str = "",
     optional: frozenset[str] = frozenset(),
+    copies: frozenset[str] = frozenset(),
 ) -> LoadPlan:
     """Check the headers of `folder` (or of one file) against `manifest` {parameter: stored shape}, and return the plan.
 
     `uses(manifest)` says which parameters are loaded, and in which shape; the others are only checked. `rename` maps a
     name in the file to the manifest's, or to None for a known tensor that is not used. `architectures` are the values
     that a GGUF file may have as its architecture; it may also have none. `channels_last` occurs in the tensor names of
-    those files only whose convolutions have their input channels last. A parameter that is `optional` may be missing.
+    those files only whose convolutions have their input channels last. A parameter that is `optional` may be missing. A
+    tensor that is named in `copies` is not used where another one has its parameter.
     Raises ModelError on the first kind of disagreement, naming file and tensor.
     """
     files = find_files(folder)
@@ -72,7 +77,7 @@ def plan(
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
         check_index(files, headers)
-        named, unused = named_weights(headers, rename, manifest, channels_last)
+        named, unused = named_weights(headers, rename, manifest, channels_last, copies)
         if not named:
             raise bad(files.source, "holds no tensors")
         _check_dtypes(named)
@@ -157,10 +162,14 @@ def _without_ones(shape: Shape) -> Shape:
 
 
 def named_weights(
-    headers: Sequence[Header], rename: Rename | None, manifest: Manifest, channels_last: str = ""
+    headers: Sequence[Header],
+    rename: Rename | None,
+    manifest: Manifest,
+    channels_last: str = "",
+    copies: frozenset[str] = frozenset(),
 ) -> tuple[Named, frozenset[str]]:
-    """Return every weight under its manifest name, and the known tensors that are not used. `channels_last`: see
-    `plan`."""
+    """Return every weight under its manifest name, and the known tensors that are not used. `channels_last`, `copies`:
+    see `plan`."""
 
     def name_of(key: str) -> str | None:
         return rename(key) if rename else key
@@ -173,14 +182,16 @@ def named_weights(
     notes = {key: text for header in headers for key, text in header.metadata.items()}
     moved = bool(channels_last) and any(channels_last in key for header in headers for key in header.tensors)
     weights = grouped(_pieces(headers, expected, moved), expected, notes)
+    originals = {name_of(key) for key in weights.sources.keys() - copies}
+    spare = {key for key in weights.sources.keys() & copies if name_of(key) in originals}
     for key, source in weights.sources.items():
         name = name_of(key)
-        if name is None:
+        if name is None or key in spare:
             continue
         if name in named:
             raise bad(source.first.file.path, _same(key, named[name].first.key))
         named[name] = source._replace(channels_last=moved and source.code is None and len(source.shape) > 2)
-    return named, weights.unused
+    return named, weights.unused | {piece.key for key in spare for piece in weights.sources[key].pieces}
 
 
 def _same(key: str, other: str) -> str:

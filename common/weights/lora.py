@@ -32,6 +32,7 @@ _ENDINGS = (
     (re.compile(r"(.+)\.lora_B(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "up"),
     (re.compile(r"(.+)\.lora_(?P<role>down|up|mid)(?:\.[A-Za-z0-9_-]+)?\.weight"), None),
     (re.compile(r"(.+)[._]lora\.(?P<role>down|up)\.weight"), None),
+    (re.compile(r"(.+_lora[12])\.(?P<role>down|up)\.weight"), None),  # XLabs': of the image stream, of the text stream
     (re.compile(r"(.+)\.lora_linear_layer\.(?P<role>down|up)\.weight"), None),
     (re.compile(r"(.+)\.lora_magnitude_vector(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "magnitude"),
     (re.compile(r"(.+)\.(?P<role>alpha|dora_scale|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"), None),
@@ -94,12 +95,11 @@ def fit(lora: LoraFile, names: Names) -> Deltas:
     belongs to no weight of the model, or does not have its shape."""
     path = lora.file.path
     targets = {module: find(names, module) for module in lora.modules}
-    unknown = [module for module, target in targets.items() if target is None]
+    unknown = [module for module, weights in targets.items() if not weights]
     if unknown:
         raise bad(path, f"{_stranger(unknown, len(targets))}: not a LoRA for this model")
     deltas: Deltas = {}
-    for module, target in targets.items():
-        assert target is not None
+    for module, target in ((module, target) for module, weights in targets.items() for target in weights):
         of_component = deltas.setdefault(target.component, {})
         if target.name in of_component:
             twice = of_component[target.name][0].module
@@ -190,9 +190,11 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
         raise delta.not_complete(path, module, frozenset(parts_of.parts))
     magnitude = parts_of.scales.get("dora_scale") or parts_of.scales.get("magnitude")
     try:
-        rank = delta.check(kind, parts_of.parts, target.shape)
+        rank = delta.check(kind, parts_of.parts, target.layer)
         of_peft = "magnitude" in parts_of.scales
-        by_inputs = magnitude is not None and delta.check_magnitude(magnitude, target.shape, of_peft=of_peft)
+        by_inputs = magnitude is not None and delta.check_magnitude(magnitude, target.layer, of_peft=of_peft)
+        if by_inputs and target.layer != target.shape:
+            raise ValueError("its magnitude is of the inputs of several layers at once, which is not read")
         scale = scale_of(lora, module, rank)
     except ValueError as error:
         raise bad(path, f"module {first([module])}: {error}: not a LoRA for this model") from None
@@ -204,6 +206,8 @@ def _low_rank(lora: LoraFile, module: str, target: Target) -> LowRank:
         scale=scale,
         magnitude=magnitude,
         by_inputs=by_inputs,
+        rows=target.rows,
+        swapped=target.swapped,
     )
 
 

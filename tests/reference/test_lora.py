@@ -75,8 +75,8 @@ def test_every_layer_of_a_unet_has_all_of_its_names(kind: str, models: dict[str,
         if match := re.fullmatch(r"(.+attn\d)\.(to_\w+)(\.0)?", path):
             written.append(f"unet.{match[1]}.processor.{match[2]}")
         for called in written:
-            target = find(names[kind], called)
-            assert target is not None and (target.component, target.name) == ("unet", f"{path}.weight"), called
+            [target] = find(names[kind], called)
+            assert (target.component, target.name) == ("unet", f"{path}.weight"), called
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,8 +93,8 @@ def test_every_layer_of_the_text_encoders_has_all_of_its_names(
                 ours = {path, plain} if plain.startswith("text_projection") else {f"text_model.{plain}", plain}
                 for called in ours:
                     called = prefix + (called.replace(".", "_") if prefix.endswith("_") else called)
-                    target = find(names[kind], called)
-                    assert target is not None and (target.component, target.name) == (component, f"{plain}.weight")
+                    [target] = find(names[kind], called)
+                    assert (target.component, target.name) == (component, f"{plain}.weight")
 
 
 # diffusers with PEFT

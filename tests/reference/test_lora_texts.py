@@ -21,7 +21,7 @@ from clip_models import BACKENDS, FLOAT32, opened, relative, run
 from policies import FP32
 from safetensors.torch import save_file
 
-from qwenimg.common.families.stable_diffusion import lora_names
+from qwenimg.common.parts import clip_lora_names
 from qwenimg.common.weights import lora as loras
 
 PREFIXES = {
@@ -130,4 +130,4 @@ def test_text_encoders_of_a_kohya_file(kind: str, prefixes: dict[str, str], tmp_
 def _names(parts: dict[str, Any], name: str) -> Any:
     """Return the table of one text encoder, as the family makes it."""
     texts = {other: part for other, part in parts.items() if other.startswith("text_encoder")}
-    return lora_names.text_part(name, parts[name].plan.shapes, two=len(texts) > 1)
+    return clip_lora_names.text_part(name, parts[name].plan.shapes, two=len(texts) > 1)

@@ -22,6 +22,7 @@ AT_IMPORT = {
     "DenoiserKind": "a constant: a frozen dataclass",
     "Text": "a constant: a frozen dataclass",
     "Template": "a constant: a frozen dataclass",
+    "Form": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.qwen_dit import Pair, QwenImageTransformer, TransformerBlock
+from qwenimg.backends.torch.networks.diffusion_transformer import Pair
+from qwenimg.backends.torch.networks.qwen_dit import QwenImageTransformer, TransformerBlock
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError

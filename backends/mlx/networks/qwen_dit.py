@@ -17,6 +17,14 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx.networks.diffusion_transformer import (
+    FeedForward,
+    FinalNorm,
+    JointBlock,
+    Pair,
+    Rope,
+    TimestepEmbedding,
+)
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.precision.precision import Precision
@@ -24,28 +32,15 @@ from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
-Pair = tuple[Array, Array]
-Rope = Pair  # the tables of image and text that `ops.rope_freqs` returns
 T = TypeVar("T")
 
 # Layers
 
 
-class TimestepEmbedding(mlx.nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.linear_1 = ops.Linear(TIME_CHANNELS, dim)
-        self.linear_2 = ops.Linear(dim, dim)
-
-    def __call__(self, features: Array) -> Array:
-        """[T 256] -> [T C]."""
-        return self.linear_2(ops.silu(self.linear_1(features)))
-
-
 class TimeTextEmbed(mlx.nn.Module):
     def __init__(self, config: QwenDiTConfig):
         super().__init__()
-        self.timestep_embedder = TimestepEmbedding(config.dim)
+        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
         if config.use_additional_t_cond:
             self.addition_t_embedding = ops.Embedding(2, config.dim)
 
@@ -55,72 +50,14 @@ class TimeTextEmbed(mlx.nn.Module):
         return temb + self.addition_t_embedding(addition) if hasattr(self, "addition_t_embedding") else temb
 
 
-class FeedForwardIn(mlx.nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.proj = ops.Linear(dim, MLP_RATIO * dim)
-
-    def __call__(self, x: Array) -> Array:
-        return ops.linear_gelu(self.proj, x)
-
-
-class FeedForward(mlx.nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.net = [FeedForwardIn(dim), mlx.nn.Identity(), ops.Linear(MLP_RATIO * dim, dim)]
-
-    def __call__(self, x: Array) -> Array:
-        return self.net[2](self.net[0](x))
-
-
-class JointAttention(mlx.nn.Module):
-    def __init__(self, dim: int, head_dim: int):
-        super().__init__()
-        self.head_dim = head_dim
-        self.to_q = ops.Linear(dim, dim)
-        self.to_k = ops.Linear(dim, dim)
-        self.to_v = ops.Linear(dim, dim)
-        self.to_out = [ops.Linear(dim, dim)]
-        self.add_q_proj = ops.Linear(dim, dim)
-        self.add_k_proj = ops.Linear(dim, dim)
-        self.add_v_proj = ops.Linear(dim, dim)
-        self.to_add_out = ops.Linear(dim, dim)
-        self.norm_q = ops.RMSNorm(head_dim, NORM_EPS)
-        self.norm_k = ops.RMSNorm(head_dim, NORM_EPS)
-        self.norm_added_q = ops.RMSNorm(head_dim, NORM_EPS)
-        self.norm_added_k = ops.RMSNorm(head_dim, NORM_EPS)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
-
-    def __call__(self, img: Array, txt: Array, rope: Rope, mask: Array | None) -> Pair:
-        """Attend over both streams, img [B L C] and txt [B S C], and keep their shapes. Text comes first in the
-        joint sequence."""
-        img_freqs, txt_freqs = rope
-        v = self.attend.values(self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img)))
-        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_freqs, v.dtype)
-        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_freqs, v.dtype)
-        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_freqs, v.dtype)
-        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_freqs, v.dtype)
-
-        q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
-        out = self.attend.result(ops.attention(q, k, v, mask))
-
-        S = txt.shape[1]
-        return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
-
-
-class TransformerBlock(mlx.nn.Module):
+class TransformerBlock(JointBlock):
     def __init__(self, config: QwenDiTConfig):
-        super().__init__()
         dim = config.dim
+        super().__init__(dim, config.attention_head_dim, NORM_EPS)
         self.img_mod = [mlx.nn.Identity(), ops.Linear(dim, 6 * dim)]
         self.txt_mod = [mlx.nn.Identity(), ops.Linear(dim, 6 * dim)]
-        self.attn = JointAttention(dim, config.attention_head_dim)
-        self.img_mlp = FeedForward(dim)
-        self.txt_mlp = FeedForward(dim)
+        self.img_mlp = FeedForward(dim, MLP_RATIO * dim)
+        self.txt_mlp = FeedForward(dim, MLP_RATIO * dim)
 
     def modulation(self, temb: Array) -> Pair:
         """Return the modulation [T 6C] of the image stream and of the text stream for [T C]."""
@@ -130,37 +67,7 @@ class TransformerBlock(mlx.nn.Module):
     def __call__(self, img: Array, txt: Array, mods: Pair, rope: Rope, index: Array | None, mask: Array | None) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([R 6C], [1 6C]). `index` [L] gives image tokens
         their row."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
-        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
-        dtype = self.attn.to_q.dtype
-
-        img_out, txt_out = self.attn(
-            ops.norm_modulate(img, shift1, scale1, dtype, NORM_EPS),
-            ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, NORM_EPS),
-            rope,
-            mask,
-        )
-        img = ops.gated(img, gate1, img_out)
-        txt = ops.gated(txt, txt_gate1, txt_out)
-
-        img = ops.gated(img, gate2, self.img_mlp(ops.norm_modulate(img, shift2, scale2, dtype, NORM_EPS)))
-        txt = ops.gated(txt, txt_gate2, self.txt_mlp(ops.norm_modulate(txt, txt_shift2, txt_scale2, dtype, NORM_EPS)))
-        return img, txt
-
-
-class FinalNorm(mlx.nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.linear = ops.Linear(dim, 2 * dim)
-
-    def modulation(self, temb: Array) -> Array:
-        """[T C] -> [T 2C]."""
-        return self.linear(ops.silu(temb))
-
-    def __call__(self, x: Array, mod: Array, dtype: mx.Dtype) -> Array:
-        """Return the modulated norm of x [B L C], mod [1 2C], in `dtype`. Scale comes before shift here."""
-        scale, shift = ops.chunks(mod, 2, None)
-        return ops.norm_modulate(x, shift, scale, dtype, NORM_EPS)
+        return self.streams(img, txt, mods, rope, (self.img_mlp, self.txt_mlp), index, mask)
 
 
 # Model
@@ -175,7 +82,7 @@ class QwenImageTransformer(mlx.nn.Module):
         self.img_in = ops.Linear(config.in_channels, config.dim)
         self.txt_in = ops.Linear(config.joint_attention_dim, config.dim)
         self.transformer_blocks = [TransformerBlock(config) for _ in range(config.num_layers)]
-        self.norm_out = FinalNorm(config.dim)
+        self.norm_out = FinalNorm(config.dim, NORM_EPS)
         self.proj_out = ops.Linear(config.dim, config.out_features)
 
     def context(self, text: Array) -> Array:

@@ -28,6 +28,22 @@ def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: b
     return seen("attention", "", out[..., :D].astype(v.dtype).transpose(0, 2, 1, 3).flatten(2))
 
 
+def score_bias(table: Array) -> Array:
+    """Turn a number for each pair of positions and each head [S S H] into the bias of `biased_attention` [1 H S S], in
+    float32."""
+    return at_least_float32(table).transpose(2, 0, 1)[None]
+
+
+def biased_attention(q: Array, k: Array, v: Array, bias: Array) -> Array:
+    """Return softmax(q k^T + bias) v for q, k and v [B S H D] and bias [1 H S S] -> [B S H*D], in v's dtype.
+
+    All of it is float32, since kernels take the bias in the dtype of q. Scores are not divided by sqrt(D).
+    """
+    q, k, wide = (at_least_float32(x).transpose(0, 2, 1, 3) for x in (q, k, v))
+    out = _attend(q, k, wide, 1.0, bias).astype(v.dtype)
+    return seen("attention", "", out.transpose(0, 2, 1, 3).flatten(2))
+
+
 class Attend(mlx.nn.Module):
     """The dtype in which an attention computes, where it differs from the dtype of its values. Holds no weights."""
 

@@ -87,6 +87,11 @@ def _added(x: Array, update: Array) -> Array:
     return x + update.astype(x.dtype)
 
 
+def clipped(x: Array) -> Array:
+    """Return x with infinities as float16's largest numbers, if it is in float16."""
+    return mx.clip(x, -65504.0, 65504.0) if x.dtype == mx.float16 else x
+
+
 def joined(first: Array, second: Array, dtype: mx.Dtype) -> Array:
     """Concatenate [B S ...] and [B L ...] to [B S+L ...] in `dtype`."""
     return mx.concatenate((first.astype(dtype), second.astype(dtype)), axis=1)
@@ -184,6 +189,17 @@ def geglu(x: Array) -> Array:
     Transformer", 2020)."""
     values, gate = mx.split(x, 2, axis=-1)
     return seen("geglu", "", _gated_gelu(values, gate))
+
+
+@cache
+def _gelu_product(dtype: mx.Dtype) -> Callable[..., Array]:
+    return fused(lambda gate, values: (gelu(at_least_float32(gate)) * at_least_float32(values)).astype(dtype))
+
+
+def gated_gelu(gate: Array, values: Array, dtype: mx.Dtype) -> Array:
+    """Return `values` times GELU, by its tanh approximation, of `gate`, in float32 and rounded to `dtype` once: the
+    product may exceed float16 where neither factor does."""
+    return seen("gated_gelu", "", _gelu_product(dtype)(gate, values))
 
 
 def shift(x: Array, rows: Array) -> Array:

@@ -61,6 +61,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causa
     return seen("attention", "", out.transpose(1, 2).flatten(-2))
 
 
+def score_bias(table: Tensor) -> Tensor:
+    """Turn a number for each pair of positions and each head [S S H] into the bias of `biased_attention` [1 H S S], in
+    float32."""
+    return at_least_float32(table).permute(2, 0, 1)[None]
+
+
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Return softmax(q k^T + bias) v for q, k and v [B S H D] and bias [1 H S S] -> [B S H*D], in v's dtype.
+
+    All of it is float32, since kernels take the bias in the dtype of q. Scores are not divided by sqrt(D).
+    """
+    q, k, wide = (at_least_float32(x).transpose(1, 2) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, wide, attn_mask=bias, scale=1.0).to(v.dtype)
+    return seen("attention", "", out.transpose(1, 2).flatten(-2))
+
+
 class Attend(torch.nn.Module):
     """The dtype in which an attention computes, where it differs from the dtype of its values. Holds no weights."""
 

@@ -90,6 +90,11 @@ def _castable(update: Tensor, x: Tensor) -> Tensor:
     return update if torch.promote_types(update.dtype, x.dtype) == x.dtype else update.to(x.dtype)
 
 
+def clipped(x: Tensor) -> Tensor:
+    """Return x with infinities as float16's largest numbers, if it is in float16."""
+    return x.clamp(-65504.0, 65504.0) if x.dtype == torch.float16 else x
+
+
 def joined(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     """Concatenate [B S ...] and [B L ...] to [B S+L ...] in `dtype`, casting on the way."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -177,6 +182,13 @@ def geglu(x: Tensor) -> Tensor:
     values, gate = x.chunk(2, dim=-1)
     gate = F.gelu(gate)
     return seen("geglu", "", gate.mul_(values) if in_place(gate) else values * gate)
+
+
+def gated_gelu(gate: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `values` times GELU, by its tanh approximation, of `gate`, in float32 and rounded to `dtype` once: the
+    product may exceed float16 where neither factor does. Neither is read again."""
+    product = F.gelu(at_least_float32(gate), approximate="tanh") * at_least_float32(values)
+    return seen("gated_gelu", "", product.to(dtype))
 
 
 def shift(x: Tensor, rows: Tensor) -> Tensor:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.base.found_once import found_once
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import LoadPlan
 
 
@@ -26,13 +24,6 @@ def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
     as it is in memory."""
     bias = plan.entries["transformer_blocks.0.img_mod.1.bias"]
     return 12 * config.dim * bias.storage.nbytes((1,)) * steps * config.num_layers
-
-
-@found_once
-def block_bytes(plan: LoadPlan) -> int:
-    """Return the bytes of the weights that one block of the transformer `plan` needs for its modulation."""
-    start = "transformer_blocks.0."
-    return sum(e.nbytes for name, e in plan.entries.items() if name.startswith(start) and e.residency is ONCE)
 
 
 def step_operations(config: QwenDiTConfig, tokens: int) -> float:

@@ -15,6 +15,7 @@ from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline.denoiser import phases
@@ -22,18 +23,15 @@ from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
-from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
-KEPT_SCHEDULES = 2  # schedules whose modulation is kept: 442 MB for 50 steps of the 20 B model
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
 
@@ -53,7 +51,7 @@ class QwenImage(FlowModel):
         super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, template), halves)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = few_steps.few_steps(str(checkpoint.source))
-        self._modulations: dict[tuple[float, ...], Modulation] = {}
+        self.modulations = Modulations(residents)
 
     @cached_property
     def lora_names(self) -> Names:
@@ -79,28 +77,14 @@ class QwenImage(FlowModel):
                 )
                 for size in self._batches(count, tokens)
             ),
-            checked=timesteps in self._modulations,
+            checked=self.modulations.has(timesteps),
             operations=plan.evaluations * per_evaluation,
         )
-        if timesteps in self._modulations:
+        if self.modulations.has(timesteps):
             return [denoise]
-        return [self._modulating(len(timesteps), [split.activations for split in denoise.splits]), denoise]
-
-    def _modulating(self, count: int, steps: Sequence[int]) -> Stage:
-        """Return the stage that computes the modulation of `count` timesteps. It leaves enough memory for the steps
-        after it, which take `steps` bytes in each of their splits."""
-        component = self.checkpoint["transformer"]
-        plan = self.runtime.load_plan(component)
-        rows = memory.modulation_rows(self.config, plan, count)
-        block = self.runtime.call_bytes(component, memory.block_bytes(plan), once=True)
-        return Stage(
-            name="modulation",
-            resident="transformer",
-            component=component,
-            splits=tuple(Split(activations=rows + block, required=rows + max(step, block)) for step in steps),
-            calls_blocks=False,
-            results=rows,
-        )
+        rows = memory.modulation_rows(self.config, self.runtime.load_plan(denoise.component), len(timesteps))
+        activations = [split.activations for split in denoise.splits]
+        return [self.modulations.stage(denoise.component, rows, "transformer_blocks.0.", activations), denoise]
 
     def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
         """Return the timesteps of the transformer's evaluations, in their order."""
@@ -126,11 +110,7 @@ class QwenImage(FlowModel):
         return QwenImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.texts.template)
 
     def adapt(self, deltas: Deltas) -> None:
-        before, now = (
-            one["transformer"].plan.when(ONCE) for one in (self.checkpoint, self.checkpoint.with_deltas(deltas))
-        )
-        if not before.same_deltas(now):
-            self._modulations.clear()
+        self.modulations.renew(self.checkpoint["transformer"], self.checkpoint.with_deltas(deltas)["transformer"])
         super().adapt(deltas)
 
     def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
@@ -140,7 +120,9 @@ class QwenImage(FlowModel):
         branches = self.guidance.branches(request)
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        modulation = self.modulation(self.timesteps(plan), stages[0])
+        timesteps, dtype = self.timesteps(plan), self.runtime.precision.time_dtype()
+        features = qwen_conditioning.time_rows(self.config, timesteps, dtype)
+        modulation = self.modulations.get(timesteps, stages[0], lambda transformer: transformer.modulate(features))
         transformer, split = self.residents.enter(stages[-1])
 
         def make_pass(positions: tuple[int, ...]) -> Pass:
@@ -156,26 +138,10 @@ class QwenImage(FlowModel):
             unpack=partial(packing.unpack, h=shape[0], w=shape[1]),
         )
 
-    # Transformer
-
-    def modulation(self, timesteps: tuple[float, ...], stage: Stage) -> Modulation:
-        """Return the modulation of a schedule, computed in `stage` unless it is kept from one of the last schedules."""
-        modulation = self._modulations.pop(timesteps, None)
-        if modulation is None:
-            transformer, _ = self.residents.enter(stage)
-            features = qwen_conditioning.time_rows(self.config, timesteps, self.runtime.precision.time_dtype())
-            self.runtime.notify("stage", "computing modulation")
-            while len(self._modulations) >= KEPT_SCHEDULES:
-                del self._modulations[next(iter(self._modulations))]
-            with self.runtime.clock.timed("modulate"):
-                modulation = transformer.modulate(features)
-        self._modulations[timesteps] = modulation
-        return modulation
-
     def forget(self) -> None:
         super().forget()
-        self._modulations.clear()
+        self.modulations.clear()
 
     def close(self) -> None:
-        self._modulations.clear()
+        self.modulations.clear()
         super().close()

@@ -20,12 +20,12 @@ from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.parts.clip_files import open_text
 from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -199,9 +199,7 @@ def _open_unet(checkpoint: Checkpoint, path: Path) -> _Opened:
 
 
 def _open_vae(checkpoint: Checkpoint, path: Path) -> _Opened:
-    if is_folder(path):
-        return "vae", open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae")
-    return "vae", _vae_file(checkpoint, path)
+    return "vae", open_vae(path, checkpoint["vae"].config)
 
 
 _OPENERS = {"transformer": _open_unet, "vae": _open_vae}  # of the parts that are no text encoders
@@ -218,20 +216,6 @@ def _with(checkpoint: Checkpoint, path: Path, opener: Callable[[Checkpoint, Path
             checkpoint[name].plan.close()
         stack.pop_all()
         return changed, name
-
-
-def _vae_file(checkpoint: Checkpoint, path: Path) -> Component:
-    """Open a VAE with ldm names, alone or in a whole model, or with diffusers' names and the model's configuration. The
-    widths are the file's. The scale of the latents is the model's, since such a file does not show it."""
-    config: KLVAEConfig = checkpoint["vae"].config
-    opened = _ldm_file(path)
-    if opened is None:
-        return open_component(kl_vae.NETWORK, path, config, "vae")
-    if opened.vae is None:
-        opened.close()
-        raise ModelError(f"{clean(path, 120)}: holds no VAE")
-    scales = {name: getattr(config, name) for name in ("scaling_factor", "shift_factor")}
-    return component(kl_vae.NETWORK, replace(opened.vae, **scales), opened.plans["vae"])
 
 
 def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:

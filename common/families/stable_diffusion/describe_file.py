@@ -8,10 +8,9 @@ from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parts import clip_files
+from qwenimg.common.parts import clip_files, vae_files
 
-# A tensor that only this part has under diffusers' names.
-_SIGNS = {"transformer": "time_embedding.linear_1.weight", "vae": "decoder.mid_block.resnets.0.norm1.weight"}
+_UNET_SIGN = "time_embedding.linear_1.weight"  # under diffusers' names
 
 
 def part_of(header: Header) -> str | None:
@@ -24,7 +23,9 @@ def part_of(header: Header) -> str | None:
         return "model" if whole else "vae" if detected.unet is None else "transformer"
     if header.format == "GGUF":
         return None
-    return next((part for part, sign in _SIGNS.items() if sign in header.tensors), None)
+    if _UNET_SIGN in header.tensors:
+        return "transformer"
+    return "vae" if vae_files.latent_channels(header.tensors) == single_file.LATENTS else None
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:

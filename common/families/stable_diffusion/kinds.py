@@ -16,7 +16,7 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.networks import unet
 from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.parts.ldm_configs import HEAD_DIM, NORM_GROUPS, Shapes, Text, shape_of
+from qwenimg.common.parts.ldm_configs import HEAD_DIM, Shapes, Text, shape_of
 
 FIRST = "input_blocks.0.0.weight"  # of the UNet
 HEADS_SD1 = 8
@@ -111,7 +111,7 @@ def unet_config(path: Path, shapes: Shapes, kind: str, prediction: str) -> UNetC
         "cross_attention_dim": text[1],
         # in GGUF even linear projections are stored as 1x1 convolutions
         "use_linear_projection": not sd1 or len(shapes.get("middle_block.1.proj_in.weight", ())) == 2,
-        "norm_num_groups": NORM_GROUPS,
+        "norm_num_groups": 32,
     }
     if "label_emb.0.0.weight" in shapes:
         data["addition_embed_type"] = "text_time"

@@ -26,12 +26,12 @@ from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.parts import ldm_keys
 from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
 from qwenimg.common.parts.ldm_keys import Places
+from qwenimg.common.parts.vae_files import SIGN, VAES, latent_channels
 from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
 
 UNET = "model.diffusion_model."
-VAES = ("first_stage_model.", "vae.")
-VAE_SIGN = "decoder.mid.block_1.norm1.weight"
+LATENTS = 4  # channels; a VAE of another number is another family's
 _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _PART = "a part of another model goes beside -m, with --transformer or --text-encoder"
 PREDICTIONS: Mapping[Prediction, str] = {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}
@@ -148,8 +148,9 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
 def _prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     """Return the prefixes of the UNet's and the VAE's names; None for an absent part."""
     unet = next((prefix for prefix in (UNET, "") if prefix + FIRST in tensors), None)
-    inside = ("", *VAES) if unet is None else VAES
-    return unet, next((prefix for prefix in inside if prefix + VAE_SIGN in tensors), None)
+    alone = unet is None and latent_channels(tensors) == LATENTS
+    inside = ("", *VAES) if alone else VAES
+    return unet, next((prefix for prefix in inside if prefix + SIGN in tensors), None)
 
 
 def _kind(tensors: Mapping[str, Stored], prefix: str | None) -> tuple[str | None, str]:
@@ -240,7 +241,8 @@ def _opened(header: Header, detected: Detected) -> SingleFile:
         plan("unet", unet_keys.unet_places(stored, of_unet, detected.unet), stored, unet.uses(stored))
     if detected.vae is not None:
         kind, shapes = KINDS[detected.kind or "sd1"], behind(header, detected.vae)
-        of_vae = vae_config(path, shapes, scaling_factor=kind.scaling_factor, sample_size=kind.sample_size)
+        like = KLVAEConfig(scaling_factor=kind.scaling_factor, sample_size=kind.sample_size * 8)
+        of_vae = vae_config(path, shapes, like)
         wanted = kl_vae.manifest(of_vae)
         places = ldm_keys.vae_places(wanted, of_vae, detected.vae)
         plan("vae", places, stored_vae(header, places, wanted), as_stored(wanted))

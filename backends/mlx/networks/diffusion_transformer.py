@@ -1,0 +1,139 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Layers that diffusion transformers share.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+
+Pair = tuple[Array, Array]
+Rope = Pair  # the tables of image and text that `ops.rope_freqs` returns
+
+
+class TimestepEmbedding(mlx.nn.Module):
+    def __init__(self, channels: int, dim: int, *, bias: bool = True):
+        super().__init__()
+        self.linear_1 = ops.Linear(channels, dim, bias=bias)
+        self.linear_2 = ops.Linear(dim, dim, bias=bias)
+
+    def __call__(self, features: Array) -> Array:
+        """Embed sinusoids of times: [T channels] -> [T C]."""
+        return self.linear_2(ops.silu(self.linear_1(features)))
+
+
+class FeedForwardIn(mlx.nn.Module):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.proj = ops.Linear(dim, hidden)
+
+    def __call__(self, x: Array) -> Array:
+        return ops.linear_gelu(self.proj, x)
+
+
+class FeedForward(mlx.nn.Module):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.net = [FeedForwardIn(dim, hidden), mlx.nn.Identity(), ops.Linear(hidden, dim)]
+
+    def __call__(self, x: Array) -> Array:
+        return self.net[2](self.net[0](x))
+
+
+class JointAttention(mlx.nn.Module):
+    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.head_dim = head_dim
+        self.to_q = ops.Linear(dim, dim, bias=bias)
+        self.to_k = ops.Linear(dim, dim, bias=bias)
+        self.to_v = ops.Linear(dim, dim, bias=bias)
+        self.to_out = [ops.Linear(dim, dim, bias=bias)]
+        self.add_q_proj = ops.Linear(dim, dim, bias=bias)
+        self.add_k_proj = ops.Linear(dim, dim, bias=bias)
+        self.add_v_proj = ops.Linear(dim, dim, bias=bias)
+        self.to_add_out = ops.Linear(dim, dim, bias=bias)
+        self.norm_q = ops.RMSNorm(head_dim, eps)
+        self.norm_k = ops.RMSNorm(head_dim, eps)
+        self.norm_added_q = ops.RMSNorm(head_dim, eps)
+        self.norm_added_k = ops.RMSNorm(head_dim, eps)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def __call__(self, img: Array, txt: Array, rope: Rope, mask: Array | None = None) -> Pair:
+        """Attend over both streams, img [B L C] and txt [B S C], and keep their shapes. Text comes first in the
+        joint sequence."""
+        img_freqs, txt_freqs = rope
+        v = self.attend.values(self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img)))
+        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_freqs, v.dtype)
+        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_freqs, v.dtype)
+        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_freqs, v.dtype)
+        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_freqs, v.dtype)
+
+        q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
+        out = self.attend.result(ops.attention(q, k, v, mask))
+
+        S = txt.shape[1]
+        return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
+
+
+class JointBlock(mlx.nn.Module):
+    """A block of two streams that meet in the attention. Its modulation is given; the feed-forwards of the models have
+    different names."""
+
+    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.attn = JointAttention(dim, head_dim, eps, bias=bias)
+
+    def streams(
+        self,
+        img: Array,
+        txt: Array,
+        mods: Pair,
+        rope: Rope,
+        feed_forwards: tuple[mlx.nn.Module, mlx.nn.Module],
+        index: Array | None = None,
+        mask: Array | None = None,
+    ) -> Pair:
+        """Update img [B L C] and txt [B S C] with mods ([R 6C], [1 6C]) and the feed-forwards of both. `index` [L]
+        gives image tokens their row."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
+        (img_mlp, txt_mlp), dtype, eps = feed_forwards, self.attn.to_q.dtype, self.eps
+
+        img_out, txt_out = self.attn(
+            ops.norm_modulate(img, shift1, scale1, dtype, eps),
+            ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, eps),
+            rope,
+            mask,
+        )
+        img = ops.gated(img, gate1, img_out)
+        txt = ops.gated(txt, txt_gate1, txt_out)
+
+        img = ops.gated(img, gate2, img_mlp(ops.norm_modulate(img, shift2, scale2, dtype, eps)))
+        txt = ops.gated(txt, txt_gate2, txt_mlp(ops.norm_modulate(txt, txt_shift2, txt_scale2, dtype, eps)))
+        return img, txt
+
+
+class FinalNorm(mlx.nn.Module):
+    def __init__(self, dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.linear = ops.Linear(dim, 2 * dim, bias=bias)
+
+    def modulation(self, temb: Array) -> Array:
+        """[T C] -> [T 2C]."""
+        return self.linear(ops.silu(temb))
+
+    def __call__(self, x: Array, mod: Array, dtype: mx.Dtype) -> Array:
+        """Return the modulated norm of x [B L C], mod [1 2C], in `dtype`. Scale comes before shift here."""
+        scale, shift = ops.chunks(mod, 2, None)
+        return ops.norm_modulate(x, shift, scale, dtype, self.eps)

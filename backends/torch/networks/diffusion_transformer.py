@@ -1,0 +1,137 @@
+"""Layers that diffusion transformers share.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import ops
+
+Pair = tuple[Tensor, Tensor]
+Rope = Pair  # the tables of image and text that `ops.rope_freqs` returns
+
+
+class TimestepEmbedding(torch.nn.Module):
+    def __init__(self, channels: int, dim: int, *, bias: bool = True):
+        super().__init__()
+        self.linear_1 = ops.Linear(channels, dim, bias=bias)
+        self.linear_2 = ops.Linear(dim, dim, bias=bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Embed sinusoids of times: [T channels] -> [T C]."""
+        return self.linear_2(ops.silu(self.linear_1(features)))
+
+
+class FeedForwardIn(torch.nn.Module):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.proj = ops.Linear(dim, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear_gelu(self.proj, x)
+
+
+class FeedForward(torch.nn.Module):
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.net = torch.nn.ModuleList([FeedForwardIn(dim, hidden), torch.nn.Identity(), ops.Linear(hidden, dim)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net[2](self.net[0](x))
+
+
+class JointAttention(torch.nn.Module):
+    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.head_dim = head_dim
+        self.to_q = ops.Linear(dim, dim, bias=bias)
+        self.to_k = ops.Linear(dim, dim, bias=bias)
+        self.to_v = ops.Linear(dim, dim, bias=bias)
+        self.to_out = torch.nn.ModuleList([ops.Linear(dim, dim, bias=bias)])
+        self.add_q_proj = ops.Linear(dim, dim, bias=bias)
+        self.add_k_proj = ops.Linear(dim, dim, bias=bias)
+        self.add_v_proj = ops.Linear(dim, dim, bias=bias)
+        self.to_add_out = ops.Linear(dim, dim, bias=bias)
+        self.norm_q = ops.RMSNorm(head_dim, eps)
+        self.norm_k = ops.RMSNorm(head_dim, eps)
+        self.norm_added_q = ops.RMSNorm(head_dim, eps)
+        self.norm_added_k = ops.RMSNorm(head_dim, eps)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def forward(self, img: Tensor, txt: Tensor, rope: Rope, mask: Tensor | None = None) -> Pair:
+        """Attend over both streams, img [B L C] and txt [B S C], and keep their shapes. Text comes first in the
+        joint sequence."""
+        img_freqs, txt_freqs = rope
+        v = self.attend.values(self.heads(ops.joined_linears(self.add_v_proj, txt, self.to_v, img)))
+        img_q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(img))), img_freqs, v.dtype)
+        img_k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(img))), img_freqs, v.dtype)
+        txt_q = ops.rotate_pairs(self.norm_added_q(self.heads(self.add_q_proj(txt))), txt_freqs, v.dtype)
+        txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_freqs, v.dtype)
+
+        q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
+        out = self.attend.result(ops.attention(q, k, v, mask))
+
+        S = txt.shape[1]
+        return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])
+
+
+class JointBlock(torch.nn.Module):
+    """A block of two streams that meet in the attention. Its modulation is given; the feed-forwards of the models have
+    different names."""
+
+    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.attn = JointAttention(dim, head_dim, eps, bias=bias)
+
+    def streams(
+        self,
+        img: Tensor,
+        txt: Tensor,
+        mods: Pair,
+        rope: Rope,
+        feed_forwards: tuple[torch.nn.Module, torch.nn.Module],
+        index: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Pair:
+        """Update img [B L C] and txt [B S C] with mods ([R 6C], [1 6C]) and the feed-forwards of both. `index` [L]
+        gives image tokens their row."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = ops.chunks(mods[0], 6, index)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = ops.chunks(mods[1], 6, None)
+        (img_mlp, txt_mlp), dtype, eps = feed_forwards, self.attn.to_q.dtype, self.eps
+
+        img_out, txt_out = self.attn(
+            ops.norm_modulate(img, shift1, scale1, dtype, eps),
+            ops.norm_modulate(txt, txt_shift1, txt_scale1, dtype, eps),
+            rope,
+            mask,
+        )
+        img = ops.gated(img, gate1, img_out)
+        txt = ops.gated(txt, txt_gate1, txt_out)
+
+        img = ops.gated(img, gate2, img_mlp(ops.norm_modulate(img, shift2, scale2, dtype, eps)))
+        txt = ops.gated(txt, txt_gate2, txt_mlp(ops.norm_modulate(txt, txt_shift2, txt_scale2, dtype, eps)))
+        return img, txt
+
+
+class FinalNorm(torch.nn.Module):
+    def __init__(self, dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.linear = ops.Linear(dim, 2 * dim, bias=bias)
+
+    def modulation(self, temb: Tensor) -> Tensor:
+        """[T C] -> [T 2C]."""
+        return self.linear(ops.silu(temb))
+
+    def forward(self, x: Tensor, mod: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the modulated norm of x [B L C], mod [1 2C], in `dtype`. Scale comes before shift here."""
+        scale, shift = ops.chunks(mod, 2, None)
+        return ops.norm_modulate(x, shift, scale, dtype, self.eps)

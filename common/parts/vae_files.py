@@ -1,0 +1,78 @@
+"""The VAE of a model (AutoencoderKL) from another folder or file than the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.text import clean
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.networks import kl_vae
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.parts import ldm_keys
+from qwenimg.common.parts.components import component, open_component, read_config
+from qwenimg.common.parts.ldm_configs import behind, stored_vae, vae_config
+from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.weights.keys import plan_places
+from qwenimg.common.weights.plan import as_stored
+
+VAES = ("first_stage_model.", "vae.")
+"""Prefixes of a VAE's names in the file of a whole model."""
+SIGN = "decoder.mid.block_1.norm1.weight"
+"""A tensor that only a VAE in ldm names has."""
+_DIFFUSERS_SIGN = "decoder.mid_block.resnets.0.norm1.weight"
+_IGNORED = ("loss.", "model_ema.")  # for training: discriminator and perceptual loss, and averaged weights
+
+
+def prefix_of(names: Iterable[str]) -> str | None:
+    """Return the prefix of the VAE in ldm names that a file with these `names` has, "" for one alone; None if it has
+    none."""
+    every = frozenset(names)
+    return next((prefix for prefix in ("", *VAES) if prefix + SIGN in every), None)
+
+
+def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
+    """Return the channels of the latents of a VAE that is alone in a file with these tensors, in ldm or diffusers'
+    names; None for another file."""
+    if SIGN not in tensors and _DIFFUSERS_SIGN not in tensors:
+        return None
+    first = tensors.get("decoder.conv_in.weight")
+    return first.shape[1] if first is not None and len(first.shape) == 4 else None
+
+
+def open_vae(path: Path, like: KLVAEConfig, *, whole: bool = False) -> Component:
+    """Open the VAE in a folder, or in a file with ldm names, alone or with a whole model, or with diffusers' names.
+
+    The widths are the file's. What shapes do not show, such as the scale of the latents, is that of `like`, the
+    configuration of the model's own VAE, and in diffusers' names the widths too. Raises ModelError."""
+    if is_folder(path):
+        return open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae", whole=whole)
+    header = read_header(path)
+    try:
+        prefix = prefix_of(header.tensors)
+        if prefix is not None:
+            return _open_ldm(header, prefix, like, whole=whole)
+        if _DIFFUSERS_SIGN not in header.tensors:
+            raise bad(path, "holds no VAE: expected one with ldm names, as ae.safetensors, or with diffusers' names")
+    except BaseException:
+        header.file.close()
+        raise
+    header.file.close()
+    return open_component(kl_vae.NETWORK, path, like, "vae", whole=whole)
+
+
+def _open_ldm(header: Header, prefix: str, like: KLVAEConfig, *, whole: bool) -> Component:
+    path = header.file.path
+    config = vae_config(path, behind(header, prefix), like)
+    manifest = kl_vae.manifest(config)
+    places = ldm_keys.vae_places(manifest, config, prefix)
+    plan = plan_places(header, "vae", places, stored_vae(header, places, manifest), as_stored(manifest))
+    ignored = tuple(prefix + start for start in _IGNORED)
+    others = [key for key in header.tensors if key.startswith(prefix) and not key.startswith(ignored)]
+    unknown = [key for key in others if key not in plan.known]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
+        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: no VAE as it is published")
+    return component(kl_vae.NETWORK, config, plan, whole=whole)

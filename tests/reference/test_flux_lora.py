@@ -1,0 +1,272 @@
+"""LoRAs of Flux.1 in the names of several trainers: the change of each weight is that of diffusers' converters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from refusals import refused
+from safetensors.torch import save_file
+from tiny_flux import WIDE, tiny_dit, transformer_file
+
+from qwenimg.common.families.flux import lora_names
+from qwenimg.common.networks import flux_dit
+from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.weights import lora
+from qwenimg.common.weights.keys import Place
+from qwenimg.common.weights.lora import Deltas, read_lora
+from qwenimg.common.weights.lora_names import Names
+
+RANK, ALPHA = 2, 3.0
+FLOAT32 = 1e-6  # relative L2 of a change of a weight
+Tensors = dict[str, torch.Tensor]
+
+PUBLISHED = (lora_names.transformer(flux_dit.manifest(FluxConfig(guidance_embeds=True))),)
+D = 3072
+# Modules of kohya's files: {name: (outputs, inputs)}
+KOHYA = {
+    "double_blocks_0_img_attn_qkv": (3 * D, D),
+    "double_blocks_18_txt_attn_qkv": (3 * D, D),
+    "double_blocks_1_img_attn_proj": (D, D),
+    "double_blocks_1_txt_attn_proj": (D, D),
+    "double_blocks_2_img_mlp_0": (4 * D, D),
+    "double_blocks_2_txt_mlp_2": (D, 4 * D),
+    "double_blocks_3_img_mod_lin": (6 * D, D),
+    "double_blocks_3_txt_mod_lin": (6 * D, D),
+    "single_blocks_0_linear1": (7 * D, D),
+    "single_blocks_37_linear1": (7 * D, D),
+    "single_blocks_1_linear2": (D, 5 * D),
+    "single_blocks_2_modulation_lin": (3 * D, D),
+}
+XLABS = {
+    "double_blocks.0.processor.qkv_lora1": (3 * D, D),
+    "double_blocks.0.processor.qkv_lora2": (3 * D, D),
+    "double_blocks.1.processor.proj_lora1": (D, D),
+    "double_blocks.1.processor.proj_lora2": (D, D),
+    "single_blocks.0.processor.qkv_lora": (3 * D, D),
+    "single_blocks.1.processor.proj_lora": (D, 5 * D),
+}
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def kohya() -> Tensors:
+    out: Tensors = {}
+    for name, (outputs, inputs) in KOHYA.items():
+        out[f"lora_unet_{name}.lora_down.weight"] = random(RANK, inputs)
+        out[f"lora_unet_{name}.lora_up.weight"] = random(outputs, RANK)
+        out[f"lora_unet_{name}.alpha"] = torch.tensor(ALPHA)
+    return out
+
+
+def xlabs() -> Tensors:
+    return {
+        key: value
+        for name, (outputs, inputs) in XLABS.items()
+        for key, value in ((f"{name}.down.weight", random(RANK, inputs)), (f"{name}.up.weight", random(outputs, RANK)))
+    }
+
+
+def by_diffusers(converter: str, tensors: Tensors) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Down and up of every layer, by diffusers' names."""
+    from diffusers.loaders import lora_conversion_utils
+
+    converted = getattr(lora_conversion_utils, converter)({key: value.clone() for key, value in tensors.items()})
+    layers = {key.partition(".lora_")[0] for key in converted}
+    return {
+        layer.removeprefix("transformer."): tuple(
+            converted[f"{layer}.lora_{side}.weight"].double().numpy() for side in "AB"
+        )  # type: ignore[misc]
+        for layer in layers
+    }
+
+
+def deltas_of(path: Path, tensors: Tensors, names: Names = PUBLISHED) -> Deltas:
+    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
+    return lora.fit(read_lora(path), names)
+
+
+@pytest.mark.parametrize(
+    ("converter", "written"),
+    [("_convert_kohya_flux_lora_to_diffusers", kohya), ("_convert_xlabs_flux_lora_to_diffusers", xlabs)],
+    ids=["kohya", "XLabs"],
+)
+def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written: Callable[[], Tensors]) -> None:
+    expected = by_diffusers(converter, written())
+    changes = deltas_of(tmp_path / "a.safetensors", written())["transformer"]
+    assert {name.removesuffix(".weight") for name in changes} == expected.keys()
+    rng, worst = np.random.default_rng(0), 0.0
+    for name, [one] in changes.items():
+        (down, up), (theirs_down, theirs_up) = one.factors(), expected[name.removesuffix(".weight")]
+        x = rng.standard_normal(down.shape[1])
+        ours, theirs = up.astype(np.float64) @ (down @ x), theirs_up @ (theirs_down @ x)
+        assert ours.shape == theirs.shape
+        worst = max(worst, float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
+    print(f"{len(changes)} weights: at most {worst:.1e} (limit {FLOAT32})")
+    assert worst <= FLOAT32
+
+
+# Whole weights of a tiny model
+
+
+def tiny() -> torch.nn.Module:
+    return tiny_dit(**WIDE)
+
+
+def names_of(model: torch.nn.Module) -> Names:
+    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    return (lora_names.transformer(shapes),)
+
+
+def product(parts: Tensors) -> torch.Tensor:
+    return parts["lora_up.weight"].double() @ parts["lora_down.weight"].double() * ALPHA / RANK
+
+
+def of_rank(outputs: int, inputs: int) -> Tensors:
+    alpha = torch.tensor(ALPHA)
+    return {"lora_down.weight": random(RANK, inputs), "lora_up.weight": random(outputs, RANK), "alpha": alpha}
+
+
+def loha(outputs: int, inputs: int) -> Tensors:
+    a, b = {"hada_w1_a": random(outputs, RANK), "hada_w2_a": random(outputs, RANK) + 1}, random(RANK, inputs)
+    return a | {"hada_w1_b": b, "hada_w2_b": b - 1, "alpha": torch.tensor(ALPHA)}
+
+
+def loha_product(parts: Tensors) -> torch.Tensor:
+    first, second = (parts[f"hada_w{n}_a"].double() @ parts[f"hada_w{n}_b"].double() for n in "12")
+    return first * second * ALPHA / RANK
+
+
+def lokr(outputs: int, inputs: int) -> Tensors:
+    return {"lokr_w1": random(2, 4), "lokr_w2": random(outputs // 2, inputs // 4)}
+
+
+def lokr_product(parts: Tensors) -> torch.Tensor:
+    return torch.kron(parts["lokr_w1"].double(), parts["lokr_w2"].double())
+
+
+KINDS = {"LoRA": (of_rank, product), "LoHa": (loha, loha_product), "LoKr": (lokr, lokr_product)}
+
+
+def in_authors_names(model: torch.nn.Module, change: Callable[[str, torch.Tensor], torch.Tensor | None]) -> Tensors:
+    """The weights of a file with its authors' names, with the changes that `change` makes to its matrices."""
+    changed = {}
+    for key, value in transformer_file(model).items():
+        more = change(key, value) if key.endswith(".weight") and value.ndim == 2 else None
+        changed[key] = value.double() if more is None else value.double() + more
+    return changed
+
+
+def split(tensors: Tensors, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a file by diffusers' names: of a fused one its rows, by another rule than the product's."""
+    width = model.config.num_attention_heads * model.config.attention_head_dim
+    for index in range(model.config.num_single_layers):
+        fused = tensors[f"single_blocks.{index}.linear1.weight"]
+        parts = fused.split([width, width, width, 4 * width])
+        for name, part in zip(("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"), parts, strict=True):
+            yield f"single_transformer_blocks.{index}.{name}.weight", part
+    for index in range(model.config.num_layers):
+        for stream, form in (("img", "to_{}"), ("txt", "add_{}_proj")):
+            parts = tensors[f"double_blocks.{index}.{stream}_attn.qkv.weight"].chunk(3)
+            for letter, part in zip("qkv", parts, strict=True):
+                yield f"transformer_blocks.{index}.attn.{form.format(letter)}.weight", part
+    shift, scale = tensors["final_layer.adaLN_modulation.1.weight"].chunk(2)
+    yield "norm_out.linear.weight", torch.cat([scale, shift])
+    yield "proj_out.weight", tensors["final_layer.linear.weight"]
+
+
+@pytest.mark.parametrize("form", ["diffusion_model.{}", "lora_unet_{}"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_of_its_authors_takes_a_change(tmp_path: Path, kind: str, form: str) -> None:
+    model, (parts_of, change_of) = tiny(), KINDS[kind]
+    written: Tensors = {}
+
+    def change(key: str, value: torch.Tensor) -> torch.Tensor:
+        path = key.removesuffix(".weight")
+        module = form.format(path.replace(".", "_") if form.endswith("_{}") else path)
+        parts = parts_of(*value.shape)
+        written.update({f"{module}.{role}": part for role, part in parts.items()})
+        return change_of(parts)
+
+    changed = in_authors_names(model, change)
+    deltas = deltas_of(tmp_path / "a.safetensors", written, names_of(model))["transformer"]
+    state, matrices = model.state_dict(), [n for n, v in model.state_dict().items() if v.ndim == 2]
+    assert deltas.keys() == set(matrices)
+    worst = 0.0
+    for name, expected in split(changed, model):
+        [one] = deltas[name]
+        ours = state[name].numpy() + one.added(state[name].numpy())
+        worst = max(worst, float(np.linalg.norm(ours - expected.numpy()) / np.linalg.norm(expected.numpy())))
+    print(f"{kind} in {form}: at most {worst:.1e} (limit {FLOAT32})")
+    assert worst <= FLOAT32
+
+
+def test_dora_of_a_fused_layer(tmp_path: Path) -> None:
+    """The norm is over rows, which the parts of a fused layer have for themselves."""
+    model, key = tiny(), "single_blocks.0.linear1"
+    weight = transformer_file(model)[f"{key}.weight"].double()
+    parts = of_rank(*weight.shape) | {"dora_scale": random(len(weight), 1).abs() + 0.5}
+    changed = weight + product(parts)
+    expected = parts["dora_scale"].double() * changed / changed.norm(dim=1, keepdim=True)
+    written = {f"diffusion_model.{key}.{role}": part for role, part in parts.items()}
+    deltas = deltas_of(tmp_path / "a.safetensors", written, names_of(model))["transformer"]
+    state = model.state_dict()
+    names = ["attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"]
+    for name, rows in zip(names, expected.split([96, 96, 96, 384]), strict=True):
+        stored = state[f"single_transformer_blocks.0.{name}.weight"].numpy()
+        ours = stored + deltas[f"single_transformer_blocks.0.{name}.weight"][0].added(stored)
+        assert float(np.linalg.norm(ours - rows.numpy()) / np.linalg.norm(rows.numpy())) <= FLOAT32
+
+
+def test_diffusers_names(tmp_path: Path) -> None:
+    model, written = tiny(), {}
+    matrices = {name: value for name, value in model.state_dict().items() if value.ndim == 2}
+    for name, value in matrices.items():
+        path = name.removesuffix(".weight")
+        written[f"transformer.{path}.lora_A.weight"] = random(RANK, value.shape[1])
+        written[f"transformer.{path}.lora_B.weight"] = random(value.shape[0], RANK)
+    assert deltas_of(tmp_path / "a.safetensors", written, names_of(model))["transformer"].keys() == matrices.keys()
+
+
+# Faults and bad files
+
+
+def test_a_wrong_split_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = lora_names.place
+
+    def turned(name: str) -> Place:
+        there = place(name)
+        begin, end, of = there.rows
+        if of != 7:
+            return there
+        return there._replace(rows=there.rows._replace(begin=0, end=4) if end == 7 else there.rows._replace(
+            begin=begin + 4, end=end + 4
+        ))  # fmt: skip
+
+    monkeypatch.setattr(lora_names, "place", turned)
+    with pytest.raises(AssertionError):
+        test_every_layer_of_its_authors_takes_a_change(tmp_path, "LoRA", "lora_unet_{}")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (of_rank(3 * 96 - 3, 96), "makes [285, 96] of a weight [288, 96]"),
+        (of_rank(96, 96), "makes [96, 96] of a weight [288, 96]"),
+        (of_rank(288, 96) | {"dora_scale": random(1, 96)}, "of the inputs of several layers at once"),
+    ],
+)
+def test_bad_modules_are_refused(tmp_path: Path, parts: Tensors, message: str) -> None:
+    written = {f"lora_unet_double_blocks_0_img_attn_qkv.{role}": part for role, part in parts.items()}
+    assert message in refused(deltas_of, tmp_path / "a.safetensors", written, names_of(tiny()))
+
+
+def test_a_layer_and_a_part_of_it(tmp_path: Path) -> None:
+    fused = {f"lora_unet_double_blocks_0_img_attn_qkv.{role}": part for role, part in of_rank(288, 96).items()}
+    plain = {f"lora_unet_transformer_blocks_0_attn_to_k.{role}": part for role, part in of_rank(96, 96).items()}
+    assert "are of one weight" in refused(deltas_of, tmp_path / "a.safetensors", fused | plain, names_of(tiny()))

@@ -1,0 +1,95 @@
+"""A tiny Flux.1, made by diffusers itself, with nothing in it that is all ones or zeros; and the same in one file.
+
+Odd widths, more layers than one of each kind, every norm and bias non-trivial.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tiny_model import randomise
+
+DIT: dict[str, Any] = {
+    "in_channels": 64,
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "attention_head_dim": 22,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 60,
+    "pooled_projection_dim": 26,
+    "guidance_embeds": True,
+    "axes_dims_rope": [6, 8, 8],
+}
+
+
+WIDE: dict[str, Any] = {  # whose rows are whole blocks of codes
+    "attention_head_dim": 32,
+    "joint_attention_dim": 64,
+    "pooled_projection_dim": 32,
+    "axes_dims_rope": [8, 12, 12],
+}
+
+
+def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
+    """diffusers' transformer with the tiny configuration of dev, float32, randomised."""
+    from diffusers import FluxTransformer2DModel
+
+    model = FluxTransformer2DModel(**(DIT | changes))
+    randomise(model, seed)
+    return model.eval()
+
+
+STREAMS = {
+    "img": ("to_{}", "norm_{}", "to_out.0", "norm1", "ff"),
+    "txt": ("add_{}_proj", "norm_added_{}", "to_add_out", "norm1_context", "ff_context"),
+}
+
+
+def transformer_file(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The transformer's tensors by its authors' names, made from diffusers' the other way round than the product does:
+    by writing each of their tensors."""
+    given, out = dict(model.state_dict()), {}
+    leaves = ("weight", "bias")
+
+    def take(name: str) -> torch.Tensor:
+        return given.pop(name)
+
+    for theirs, ours in (("time_in", "timestep"), ("vector_in", "text"), ("guidance_in", "guidance")):
+        if ours == "guidance" and not model.config.guidance_embeds:
+            continue
+        for leaf in leaves:
+            out[f"{theirs}.in_layer.{leaf}"] = take(f"time_text_embed.{ours}_embedder.linear_1.{leaf}")
+            out[f"{theirs}.out_layer.{leaf}"] = take(f"time_text_embed.{ours}_embedder.linear_2.{leaf}")
+    for leaf in leaves:
+        out[f"img_in.{leaf}"], out[f"txt_in.{leaf}"] = take(f"x_embedder.{leaf}"), take(f"context_embedder.{leaf}")
+        out[f"final_layer.linear.{leaf}"] = take(f"proj_out.{leaf}")
+        scale, shift = take(f"norm_out.linear.{leaf}").chunk(2)
+        out[f"final_layer.adaLN_modulation.1.{leaf}"] = torch.cat([shift, scale])
+        for i in range(model.config.num_layers):
+            block = f"transformer_blocks.{i}."
+            for stream, (qkv, _, proj, norm, ff) in STREAMS.items():
+                there = f"double_blocks.{i}.{stream}_"
+                fused = [take(f"{block}attn.{qkv.format(x)}.{leaf}") for x in "qkv"]
+                out[f"{there}attn.qkv.{leaf}"] = torch.cat(fused)
+                out[f"{there}attn.proj.{leaf}"] = take(f"{block}attn.{proj}.{leaf}")
+                out[f"{there}mod.lin.{leaf}"] = take(f"{block}{norm}.linear.{leaf}")
+                out[f"{there}mlp.0.{leaf}"] = take(f"{block}{ff}.net.0.proj.{leaf}")
+                out[f"{there}mlp.2.{leaf}"] = take(f"{block}{ff}.net.2.{leaf}")
+        for i in range(model.config.num_single_layers):
+            block, there = f"single_transformer_blocks.{i}.", f"single_blocks.{i}."
+            fused = [take(f"{block}{name}.{leaf}") for name in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")]
+            out[f"{there}linear1.{leaf}"] = torch.cat(fused)
+            out[f"{there}linear2.{leaf}"] = take(f"{block}proj_out.{leaf}")
+            out[f"{there}modulation.lin.{leaf}"] = take(f"{block}norm.linear.{leaf}")
+    for i in range(model.config.num_layers):
+        for stream, (_, norm, *_) in STREAMS.items():
+            for x, name in (("q", "query_norm"), ("k", "key_norm")):
+                out[f"double_blocks.{i}.{stream}_attn.norm.{name}.scale"] = take(
+                    f"transformer_blocks.{i}.attn.{norm.format(x)}.weight"
+                )
+    for i in range(model.config.num_single_layers):
+        for x, name in (("q", "query_norm"), ("k", "key_norm")):
+            out[f"single_blocks.{i}.norm.{name}.scale"] = take(f"single_transformer_blocks.{i}.attn.norm_{x}.weight")
+    assert not given, f"in no file: {given.keys()}"
+    return {key: value.contiguous() for key, value in out.items()}
