@@ -1,10 +1,10 @@
 """Flux.2's transformer: configuration and manifest.
 
 What is unusual about it:
-- blocks of two streams, then blocks of one stream of text and image tokens, in this order;
+- blocks with weights for each stream, then blocks with the same weights for both, which they join, text first;
 - modulation (shift, scale, gate) is made once per step and is the same for all blocks of a kind; the final norm has its
   own, in the order (scale, shift);
-- blocks of one stream compute attention and feed-forward side by side: one layer makes q, k, v and both halves of the
+- the latter compute attention and feed-forward side by side: one layer makes q, k, v and both halves of the
   feed-forward, and one layer takes the results of both;
 - the feed-forward is SiLU of the first half times the second half;
 - no layer has a bias, and no vector of the whole text is an input;
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -126,6 +126,13 @@ def _single_block(config: Flux2Config) -> Manifest:
     )
 
 
+def deep(config: Flux2Config) -> DeepBlocks:
+    """Return all blocks but the first."""
+    double = (f"transformer_blocks.{i}" for i in range(1, config.num_layers))
+    single = (f"single_transformer_blocks.{i}" for i in range(config.num_single_layers))
+    return DeepBlocks(behind="transformer_blocks.0", paths=(*double, *single), adds=True)
+
+
 _BLOCK = r"(?:single_)?transformer_blocks\.\d+"
 
 NETWORK = Network(
@@ -137,9 +144,10 @@ NETWORK = Network(
     blocks=re.compile(r"(?:single_)?transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(rf"({_BLOCK})\."),
     compiled=re.compile(_BLOCK),
+    deep=deep,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
-        Block(name="single_block", paths=re.compile(r"single_transformer_blocks\.\d+"), streams=1, depth=1),
+        Block(name="single_block", paths=re.compile(r"single_transformer_blocks\.\d+"), streams=2, depth=1),
         Block(name="modulation", paths=re.compile(r"(?:double|single)_stream_modulation.*(?<!linear)")),
         Block(name="time", paths=re.compile("time_guidance_embed")),
         Block(name="start", paths=re.compile("x_embedder|context_embedder")),

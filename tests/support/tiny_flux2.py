@@ -20,10 +20,34 @@ DIT: dict[str, Any] = {
 }
 
 
+VAE: dict[str, Any] = {
+    "block_out_channels": (6, 12, 12, 18),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 1,
+    "latent_channels": 8,
+    "norm_num_groups": 3,
+}
+
+
 def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
     """diffusers' transformer with the tiny configuration, float32, randomised."""
     from diffusers import Flux2Transformer2DModel
 
     model = Flux2Transformer2DModel(**(DIT | changes))
     randomise(model, seed)
+    return model.eval()
+
+
+def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
+    """diffusers' VAE with the tiny configuration, and statistics of which no channel has another's."""
+    from diffusers import AutoencoderKLFlux2
+
+    model = AutoencoderKLFlux2(**(VAE | changes))
+    randomise(model, seed)
+    generator = torch.Generator().manual_seed(seed + 100)
+    mean, variance = model.bn.running_mean, model.bn.running_var
+    mean.copy_(0.5 * torch.randn(mean.shape, generator=generator))
+    variance.copy_(0.3 + 2 * torch.rand(variance.shape, generator=generator))
+    model.bn.num_batches_tracked.fill_(1234)
     return model.eval()

@@ -108,18 +108,24 @@ class ParallelAttention(mlx.nn.Module):
 
 
 class SingleBlock(mlx.nn.Module):
-    """A block of one stream, text before image."""
+    """A block with the same weights for both streams, which it joins to one."""
 
     def __init__(self, config: Flux2Config):
         super().__init__()
         self.eps = config.eps
         self.attn = ParallelAttention(config)
 
-    def __call__(self, x: Array, mod: Array, rope: Array) -> Array:
-        """Run the block on x [B S+L C], with mod [1 3C]."""
+    def __call__(self, img: Array, txt: Array, mod: Array, rope: Array) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
         shift, scale, gate = ops.chunks(mod, 3, None)
-        dtype = self.attn.to_qkv_mlp_proj.dtype
-        return ops.gated(x, gate, self.attn(ops.norm_modulate(x, shift, scale, dtype, self.eps), rope))
+        dtype, S = self.attn.to_qkv_mlp_proj.dtype, txt.shape[1]
+        x = ops.joined(
+            ops.norm_modulate(txt, shift, scale, dtype, self.eps),
+            ops.norm_modulate(img, shift, scale, dtype, self.eps),
+            dtype,
+        )
+        update = self.attn(x, rope)
+        return ops.gated(img, gate, update[:, S:]), ops.gated(txt, gate, update[:, :S])
 
 
 # Model
@@ -160,12 +166,12 @@ class Flux2Transformer(mlx.nn.Module):
         for block in self.transformer_blocks:
             img, txt = block(img, txt, mods, rope)
             ops.async_eval(img)
-        x, joint = ops.joined(txt, img, self.stream), mx.concatenate((rope[1], rope[0]), axis=0)
+        joint = mx.concatenate((rope[1], rope[0]), axis=0)
         for block in self.single_transformer_blocks:
-            x = ops.async_eval(block(x, mod, joint))
-        first = txt.shape[1]
-        x = x[:, first : first + latents.shape[1]]
-        return self.proj_out(self.norm_out(x, final, self.proj_out.dtype))
+            img, txt = block(img, txt, mod, joint)
+            ops.async_eval(img)
+        img = img[:, : latents.shape[1]]
+        return self.proj_out(self.norm_out(img, final, self.proj_out.dtype))
 
 
 # Component

@@ -106,18 +106,24 @@ class ParallelAttention(torch.nn.Module):
 
 
 class SingleBlock(torch.nn.Module):
-    """A block of one stream, text before image."""
+    """A block with the same weights for both streams, which it joins to one."""
 
     def __init__(self, config: Flux2Config):
         super().__init__()
         self.eps = config.eps
         self.attn = ParallelAttention(config)
 
-    def forward(self, x: Tensor, mod: Tensor, rope: Tensor) -> Tensor:
-        """Run the block on x [B S+L C], with mod [1 3C]."""
+    def forward(self, img: Tensor, txt: Tensor, mod: Tensor, rope: Tensor) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
         shift, scale, gate = ops.chunks(mod, 3, None)
-        dtype = self.attn.to_qkv_mlp_proj.dtype
-        return ops.gated(x, gate, self.attn(ops.norm_modulate(x, shift, scale, dtype, self.eps), rope))
+        dtype, S = self.attn.to_qkv_mlp_proj.dtype, txt.shape[1]
+        x = ops.joined(
+            ops.norm_modulate(txt, shift, scale, dtype, self.eps),
+            ops.norm_modulate(img, shift, scale, dtype, self.eps),
+            dtype,
+        )
+        update = self.attn(x, rope)
+        return ops.gated(img, gate, update[:, S:]), ops.gated(txt, gate, update[:, :S])
 
 
 # Model
@@ -158,12 +164,12 @@ class Flux2Transformer(torch.nn.Module):
         for block in self.transformer_blocks:
             img, txt = block(img, txt, mods, rope)
             ops.async_eval(img)
-        x, joint = ops.joined(txt, img, self.stream), torch.cat((rope[1], rope[0]), dim=0)
+        joint = torch.cat((rope[1], rope[0]), dim=0)
         for block in self.single_transformer_blocks:
-            x = ops.async_eval(block(x, mod, joint))
-        first = txt.shape[1]
-        x = x[:, first : first + latents.shape[1]]
-        return self.proj_out(self.norm_out(x, final, self.proj_out.dtype))
+            img, txt = block(img, txt, mod, joint)
+            ops.async_eval(img)
+        img = img[:, : latents.shape[1]]
+        return self.proj_out(self.norm_out(img, final, self.proj_out.dtype))
 
 
 # Component
