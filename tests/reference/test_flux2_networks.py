@@ -1,8 +1,11 @@
-"""Flux.2's transformer on both backends against diffusers, in float32; and faults in it, which are seen."""
+"""Flux.2's transformer and text encoder on both backends against diffusers and transformers, in float32; and
+faults in them, which are seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -12,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_flux2 import tiny_dit
+from tiny_flux2 import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
-from qwenimg.common.networks import flux2_conditioning, flux2_dit
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.networks import flux2_conditioning, flux2_dit, qwen3
 from qwenimg.common.numbers.timesteps import timestep_features
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.precision.precision import FP32
@@ -24,6 +28,8 @@ BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-6  # relative L2 of a forward; measured at most 3e-7
 FAULT = 1e-3  # the least that a fault changes, relative L2; measured at least .03
 GUIDANCE = 4.0
+TAPS = (9, 18, 27)
+TEXT = 3e-6  # relative L2 of 27 layers; measured at most 8e-7
 CASES = [
     # rows and columns of the image and of its references; tokens of text; sigma
     ([(5, 3)], 13, 1.0),
@@ -128,6 +134,63 @@ def test_published_sizes(blocks: tuple[int, int], heads: int, joint: int, parame
     )
     manifest = flux2_dit.manifest(config)
     assert (round(sum(map(prod, manifest.values())) / 1e6, 2), len(manifest)) == (parameters, tensors)
+
+
+# The text encoder
+
+
+class ComparedText:
+    def __init__(self, folder: Path, backend: str):
+        self.model: Any = tiny_text_encoder()
+        self.model.save_pretrained(folder)
+        network = replace(qwen3.NETWORK, uses=partial(qwen3.uses, layers=max(TAPS)))
+        config = replace(read_config(qwen3.NETWORK, folder), taps=TAPS)
+        part = open_component(network, folder, config, "text_encoder")
+        self.names, self.engine = part.plan.entries.keys(), backends.load(backend)
+        self.ours = self.engine.open(part.network, part.config, part.stored(FP32), FP32)
+
+    def error(self, tokens: int, pads: int) -> float:
+        ids = [*np.random.default_rng(tokens).integers(0, 500, tokens).tolist(), *pads * [3]]
+        with torch.inference_mode():
+            states = self.model(
+                input_ids=torch.tensor([ids]),
+                attention_mask=torch.tensor([tokens * [1] + pads * [0]]),
+                output_hidden_states=True,
+            ).hidden_states
+        theirs = torch.cat([states[tap] for tap in TAPS], dim=-1).numpy()
+        return relative(np.asarray(self.engine.numpy(self.ours.encode(ids, pads))), theirs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_text_encoder(tmp_path: Path, backend: str) -> None:
+    compared = ComparedText(tmp_path, backend)
+    layers = {int(name.split(".")[1]) for name in compared.names if name.startswith("layers.")}
+    assert layers == set(range(27)) and "norm.weight" not in compared.names
+    for tokens, pads in ((13, 0), (13, 51), (1, 7)):
+        error = compared.error(tokens, pads)
+        print(f"{backend} {tokens} tokens and {pads} pads: {error:.1e} (limit {TEXT})")
+        assert error <= TEXT
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_faults_of_pads_are_seen(tmp_path: Path, backend: str) -> None:
+    """Pads that see pads before them, and pads that are tokens like others."""
+    compared, room = ComparedText(tmp_path, backend), "torch" if backend == "cpu" else backend
+    attention = import_module(f"qwenimg.backends.{room}.networks.qwen3").Attention
+    ops = import_module(f"qwenimg.backends.{room}.ops")
+    for attended in (
+        lambda layer, q, k, v, tokens: ops.attention(q, k, v, causal=True),
+        lambda layer, q, k, v, tokens: ops.attention(q, k, v),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "attended", attended)
+            assert compared.error(13, 51) > FAULT
+    assert compared.error(13, 51) <= TEXT
+
+
+def test_too_few_layers_are_refused() -> None:
+    with pytest.raises(ModelError, match="num_hidden_layers 27 is too small"):
+        qwen3.Qwen3Config(num_hidden_layers=27, taps=TAPS)
 
 
 # Faults

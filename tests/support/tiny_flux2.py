@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tiny_model import randomise
+from tiny_tokenizer import tiny_vocabulary
 
 DIT: dict[str, Any] = {
     "in_channels": 32,
@@ -20,6 +21,18 @@ DIT: dict[str, Any] = {
 }
 
 
+TEXT: dict[str, Any] = {
+    "hidden_size": 60,
+    "intermediate_size": 88,
+    "num_hidden_layers": 29,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 14,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "tie_word_embeddings": True,
+}
 VAE: dict[str, Any] = {
     "block_out_channels": (6, 12, 12, 18),
     "down_block_types": ("DownEncoderBlock2D",) * 4,
@@ -35,6 +48,15 @@ def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
     from diffusers import Flux2Transformer2DModel
 
     model = Flux2Transformer2DModel(**(DIT | changes))
+    randomise(model, seed)
+    return model.eval()
+
+
+def tiny_text_encoder(seed: int = 3, **changes: object) -> torch.nn.Module:
+    """transformers' language model, with as many layers as have states taken behind them, and two more."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model = Qwen3ForCausalLM(Qwen3Config(**(TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14} | changes)))
     randomise(model, seed)
     return model.eval()
 
