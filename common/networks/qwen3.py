@@ -3,7 +3,9 @@
 What is unusual about it:
 - each head of q and k goes through an RMSNorm before RoPE, which is plain and in half-split layout;
 - the width of a head is a field of its own, so q is wider than the stream; fewer key than query heads; no bias;
-- the conditioning is the states before the last layer: that layer and the final norm are in the files and not loaded;
+- the conditioning is the states before the last layer, or those behind several layers side by side, as the family
+  says; later layers and the final norm are in the files and not loaded;
+- where prompts are padded, pads see the real tokens only, and all their states condition an image too;
 - the keys start with `model.` in published files, and with nothing where the model was saved alone.
 """
 
@@ -39,6 +41,7 @@ class Qwen3Config:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1e6
     attention_bias: bool = False
+    taps: tuple[int, ...] = ()  # the layers behind which states are taken; (): the last but one. In no file
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -50,18 +53,30 @@ class Qwen3Config:
             raise ModelError(f"head_dim {self.head_dim} is odd: RoPE turns pairs of channels")
         if self.attention_bias:
             raise ModelError("attention_bias is true: projections with a bias are not supported")
+        if max(self.taps, default=0) >= self.num_hidden_layers:
+            raise ModelError(
+                f"num_hidden_layers {self.num_hidden_layers} is too small: states behind layer {max(self.taps)} of "
+                "more layers condition an image"
+            )
         if not self.rms_norm_eps > 0 or not self.rope_theta > 1:
             raise ModelError(f"rms_norm_eps {self.rms_norm_eps} or rope_theta {self.rope_theta} is out of range")
 
     @property
     def used_layers(self) -> int:
-        """The layers that are computed: all but the last one."""
-        return self.num_hidden_layers - 1
+        """The layers that are computed."""
+        return max(self.taps, default=self.num_hidden_layers - 1)
+
+    @property
+    def state_size(self) -> int:
+        """The channels of a token's states."""
+        return self.hidden_size * max(1, len(self.taps))
 
 
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Qwen3Config` from a config.json. Raises ModelError for an unsupported value."""
-    return language_model.language_fields(data, Qwen3Config, MODEL_TYPE)
+    fields = language_model.language_fields(data, Qwen3Config, MODEL_TYPE)
+    fields.pop("taps", None)
+    return fields
 
 
 def manifest(config: Qwen3Config) -> Manifest:
@@ -81,10 +96,13 @@ def manifest(config: Qwen3Config) -> Manifest:
     )
 
 
-def uses(stored: Manifest) -> Uses:
-    """Return `stored` without the last layer and the final norm."""
-    last = max(int(match[1]) for key in stored if (match := _LAYER.match(key)))
-    return as_stored({key: shape for key, shape in stored.items() if not key.startswith((f"layers.{last}.", "norm."))})
+def uses(stored: Manifest, layers: int | None = None) -> Uses:
+    """Return `stored` without the final norm and with only the first `layers`, by default all but the last."""
+    numbers = {key: int(match[1]) for key in stored if (match := _LAYER.match(key))}
+    first = max(numbers.values()) if layers is None else layers
+    return as_stored(
+        {key: shape for key, shape in stored.items() if numbers.get(key, 0) < first and not key.startswith("norm.")}
+    )
 
 
 def rename(key: str) -> str | None:

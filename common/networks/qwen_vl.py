@@ -70,6 +70,16 @@ class QwenVLConfig:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: the states behind the final norm condition an image."""
+        return ()
+
+    @property
+    def state_size(self) -> int:
+        """The channels of a token's states."""
+        return self.hidden_size
+
 
 def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `QwenVLConfig` from a config.json. Raises ModelError for an unsupported value."""

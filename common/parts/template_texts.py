@@ -41,11 +41,12 @@ class TemplateTexts(PromptTexts):
 
     def shapes(self, key: str) -> list[Shape]:
         """Return the shape of the states that condition an image."""
-        return [(1, self.template.used(len(self.fill(key).ids)), self.encoder.config.hidden_size)]
+        return [(1, self.template.used(len(self.fill(key).ids)), self.encoder.config.state_size)]
 
     def tokens(self, key: str) -> list[object]:
-        """Return the ids, and which of their states condition an image."""
-        return [list(self.fill(key).ids), self.template.dropped, self.template.seen]
+        """Return the ids with the number of pads among them, and which of their states condition an image."""
+        tokens, template = self.fill(key), self.template
+        return [list(tokens.ids), tokens.pads, template.dropped, template.seen, list(self.encoder.config.taps)]
 
     def cut(self, prompt: str) -> str:
         """Return the number of tokens that are seen and of those that are not."""
@@ -71,13 +72,14 @@ class TemplateTexts(PromptTexts):
 
     def encode(self, keys: Sequence[str]) -> Iterator[States]:
         """Encode `keys` one after the other."""
-        prompts = [self.fill(key).ids for key in keys]
-        return self.run(self._encoding(max(map(len, prompts))), self._encoded, prompts)
+        prompts = [self.fill(key) for key in keys]
+        return self.run(self._encoding(max(len(prompt.ids) for prompt in prompts)), self._encoded, prompts)
 
-    def _encoded(self, encoder: TextEncoder, ids: Sequence[int]) -> States:
+    def _encoded(self, encoder: TextEncoder, prompt: PromptTokens) -> States:
         """Return the states that condition an image, without those of the template's start."""
-        states = encoder.encode(ids)
-        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids))
+        asked = (prompt.ids, prompt.pads) if prompt.pads else (prompt.ids,)
+        states = encoder.encode(*asked)
+        self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(*asked))
         start = self.template.dropped
         used = self.runtime.engine.numpy(states)[:, start : start + self.template.seen]
         return (np.ascontiguousarray(used, np.float32),)

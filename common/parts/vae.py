@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.memory import bands, operations
 from qwenimg.common.memory.memory import decode_peak
+from qwenimg.common.networks.flux2_vae import STATISTICS
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.probe import first_non_finite
@@ -24,6 +25,8 @@ from qwenimg.common.weights.plan import LoadPlan
 Shape: TypeAlias = tuple[int, int]  # rows and columns of latents
 Float32: TypeAlias = NDArray[np.float32]
 
+_DECODES = ("decoder.", "post_quant_conv.")
+"""Starts of the names of parameters that decoding needs, and encoding does not."""
 LARGE = 64  # latents a side; a preset may ask to decode larger images in bands
 
 
@@ -51,24 +54,40 @@ def standardized(mean: Sequence[float], std: Sequence[float]) -> Statistics:
 
 
 class VAEHalves:
-    """The encoder and the decoder of a VAE, each a component of its own. `width`: channels of the encoder's first
-    level."""
+    """The encoder and the decoder of a VAE, each a component of its own."""
 
-    def __init__(self, residents: Residents, component: Component, width: int, statistics: Statistics):
+    def __init__(
+        self,
+        residents: Residents,
+        component: Component,
+        width: int,
+        statistics: Statistics,
+        *,
+        patch: int = 1,
+        samples: bool = True,
+    ):
+        """Set the parts. width: channels of the encoder's first level. patch: rows of the decoder's first image in one
+        of the latents, which the network itself makes patches of. samples: whether an image becomes a sample of its
+        latents; else it becomes their mean."""
         self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
         self.component, self.config, self.width = component, component.config, width
-        self.statistics = statistics
+        self.statistics, self.patch, self.samples = statistics, patch, samples
         self._parts = {half: replace(component, plan=plan) for half, plan in halves(component.plan).items()}
 
     @property
     def itemsize(self) -> int:
         return BYTES[self.runtime.precision.compute_dtype("vae")]
 
+    @property
+    def scale(self) -> int:
+        """The pixels per latent along each side."""
+        return int(self.config.scale) * self.patch
+
     # Stages
 
     def encoding(self, shape: Shape) -> Stage:
         """Return the stage that encodes an image of latents of `shape`."""
-        height, width = (side * self.config.scale for side in shape)
+        height, width = (side * self.scale for side in shape)
         whole, *banded = (self._encoding(height, width, rows) for rows in (None, *bands.ROWS))
         return Stage(
             name="encode",
@@ -82,9 +101,10 @@ class VAEHalves:
     def decoding(self, shape: Shape) -> Stage:
         """Return the stage that decodes latents of `shape`. All steps are done by then, so it is not refused for
         activations that no longer fit, but only if the decoder is not open and its weights do not fit."""
-        height, width = (side * self.config.scale for side in shape)
-        whole, *banded = (self._decoding(shape, rows) for rows in (None, *bands.ROWS))
-        fits_whole = (Split(activations=whole, required=2 * self._peak(shape)),) if self._is_whole(shape) else ()
+        height, width = (side * self.scale for side in shape)
+        first = (shape[0] * self.patch, shape[1] * self.patch)  # the decoder's first image
+        whole, *banded = (self._decoding(first, rows) for rows in (None, *bands.ROWS))
+        fits_whole = (Split(activations=whole, required=2 * self._peak(first)),) if self._is_whole(first) else ()
         return Stage(
             name=DECODE,
             resident="vae decoder",
@@ -93,7 +113,7 @@ class VAEHalves:
             title=f"decoding a picture of {width}x{height}",
             wanted=min(whole, banded[-1]),
             checked=False,
-            operations=operations.decoder(self.component.plan, *shape),
+            operations=operations.decoder(self.component.plan, *first),
         )
 
     def _encoding(self, height: int, width: int, rows: int | None) -> int:
@@ -120,7 +140,7 @@ class VAEHalves:
     def encode(self, pixels: Float32) -> tuple[Float32, Float32]:
         """Encode pixels [1, 3, H, W] in -1..1. Return mean and deviation of the latents [1, z, h, w], in the sampler's
         scale. Raises DoesNotFit and NumericsError."""
-        height, width = (side // self.config.scale for side in pixels.shape[2:])
+        height, width = (side // self.scale for side in pixels.shape[2:])
         encoder, split = self.residents.enter(self.encoding((height, width)))
         if split.about:
             self.runtime.notify("stage", f"encoding the picture {split.about}")
@@ -170,9 +190,7 @@ def _in_bands(activations: Iterable[int]) -> Iterator[Split]:
 @found_once
 def halves(plan: LoadPlan) -> dict[str, LoadPlan]:
     """Return the plans of the decoder and of the encoder."""
-    return {"decoder": plan.only(decodes), "encoder": plan.only(lambda name: not decodes(name))}
-
-
-def decodes(name: str) -> bool:
-    """Return whether decoding needs the parameter `name` of a VAE, and encoding does not."""
-    return name.startswith(("decoder.", "post_quant_conv."))
+    return {
+        "decoder": plan.only(lambda name: name.startswith((*_DECODES, STATISTICS))),
+        "encoder": plan.only(lambda name: not name.startswith(_DECODES)),
+    }

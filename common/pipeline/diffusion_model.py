@@ -62,6 +62,11 @@ class DiffusionModel(Protocol):
 
     def warnings(self, request: Request) -> list[str]: ...
 
+    def references(self, request: Request) -> list[Latents]:
+        """Return the pixels [1, 3, H, W] in -1..1 of images that the model sees beside the text, each in a size of its
+        own that the VAE takes."""
+        ...
+
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         """Return the stages of a run in their order. Loads nothing. counted: count the tokens of prompts; else each
         prompt counts as the longest."""

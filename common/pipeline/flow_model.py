@@ -80,6 +80,9 @@ class FlowModel(ABC):
         cuts = [(name, self.texts.cut(branch.prompt)) for name, branch in named]
         return [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
 
+    def references(self, request: Request) -> list[Latents]:
+        return []
+
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         prompts = [branch.prompt for branch in self.guidance.branches(request)]
         return [

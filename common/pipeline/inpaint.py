@@ -39,6 +39,7 @@ class Initial:
     noise: Latents  # [1, C, h, w]
     latents: Latents | None = None  # [1, C, h, w] of the initial image, in the sampler's scale
     mask: Mask | None = None
+    references: tuple[Latents, ...] = ()  # [1, C, h_i, w_i] of images that the model itself sees
 
     @property
     def blends(self) -> bool:

@@ -33,6 +33,9 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
     """Encode the request's image, if it has one, and draw the noise. Raises UsageError and NumericsError."""
     if request.image is None:
         return Initial(noise=noise(model, request, generator))
+    references = tuple(_encode(model, values, generator) for values in model.references(request))
+    if references and starts_from_noise(request):
+        return Initial(noise=noise(model, request, generator), references=references)
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     picture = pixels.fit(request.image, request.width, request.height)
     values = pixels.from_uint8(pixels.extend(picture, width, height))
@@ -40,11 +43,16 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
     latents = None if unused else _encode(model, values, generator)
     initial = noise(model, request, generator)
     if request.mask is None:
-        return Initial(noise=initial, latents=latents)
+        return Initial(noise=initial, latents=latents, references=references)
     hole = pixels.extend(pixels.fit(request.mask, request.width, request.height) >= pixels.HALF, width, height)
     masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
     inside = hole[None, None, :: model.scale, :: model.scale].astype(np.float32)
-    return Initial(noise=initial, latents=latents, mask=Mask(inside=inside, masked=masked))
+    return Initial(noise=initial, latents=latents, references=references, mask=Mask(inside=inside, masked=masked))
+
+
+def starts_from_noise(request: Request) -> bool:
+    """Return whether the run of a model that sees the image itself starts from noise alone, and keeps no part of it."""
+    return request.mask is None and request.strength == 1
 
 
 def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Latents:
@@ -71,9 +79,9 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
 
 
 def _encode(model: DiffusionModel, values: Latents, generator: TorchCPUGenerator) -> Latents:
-    """Return a sample of the image's latents, drawn like diffusers."""
+    """Return the image's latents, their mean or a sample, drawn like diffusers."""
     mean, deviation = model.vae.encode(values)
-    return mean + deviation * generator.normal(mean.shape)
+    return mean + deviation * generator.normal(mean.shape) if model.vae.samples else mean
 
 
 def first(plan: SamplingPlan, initial: Initial) -> Latents:

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The ids of a filled template, and the number of tokens at its end that condition no image."""
+    """The ids of a filled template, the number of tokens at its end that condition no image, and the number of pads
+    behind it, which the ids have too."""
 
     ids: tuple[int, ...]
     lost: int
+    pads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Template:
     dropped: int  # tokens of `text` before the prompt, whose states are dropped
     limit: int  # tokens behind those that are encoded: all others are cut off
     seen: int  # tokens behind those whose states condition an image
+    pad: str = ""  # the token with which ids are filled up to `limit`; "": they are not
 
     def fill(self, tokenizer: QwenTokenizer, prompt: str) -> PromptTokens:
         """Return the ids of the template filled with `prompt`, cut on the right as diffusers does. Raises UsageError as
@@ -53,7 +56,9 @@ class Template:
                 f"the filled prompt template has {len(ids)} tokens, of which {self.dropped} are dropped",
             )
         lost = len(ids) - self.dropped - self.used(len(ids))
-        return PromptTokens(tuple(ids[: self.dropped + self.limit]), lost)
+        kept = ids[: self.dropped + self.limit]
+        pads = self.dropped + self.limit - len(kept) if self.pad else 0
+        return PromptTokens((*kept, *(pads * [tokenizer.special(self.pad)] if pads else [])), lost, pads)
 
     def used(self, length: int) -> int:
         """Return how many states of `length` tokens condition an image."""
@@ -78,6 +83,13 @@ class QwenTokenizer:
         if self.largest_id >= size:
             fault = f"has the token id {self.largest_id}, but the text encoder has {size} embeddings"
             raise bad(self.file, f"{fault}: use the tokenizer of this text encoder")
+
+    def special(self, token: str) -> int:
+        """Return the id of a special token. Raises ModelError for a vocabulary without it."""
+        ids = self.ids(token)
+        if len(ids) != 1:
+            refuse(self.file, f"has no token {token}")
+        return ids[0]
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of `text`, which is not checked."""

@@ -35,8 +35,9 @@ Observer: TypeAlias = Callable[[str, str, Array], None]
 
 
 class TextEncoder(Protocol):
-    def encode(self, ids: Sequence[int]) -> Array:
-        """Return the hidden states that condition an image, [1, S, C], evaluated."""
+    def encode(self, ids: Sequence[int], pads: int = 0) -> Array:
+        """Return the hidden states that condition an image, [1, S, C], evaluated. The last `pads` ids are pads; an
+        encoder of a family without pads does not take their number."""
         ...
 
 

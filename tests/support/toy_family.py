@@ -109,6 +109,9 @@ class ToyModel:
     def warnings(self, request: Request) -> list[str]:
         return []
 
+    def references(self, request: Request) -> list[Latents]:
+        return []
+
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         step = 4 * shape[0] * shape[1] * self.component.config.width
         splits = (

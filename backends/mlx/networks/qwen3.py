@@ -41,12 +41,20 @@ class Attention(mlx.nn.Module):
         """[B S H*D] -> [B S H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def __call__(self, x: Array, rope: Pair) -> Array:
-        """[B S C] -> [B S C], causal."""
+    def __call__(self, x: Array, rope: Pair, pads: int) -> Array:
+        """[B S C] -> [B S C], causal. The last `pads` tokens see all the others, and no pad."""
         q = ops.rotate_halves(self.q_norm(self.heads(self.q_proj(x))), *rope)
         k = ops.rotate_halves(self.k_norm(self.heads(self.k_proj(x))), *rope)
         v = self.attend.values(self.heads(self.v_proj(x)))
-        return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
+        return self.o_proj(self.attend.result(self.attended(q, k, v, x.shape[1] - pads)))
+
+    def attended(self, q: Array, k: Array, v: Array, tokens: int) -> Array:
+        """Attend from `tokens` tokens, causal, and from the pads behind them: q, k, v [B S H D] -> [B S H*D]."""
+        keys, values = k[:, :tokens], v[:, :tokens]
+        out = ops.attention(q[:, :tokens], keys, values, causal=True)
+        if tokens == q.shape[1]:
+            return out
+        return mx.concatenate((out, ops.attention(q[:, tokens:], keys, values)), axis=1)
 
 
 # Model
@@ -55,17 +63,19 @@ class Attention(mlx.nn.Module):
 class Qwen3TextEncoder(mlx.nn.Module):
     def __init__(self, config: Qwen3Config, stream: mx.Dtype):
         super().__init__()
-        self.stream = stream
+        self.stream, self.taps = stream, config.taps or (config.used_layers,)
         self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(config, Attention(config)) for _ in range(config.used_layers)]
 
-    def __call__(self, ids: Array, rope: Pair) -> Array:
-        """Return the hidden states before the last layer [B S C], float32, for token ids [B S] and RoPE tables [S
-        D/2]."""
+    def __call__(self, ids: Array, rope: Pair, pads: int) -> Array:
+        """Return the hidden states behind the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
+        of which the last `pads` are pads, and RoPE tables [S D/2]."""
         x = ops.stream(self.embed_tokens(ids), self.stream)
-        for layer in self.layers:
-            x = layer(x, rope)
-        return ops.at_least_float32(x)
+        states = []
+        for number, layer in enumerate(self.layers, start=1):
+            x = layer(x, rope, pads)
+            states += [x] if number in self.taps else []
+        return ops.at_least_float32(mx.concatenate(states, axis=-1))
 
 
 # Component
@@ -80,8 +90,8 @@ class Component:
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes
-    def encode(self, ids: Sequence[int]) -> Array:
-        """Encode the token ids of one prompt to [1 S C], evaluated."""
+    def encode(self, ids: Sequence[int], pads: int = 0) -> Array:
+        """Encode the token ids of one prompt, of which the last `pads` are pads, to [1 S C*taps], evaluated."""
         table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
         cos, sin = (ops.table(part, self.table_dtype) for part in table)
-        return ops.eval(self.model(ops.placed([list(ids)]), (cos, sin)))
+        return ops.eval(self.model(ops.placed([list(ids)]), (cos, sin), pads))

@@ -51,6 +51,20 @@ def image(x: Array, like: Array) -> Array:
     return x.reshape(*like.shape[:3], -1)
 
 
+def patches(x: Array) -> Array:
+    """Make patches of 2 x 2 pixels channels, in the order (c, dy, dx): [B 2h 2w C] -> [B h w 4C]."""
+    B, height, width, C = x.shape
+    x = x.reshape(B, height // 2, 2, width // 2, 2, C).transpose(0, 1, 3, 5, 2, 4)
+    return x.reshape(B, height // 2, width // 2, 4 * C)
+
+
+def unpatched(x: Array) -> Array:
+    """Return an image of its patches: [B h w 4C] -> [B 2h 2w C], the inverse of `patches`."""
+    B, height, width, C = x.shape
+    x = x.reshape(B, height, width, C // 4, 2, 2).transpose(0, 1, 4, 2, 5, 3)
+    return x.reshape(B, 2 * height, 2 * width, C // 4)
+
+
 def beside(x: Array, other: Array) -> Array:
     """Concatenate the channels of two images."""
     return mx.concatenate((x, other), axis=-1)

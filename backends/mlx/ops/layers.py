@@ -144,6 +144,35 @@ class ChannelNorm(mlx.nn.Module):
         return seen("channel_norm", self.path, (wide * scale * self.gamma.astype(wide.dtype)).astype(x.dtype))
 
 
+class ChannelStatistics(mlx.nn.Module):
+    """Mean and variance of each channel of latents (a batch norm's running statistics)."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float):
+        super().__init__()
+        self.running_mean = mx.zeros((channels,))
+        self.running_var = mx.zeros((channels,))
+        self.eps = eps
+
+    def __call__(self, moments: Array) -> Array:
+        """Return standardized latents for mean and log variance [B h w 2C]; in float32, and float32 out."""
+        mean, log_variance = mx.split(at_least_float32(moments), 2, axis=-1)
+        shift, variance = self._rows(mean.dtype)
+        standardized = mx.concatenate(((mean - shift) / mx.sqrt(variance), log_variance - mx.log(variance)), axis=-1)
+        return seen("channel_statistics", self.path, standardized)
+
+    def inverse(self, x: Array) -> Array:
+        """Return standardized latents [B h w C] in their own scale; in float32, and float32 out."""
+        x = at_least_float32(x)
+        shift, variance = self._rows(x.dtype)
+        return seen("channel_statistics", self.path, x * mx.sqrt(variance) + shift)
+
+    def _rows(self, dtype: mx.Dtype) -> tuple[Array, Array]:
+        """Return mean and variance [C] in `dtype`."""
+        return self.running_mean.astype(dtype), self.running_var.astype(dtype) + self.eps
+
+
 class LayerNorm(mlx.nn.Module):
     path = ""
     compute: Compute | None = None

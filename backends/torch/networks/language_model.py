@@ -36,7 +36,7 @@ class DecoderLayer(torch.nn.Module):
         self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: Pair) -> Tensor:
-        """[B S C] -> [B S C]."""
-        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope))
+    def forward(self, x: Tensor, rope: Pair, *pads: int) -> Tensor:
+        """[B S C] -> [B S C]. `pads`: their number at the end, for an attention that takes it."""
+        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope, *pads))
         return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))

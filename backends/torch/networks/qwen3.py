@@ -39,12 +39,20 @@ class Attention(torch.nn.Module):
         """[B S H*D] -> [B S H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def forward(self, x: Tensor, rope: Pair) -> Tensor:
-        """[B S C] -> [B S C], causal."""
+    def forward(self, x: Tensor, rope: Pair, pads: int) -> Tensor:
+        """[B S C] -> [B S C], causal. The last `pads` tokens see all the others, and no pad."""
         q = ops.rotate_halves(self.q_norm(self.heads(self.q_proj(x))), *rope)
         k = ops.rotate_halves(self.k_norm(self.heads(self.k_proj(x))), *rope)
         v = self.attend.values(self.heads(self.v_proj(x)))
-        return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
+        return self.o_proj(self.attend.result(self.attended(q, k, v, x.shape[1] - pads)))
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
+        """Attend from `tokens` tokens, causal, and from the pads behind them: q, k, v [B S H D] -> [B S H*D]."""
+        keys, values = k[:, :tokens], v[:, :tokens]
+        out = ops.attention(q[:, :tokens], keys, values, causal=True)
+        if tokens == q.shape[1]:
+            return out
+        return torch.cat((out, ops.attention(q[:, tokens:], keys, values)), dim=1)
 
 
 # Model
@@ -53,17 +61,19 @@ class Attention(torch.nn.Module):
 class Qwen3TextEncoder(torch.nn.Module):
     def __init__(self, config: Qwen3Config, stream: torch.dtype):
         super().__init__()
-        self.stream = stream
+        self.stream, self.taps = stream, config.taps or (config.used_layers,)
         self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
         self.layers = torch.nn.ModuleList([DecoderLayer(config, Attention(config)) for _ in range(config.used_layers)])
 
-    def forward(self, ids: Tensor, rope: Pair) -> Tensor:
-        """Return the hidden states before the last layer [B S C], float32, for token ids [B S] and RoPE tables [S
-        D/2]."""
+    def forward(self, ids: Tensor, rope: Pair, pads: int) -> Tensor:
+        """Return the hidden states behind the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
+        of which the last `pads` are pads, and RoPE tables [S D/2]."""
         x = ops.stream(self.embed_tokens(ids), self.stream)
-        for layer in self.layers:
-            x = layer(x, rope)
-        return ops.at_least_float32(x)
+        states = []
+        for number, layer in enumerate(self.layers, start=1):
+            x = layer(x, rope, pads)
+            states += [x] if number in self.taps else []
+        return ops.at_least_float32(torch.cat(states, dim=-1))
 
 
 # Component
@@ -79,8 +89,8 @@ class Component:
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes
-    def encode(self, ids: Sequence[int]) -> Tensor:
-        """Encode the token ids of one prompt to [1 S C], evaluated."""
+    def encode(self, ids: Sequence[int], pads: int = 0) -> Tensor:
+        """Encode the token ids of one prompt, of which the last `pads` are pads, to [1 S C*taps], evaluated."""
         table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
         cos, sin = (ops.table(part, self.table_dtype, self.device) for part in table)
-        return ops.eval(self.model(ops.placed([list(ids)], self.device), (cos, sin)))
+        return ops.eval(self.model(ops.placed([list(ids)], self.device), (cos, sin), pads))

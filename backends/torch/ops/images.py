@@ -54,6 +54,16 @@ def image(x: Tensor, like: Tensor) -> Tensor:
     return x.unflatten(1, like.shape[2:]).permute(0, 3, 1, 2)
 
 
+def patches(x: Tensor) -> Tensor:
+    """Make patches of 2 x 2 pixels channels, in the order (c, dy, dx): [B C 2h 2w] -> [B 4C h w]."""
+    return F.pixel_unshuffle(x, 2)
+
+
+def unpatched(x: Tensor) -> Tensor:
+    """Return an image of its patches: [B 4C h w] -> [B C 2h 2w], the inverse of `patches`."""
+    return F.pixel_shuffle(x, 2)
+
+
 def beside(x: Tensor, other: Tensor) -> Tensor:
     """Concatenate the channels of two images."""
     return torch.cat((x, other), dim=1)

@@ -219,6 +219,36 @@ class ChannelNorm(torch.nn.Module):
         return seen("channel_norm", self.path, (wide * scale * gamma).to(x.dtype))
 
 
+class ChannelStatistics(torch.nn.Module):
+    """Mean and variance of each channel of latents (a batch norm's running statistics)."""
+
+    path = ""
+
+    def __init__(self, channels: int, eps: float):
+        super().__init__()
+        self.running_mean = torch.nn.Parameter(torch.empty(channels))
+        self.running_var = torch.nn.Parameter(torch.empty(channels))
+        self.eps = eps
+
+    def forward(self, moments: Tensor) -> Tensor:
+        """Return standardized latents for mean and log variance [B 2C h w]; in float32, and float32 out."""
+        mean, log_variance = at_least_float32(moments).chunk(2, dim=1)
+        shift, variance = self._columns(mean.dtype)
+        standardized = torch.cat(((mean - shift) / variance.sqrt(), log_variance - variance.log()), dim=1)
+        return seen("channel_statistics", self.path, standardized)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """Return standardized latents [B C h w] in their own scale; in float32, and float32 out."""
+        x = at_least_float32(x)
+        shift, variance = self._columns(x.dtype)
+        return seen("channel_statistics", self.path, x * variance.sqrt() + shift)
+
+    def _columns(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return mean and variance [C 1 1] in `dtype`."""
+        mean, variance = (_wide(self, name, dtype)[:, None, None] for name in ("running_mean", "running_var"))
+        return mean, variance + self.eps
+
+
 class LayerNorm(torch.nn.Module):
     path = ""
     compute: Compute | None = None

@@ -71,6 +71,9 @@ class StableDiffusion:
     def warnings(self, request: Request) -> list[str]:
         return []
 
+    def references(self, request: Request) -> list[Latents]:
+        return []
+
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         encoding = [self.vae.encoding(shape)]
         return [

@@ -1,0 +1,75 @@
+"""Tiny Flux.2 networks of diffusers and transformers, with nothing in them that is all ones or zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tiny_model import randomise
+from tiny_tokenizer import tiny_vocabulary
+
+DIT: dict[str, Any] = {
+    "in_channels": 32,
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "attention_head_dim": 22,
+    "num_attention_heads": 3,
+    "joint_attention_dim": 180,
+    "timestep_guidance_channels": 64,
+    "axes_dims_rope": (4, 6, 4, 8),
+    "guidance_embeds": False,
+}
+
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 60,
+    "intermediate_size": 88,
+    "num_hidden_layers": 29,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 14,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "tie_word_embeddings": True,
+}
+VAE: dict[str, Any] = {
+    "block_out_channels": (6, 12, 12, 18),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 1,
+    "latent_channels": 8,
+    "norm_num_groups": 3,
+}
+
+
+def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
+    """diffusers' transformer with the tiny configuration, float32, randomised."""
+    from diffusers import Flux2Transformer2DModel
+
+    model = Flux2Transformer2DModel(**(DIT | changes))
+    randomise(model, seed)
+    return model.eval()
+
+
+def tiny_text_encoder(seed: int = 3, **changes: object) -> torch.nn.Module:
+    """transformers' language model, with as many layers as have states taken behind them, and two more."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model = Qwen3ForCausalLM(Qwen3Config(**(TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14} | changes)))
+    randomise(model, seed)
+    return model.eval()
+
+
+def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
+    """diffusers' VAE with the tiny configuration, and statistics of which no channel has another's."""
+    from diffusers import AutoencoderKLFlux2
+
+    model = AutoencoderKLFlux2(**(VAE | changes))
+    randomise(model, seed)
+    generator = torch.Generator().manual_seed(seed + 100)
+    mean, variance = model.bn.running_mean, model.bn.running_var
+    mean.copy_(0.5 * torch.randn(mean.shape, generator=generator))
+    variance.copy_(0.3 + 2 * torch.rand(variance.shape, generator=generator))
+    model.bn.num_batches_tracked.fill_(1234)
+    return model.eval()
