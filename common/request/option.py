@@ -54,6 +54,9 @@ class Option:
     kind: type | None = str
     default: Any = None
 
+    def __post_init__(self) -> None:
+        assert (self.least is None) == (self.most is None), "an option has both bounds or none"
+
     @property
     def dashed(self) -> str:
         """The name on the command line, without the two dashes before it."""

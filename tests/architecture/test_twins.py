@@ -54,7 +54,7 @@ def test_mlx_is_the_translation(name: str) -> None:
     places = twin.drift(torch, mlx, name)
     assert not places, "\n".join(places)
     assert twin.translate(torch) == mlx
-    words = re.findall(r".*\btorch\b.*", mlx.removeprefix(twin.NOTE))
+    words = re.findall(r".*\b(?:torch|ModuleList)\b.*", mlx.removeprefix(twin.NOTE))  # a list over lines
     assert not words, f"no rule of tools/twin.py translates: {words}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,12 @@ def test_bad_files_are_one_line(file: Path, text: str, named: str) -> None:
 def test_it_is_where_the_platform_keeps_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert config.path().parts[-2:] == ("qwenimg", "config.toml")
+
+
+def test_the_page_names_every_option_of_the_file() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    section = page.partition("## Your own defaults")[2].partition("```toml")[0]
+    assert re.findall(r"`([a-z_0-9]+)`", section) == list(config.KEYS)
 
 
 def test_flags_and_environment_come_first(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

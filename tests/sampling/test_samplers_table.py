@@ -41,7 +41,8 @@ def test_the_command_prints_the_table():
 
 def test_the_page_shows_the_table():
     """`python tools/write_samplers.py` writes it."""
-    page = (DOCS / "samplers.md").read_text(encoding="utf-8")
+    page, changes = (path.read_text(encoding="utf-8") for path in (DOCS / "samplers.md", DOCS.parent / "CHANGELOG.md"))
+    assert f"{len(SAMPLERS)} samplers" in changes
     for name, sampler in SAMPLERS.items():
         assert f"| {' | '.join((f'`{name}`', *sampler.row()[1:]))} |" in page
     assert all(f"| `{schedule}` |" in page for schedule in SCHEDULES)
