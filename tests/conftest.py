@@ -138,9 +138,26 @@ def tiny_zimage(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_folder: Path, tiny_zimage: Path, folders: dict[str, Path]) -> dict[str, Path]:
+def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Flux.2 klein folders, distilled and not, written by diffusers; see `tiny_flux2`."""
+    found = {}
+    for name, distilled in (("flux2-klein", True), ("flux2-base", False)):
+        folder = shared_folder / f"tiny-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                from tiny_flux2 import write_tiny_flux2
+
+                write_tiny_flux2(folder, distilled=distilled)
+        found[name] = folder
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny(
+    tiny_folder: Path, tiny_zimage: Path, tiny_flux2: dict[str, Path], folders: dict[str, Path]
+) -> dict[str, Path]:
     """The tiny folders of all families that have files, by kind."""
-    return {"qwen": tiny_folder, "z-image": tiny_zimage} | folders
+    return {"qwen": tiny_folder, "z-image": tiny_zimage} | tiny_flux2 | folders
 
 
 @pytest.fixture(scope="session")

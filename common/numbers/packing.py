@@ -21,6 +21,18 @@ def pack(latents: NDArray[Any], *, channels_last: bool = False) -> NDArray[Any]:
     return x.reshape(B, (h // 2) * (w // 2), 4 * C)
 
 
+def tokens(latents: NDArray[Any]) -> NDArray[Any]:
+    """Return latents [B C h w], in patches already, as tokens [B, h*w, C]."""
+    B, C, h, w = latents.shape
+    return latents.reshape(B, C, h * w).transpose(0, 2, 1)
+
+
+def image(tokens: NDArray[Any], h: int, w: int) -> NDArray[Any]:
+    """Return tokens [B, h*w, C] as latents [B C h w], the inverse of `tokens`."""
+    B, _, C = tokens.shape
+    return tokens.transpose(0, 2, 1).reshape(B, C, h, w)
+
+
 def unpack(tokens: NDArray[Any], h: int, w: int, *, channels_last: bool = False) -> NDArray[Any]:
     """Unpack tokens [B, h/2 * w/2, 4C] to latents [B C h w], the inverse of `pack`. Raises ValueError."""
     B, L, channels = tokens.shape

@@ -83,10 +83,14 @@ class FlowModel(ABC):
     def references(self, request: Request) -> list[Latents]:
         return []
 
+    def encoded(self, request: Request, shape: Shape) -> list[Shape]:
+        """Return rows and columns of the latents of each image that is encoded."""
+        return [] if request.image is None else [shape]
+
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
         prompts = [branch.prompt for branch in self.guidance.branches(request)]
         return [
-            *([] if request.image is None else [self.vae.encoding(shape)]),
+            *(self.vae.encoding(one) for one in self.encoded(request, shape)),
             *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
             *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
             self.vae.decoding(shape),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from policies import FP32
 from tiny_flux2 import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
@@ -22,7 +23,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.networks import flux2_conditioning, flux2_dit, qwen3
 from qwenimg.common.numbers.timesteps import timestep_features
 from qwenimg.common.parts.components import open_component, read_config
-from qwenimg.common.precision.precision import FP32
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-6  # relative L2 of a forward; measured at most 3e-7

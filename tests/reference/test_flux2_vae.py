@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from policies import FP32
 from safetensors.torch import load_file, save_file
 from tiny_flux2 import tiny_vae
 
@@ -17,7 +18,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.networks import flux2_vae
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.parts.vae import halves
-from qwenimg.common.precision.precision import FP32
 from qwenimg.common.runtime.checkpoint import Component
 
 BACKENDS = ("cpu", "mlx")

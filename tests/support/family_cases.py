@@ -21,6 +21,8 @@ KINDS = {
     "inpaint": "stable-diffusion",
     "sdxl+refiner": "stable-diffusion",
     "z-image": "z-image",
+    "flux2-klein": "flux2",
+    "flux2-base": "flux2",
     "toy": "toy",
 }
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 3, "guidance": 3.0, "seed": 7}

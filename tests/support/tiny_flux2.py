@@ -1,12 +1,15 @@
-"""Tiny Flux.2 networks of diffusers and transformers, with nothing in them that is all ones or zeros."""
+"""Tiny Flux.2 klein folders and networks, written by diffusers and transformers, with nothing in them that is all ones
+or zeros."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from tiny_model import randomise
-from tiny_tokenizer import tiny_vocabulary
+from tiny_tokenizer import tiny_vocabulary, write_tiny_tokenizer
 
 DIT: dict[str, Any] = {
     "in_channels": 32,
@@ -73,3 +76,43 @@ def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
     variance.copy_(0.3 + 2 * torch.rand(variance.shape, generator=generator))
     model.bn.num_batches_tracked.fill_(1234)
     return model.eval()
+
+
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{% endif %}"
+)
+SCHEDULER = {
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "max_image_seq_len": 4096,
+    "max_shift": 1.15,
+    "num_train_timesteps": 1000,
+    "shift": 3.0,
+    "time_shift_type": "exponential",
+    "use_dynamic_shifting": True,
+}
+
+
+def write_tiny_flux2(folder: Path, *, distilled: bool, shard: str = "400KB") -> None:
+    """Write the whole folder through Flux2KleinPipeline.save_pretrained, with shards of at most `shard`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
+    from transformers import Qwen2TokenizerFast
+
+    tokenizer_folder = folder.parent / f"{folder.name}-tokenizer"
+    write_tiny_tokenizer(tokenizer_folder)
+    config = tokenizer_folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": CHAT}))
+    pipeline = Flux2KleinPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
+        vae=tiny_vae(),
+        text_encoder=tiny_text_encoder(),
+        tokenizer=Qwen2TokenizerFast.from_pretrained(tokenizer_folder),
+        transformer=tiny_dit(),
+        is_distilled=distilled,
+    )
+    part = folder.with_suffix(".part")
+    pipeline.save_pretrained(part, max_shard_size=shard)
+    part.rename(folder)

@@ -1,0 +1,186 @@
+"""Flux.2 klein: text states, reference images and the velocity for the denoise loop.
+
+Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
+and not the sum. An image of the request is always a reference, which the transformer sees as tokens of their own; below
+a strength of 1, and with a mask, the run starts from it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import inf
+
+from qwenimg.common.families.flux2 import lora_names, memory, references
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.networks.flux2_conditioning import time_rows
+from qwenimg.common.networks.flux2_dit import Flux2Config
+from qwenimg.common.networks.flux2_vae import PATCH
+from qwenimg.common.numbers import packing
+from qwenimg.common.parts import vae
+from qwenimg.common.parts.template_texts import TemplateTexts
+from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.pipeline import start
+from qwenimg.common.pipeline.denoiser import Denoiser, Phase, phases
+from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.guidance import Guidance, cfg
+from qwenimg.common.pipeline.inpaint import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.prompts.qwen import Template
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
+from qwenimg.common.weights.lora_names import Names
+
+TEMPLATE = Template(
+    text="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    dropped=0,
+    limit=512,
+    seen=512,
+    pad="<|endoftext|>",
+)
+LARGE = 4300  # image tokens; above it the shift does not depend on the steps
+
+
+def shift(config: FlowMatchConfig, tokens: int, steps: int) -> float:
+    """Return the shift of the noise levels, fitted by the model's authors: a line in the steps through those at 10 and
+    at 200 of them, each a line in the image tokens; that at 200 for large images."""
+    at_200 = 0.00016927 * tokens + 0.45666666
+    if tokens > LARGE:
+        return at_200
+    at_10 = 8.73809524e-05 * tokens + 1.89833333
+    slope = (at_200 - at_10) / 190.0
+    return slope * steps + (at_200 - 200.0 * slope)
+
+
+class Flux2(FlowModel):
+    """A Flux.2 model for `Pipeline`."""
+
+    options = frozenset({"step_cache", "cached_calls"})
+    levels = FlowLevels(mu=shift)
+    texts: TemplateTexts
+    config: Flux2Config
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        residents, component = Residents(runtime), checkpoint["vae"]
+        halves = VAEHalves(
+            residents,
+            component,
+            component.config.block_out_channels[0],
+            vae.scaled(1.0, 0.0),  # the network has its statistics
+            patch=PATCH,
+            samples=False,
+        )
+        super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, TEMPLATE), halves)
+        self.scale, self.channels = halves.scale, self.config.in_channels
+        self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
+
+    def warnings(self, request: Request) -> list[str]:
+        unguided = self.checkpoint.distilled and request.guidance > 1
+        more = ["guidance has no effect: this model is distilled to draw without it"] if unguided else []
+        return super().warnings(request) + more
+
+    # References
+
+    def references(self, request: Request) -> list[Latents]:
+        return [] if request.image is None else [references.values(request.image)]
+
+    def reference_shapes(self, request: Request) -> list[Shape]:
+        """Return the rows and columns of the latents of each reference. Raises UsageError."""
+        if request.image is None:
+            return []
+        height, width = request.image.shape[:2]
+        columns, rows = references.size(width, height)
+        return [(rows // self.scale, columns // self.scale)]
+
+    def encoded(self, request: Request, shape: Shape) -> list[Shape]:
+        shapes = self.reference_shapes(request)
+        return shapes if not shapes or start.starts_from_noise(request) else [*shapes, shape]
+
+    def plan(self, request: Request) -> SamplingPlan:
+        self.reference_shapes(request)  # only for its errors
+        return super().plan(request)
+
+    # The transformer
+
+    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+        branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
+        tokens = sum(rows * columns for rows, columns in [shape, *self.reference_shapes(request)])
+        counts = [tokens + length for length in lengths]
+        score_bytes = scores(self.config.num_attention_heads, 1, max(counts), self.engine.workspace.score_bytes)
+        activations = memory.step_peak(self.config, max(counts)) + score_bytes
+        cache = memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        shares = [plan.share(branch) for branch in branches]
+        operations = (memory.step_operations(self.config, count) for count in counts)
+        per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))
+        split = Split(
+            activations=self.runtime.call_bytes(component, activations) + cache,
+            size=1,
+            passes=plan.evaluations * sum(shares),
+        )
+        return [
+            Stage(
+                name="denoise",
+                resident="transformer",
+                component=component,
+                splits=(split,),
+                operations=plan.evaluations * per_evaluation,
+            )
+        ]
+
+    def variant(self, change: Change) -> Flux2:
+        return Flux2(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
+
+    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
+        branches = self.guidance.branches(request)
+        texts = self.texts.states([branch.prompt for branch in branches])
+        [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
+        transformer, _ = self.residents.enter(stage)
+        dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
+
+        def make_phases(grids: Sequence[Shape], tokens: Sequence[Array]) -> list[Phase]:
+            def make_pass(positions: tuple[int, ...]) -> Pass:
+                condition = transformer.condition(texts[positions[0]], (grids, tokens))
+                return Pass(
+                    transformer, condition, lambda x, sigma: (x, time_rows(self.config, timestep(sigma), dtype))
+                )
+
+            return phases(plan, branches, 1, make_pass)
+
+        return Flux2Run(self, request, shapes_of(texts, shape), shape, make_phases)
+
+
+# One image
+
+
+class Flux2Run(FlowRun):
+    """A run for one request, whose phases are made when its references are known."""
+
+    def __init__(
+        self,
+        model: Flux2,
+        request: Request,
+        shapes: dict[str, str],
+        shape: Shape,
+        make_phases: Callable[[Sequence[Shape], Sequence[Array]], list[Phase]],
+    ):
+        super().__init__(model, request, [], shapes, pack=packing.tokens, unpack=lambda x: packing.image(x, *shape))
+        self.shape, self.make_phases = shape, make_phases
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        grids = [self.shape, *((latents.shape[2], latents.shape[3]) for latents in initial.references)]
+        self.phases = self.make_phases(grids, [self.array(latents) for latents in initial.references])
+        return super().denoiser(segment, initial)
+
+    def close(self) -> None:
+        super().close()
+        del self.make_phases  # it holds the transformer

@@ -1,0 +1,54 @@
+"""diffusers' Flux.2 klein pipeline as the reference for the whole way, one prompt and one image at a time."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+@cache
+def pipeline(folder: Path) -> Any:
+    import diffusers
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity_error()
+    pipe = diffusers.Flux2KleinPipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def generate(
+    folder: Path,
+    prompt: str,
+    latents: np.ndarray,
+    *,
+    steps: int,
+    guidance: float,
+    images: list[np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """diffusers' final latents [1, C, h, w], in patches and standardized, and pixels [H, W, 3] as uint8 values in
+    float64, for noise [1, C, h, w] and reference `images` [H, W, 3]."""
+    pipe = pipeline(folder)
+    final = pipe(
+        image=[Image.fromarray(image) for image in images] if images else None,
+        prompt=prompt,
+        guidance_scale=guidance,
+        width=latents.shape[3] * 16,
+        height=latents.shape[2] * 16,
+        num_inference_steps=steps,
+        latents=torch.from_numpy(latents),
+        output_type="latent",
+    ).images
+    bn = pipe.vae.bn
+    mean, std = bn.running_mean[:, None, None], torch.sqrt(bn.running_var[:, None, None] + bn.eps)
+    with torch.no_grad():
+        pixels = pipe.vae.decode(final, return_dict=False)[0]
+        last = (pipe._patchify_latents(final) - mean) / std
+    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
+    return last.numpy(), (image * 255).round().astype(np.float64)
