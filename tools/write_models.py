@@ -1,0 +1,72 @@
+"""Writes the table of known models in docs/models.md: what each is for, its size, license and memory.
+
+python tools/write_models.py
+
+The memory is that of a plan for a Mac at the model's own size, computed from published configurations; nothing in it
+depends on the machine that writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import closing
+
+from doc_tables import table, write
+
+from qwenimg.backends.paper import on_paper
+from qwenimg.common.base.amounts import parse_bytes, size_text
+from qwenimg.common.families.catalog import KNOWN, KnownModel
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.hub.open_model import plan_pipeline
+from qwenimg.common.hub.outlook import NO_MODELS, PROMPT
+from qwenimg.common.measure.machines import machine
+from qwenimg.common.pipeline.fit_options import needs
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.runtime.runtime import Change
+
+PAGE, BLOCK = "models.md", "models"
+HEADS = ("name", "what it is for", "size", "steps", "download", "in 16 bits", "8 bits", "4 bits", "LoRAs", "license")
+MACHINE, MEMORIES = "m4-max", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # GB that are free
+BITS = (None, "8", "4")
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Return a line for each known model, the smallest download first."""
+    models = sorted(KNOWN.values(), key=lambda known: known.bytes)
+    return [_row(known) for known in models if known.name not in NO_MODELS]
+
+
+def _row(known: KnownModel) -> tuple[str, ...]:
+    size = f"{known.width}x{known.height}"
+    download = size_text(known.bytes) if known.bytes else "comes with qwenimg"
+    with closing(_planned(known, MEMORIES[-1])) as pipe:
+        loras = "yes" if pipe.model.lora_names else "no"
+    peaks = [size_text(_peak(known, bits)) for bits in BITS]
+    return f"`{known.name}`", known.purpose, size, str(known.steps), download, *peaks, loras, known.license
+
+
+def _peak(known: KnownModel, bits: str | None) -> int:
+    """Return the peak in the smallest memory that an image fits into as a whole: in more, more stays for the next."""
+    for gigabytes in MEMORIES:
+        with closing(_planned(known, gigabytes)) as pipe:
+            model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
+            plan = needs(model, pipe.check(PROMPT), counted=False)
+            if plan.largest.peak <= plan.budget:
+                return plan.largest.peak
+    raise AssertionError(f"{known.name} fits into no memory")
+
+
+def _planned(known: KnownModel, gigabytes: int) -> Pipeline:
+    engine = on_paper("auto", parse_bytes(f"{gigabytes}GB", "free"), machine(MACHINE))
+    return plan_pipeline(Opening(model=known.name), engine)[0]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as empty:  # a model that is here would give its own figures
+        os.environ["HF_HUB_CACHE"] = empty
+        write(PAGE, BLOCK, table(HEADS, rows()))
+
+
+if __name__ == "__main__":
+    main()
