@@ -16,6 +16,10 @@ def _same(name: str) -> str:
     return name
 
 
+def _all(config: Any, stored: Manifest) -> Uses:
+    return as_stored(stored)
+
+
 def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
@@ -30,7 +34,7 @@ class Network:
     key: str = "_class_name"
     config: type[Any]
     manifest: Callable[[Any], Manifest]  # from a config, every stored tensor
-    uses: Callable[[Manifest], Uses] = as_stored  # from the stored tensors, those that the forward uses
+    used: Callable[[Any, Manifest], Uses] = _all  # from a config and the stored tensors, those that the forward uses
     fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # from a config.json, the fields of `config`
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
     blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
@@ -47,6 +51,10 @@ class Network:
 
     def __post_init__(self) -> None:
         assert self.role != "transformer" or self.compiled, f"{self.name} names no modules to compile"
+
+    def uses(self, config: Any) -> Uses:
+        """Return the tensors that the forward uses."""
+        return self.used(config, self.manifest(config))
 
     def written(self, config: Any) -> dict[str, object]:
         """Return the config.json of a model that comes without one."""

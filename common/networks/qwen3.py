@@ -96,12 +96,11 @@ def manifest(config: Qwen3Config) -> Manifest:
     )
 
 
-def uses(stored: Manifest, layers: int | None = None) -> Uses:
-    """Return `stored` without the final norm and with only the first `layers`, by default all but the last."""
+def uses(stored: Manifest, layers: int) -> Uses:
+    """Return `stored` with only the first `layers`, and without the final norm."""
     numbers = {key: int(match[1]) for key in stored if (match := _LAYER.match(key))}
-    first = max(numbers.values()) if layers is None else layers
     return as_stored(
-        {key: shape for key, shape in stored.items() if numbers.get(key, 0) < first and not key.startswith("norm.")}
+        {key: shape for key, shape in stored.items() if numbers.get(key, 0) < layers and not key.startswith("norm.")}
     )
 
 
@@ -129,7 +128,7 @@ NETWORK = Network(
     key="model_type",
     config=Qwen3Config,
     manifest=manifest,
-    uses=uses,
+    used=lambda config, stored: uses(stored, config.used_layers),
     fields=fields,
     blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
     streamable=re.compile(r"(layers\.\d+)\."),

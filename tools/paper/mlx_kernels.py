@@ -41,7 +41,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
     component = module.Component(config, plan, precision)
     component.fuses = True
-    uses = row.uses(row.manifest(config))
+    uses = row.uses(config)
     dtypes = {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()}
     with as_on_gpu() as nodes:
         load.blank(component.model, dtypes, nodes.given)

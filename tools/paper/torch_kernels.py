@@ -40,7 +40,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     module = import_module(f"qwenimg.backends.torch.networks.{network}")
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
     component = module.Component(config, plan, precision, torch.device("meta"))
-    uses = row.uses(row.manifest(config))
+    uses = row.uses(config)
     load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
     call = CALLS[network](component, config, case)
     counter = Counter(compile.units(component.model, row.compiled) if row.compiled else [])

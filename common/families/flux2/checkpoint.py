@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,11 @@ from qwenimg.common.weights.plan import closed_on_failure
 
 TAPS = (9, 18, 27)
 """The layers of the text encoder behind which states are taken."""
-TEXT = replace(qwen3.NETWORK, uses=partial(qwen3.uses, layers=max(TAPS)))
-NETWORKS: dict[str, Network] = {"transformer": flux2_dit.NETWORK, "text_encoder": TEXT, "vae": flux2_vae.NETWORK}
+NETWORKS: dict[str, Network] = {
+    "transformer": flux2_dit.NETWORK,
+    "text_encoder": qwen3.NETWORK,
+    "vae": flux2_vae.NETWORK,
+}
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
