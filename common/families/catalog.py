@@ -32,7 +32,8 @@ class KnownModel:
     family: str
 
 
-_QWEN, _Z, _SD, _RAIL = "qwen-image", "z-image", "stable-diffusion", "CreativeML Open RAIL++-M"
+_QWEN, _Z, _F2, _SD, _RAIL = "qwen-image", "z-image", "flux2", "stable-diffusion", "CreativeML Open RAIL++-M"
+_FLUX_NC = "FLUX Non-Commercial"
 # name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
 _ROWS = (
     ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
@@ -43,6 +44,14 @@ _ROWS = (
      "Z-Image-Turbo, 6B", "Apache-2.0", "photographs and writing, English and Chinese, in 8 steps", _Z),
     ("z-image", "Tongyi-MAI/Z-Image", 1024, 1024, 50, 4.0, "", 20_540_000_000, 14_000_000_000, "Z-Image, 6B",
      "Apache-2.0", "the model that Turbo is distilled from, with negative prompts and more variety", _Z),
+    ("flux2-klein-4b", "black-forest-labs/FLUX.2-klein-4B", 1024, 1024, 4, 1.0, "", 15_980_000_000, 9_500_000_000,
+     "FLUX.2 klein, 4B", "Apache-2.0", "pictures from text and a reference picture, in 4 steps", _F2),
+    ("flux2-klein-9b", "black-forest-labs/FLUX.2-klein-9B", 1024, 1024, 4, 1.0, "", 34_730_000_000, 20_200_000_000,
+     "FLUX.2 klein, 9B", _FLUX_NC, "the same with more detail; ask for access on its page first", _F2),
+    ("flux2-klein-base-4b", "black-forest-labs/FLUX.2-klein-base-4B", 1024, 1024, 50, 4.0, "", 15_980_000_000,
+     9_500_000_000, "FLUX.2 klein base, 4B", "Apache-2.0", "the model that klein 4B is distilled from", _F2),
+    ("flux2-klein-base-9b", "black-forest-labs/FLUX.2-klein-base-9B", 1024, 1024, 50, 4.0, "", 34_730_000_000,
+     20_200_000_000, "FLUX.2 klein base, 9B", _FLUX_NC, "the model that klein 9B is distilled from", _F2),
     ("sd15", "stable-diffusion-v1-5/stable-diffusion-v1-5", 512, 512, 50, 7.5, "", 4_270_000_000, 4_000_000_000,
      "Stable Diffusion 1.5", "CreativeML Open RAIL-M",
      "small pictures on small machines; inpainting by -i and --mask", _SD),
@@ -89,12 +98,15 @@ ALIASES = {
     "zimage": "z-image",
     "z-image-base": "z-image",
     "zimage-turbo": "z-image-turbo",
+    **{f"flux.2-{name}": f"flux2-{name}" for name in ("klein-4b", "klein-9b", "klein-base-4b", "klein-base-9b")},
+    "flux2-klein": "flux2-klein-4b",
 }
 
 _EDITS = "edits images; this version makes images from text"
 _SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
 _VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by: qwenimg pull {CLIP_TOKENIZER.name}"
 _SMALL = f"files beside the weights, and no model; get them by: qwenimg pull {QWEN_IMAGE_FILES.name}"
+_FLUX_2_DEV = "has a text encoder of 24 B parameters (Mistral Small 3) that is not supported; FLUX.2 klein is"
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
     QWEN_IMAGE_FILES.name: _SMALL,
@@ -104,6 +116,8 @@ REFUSED = {
     "qwen-image-edit-2511": _EDITS,
     "qwen-image-layered": "makes the layers of an image; this version makes images from text",
     "qwen-image-2.1": "a different architecture that this version does not support",
+    "flux.2-dev": _FLUX_2_DEV,
+    "flux2-dev": _FLUX_2_DEV,
     "z-image-edit": _EDITS,
     "z-image-omni-base": _EDITS,
     "sd21": _SD21,

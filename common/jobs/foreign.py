@@ -49,6 +49,10 @@ FILES = {
     "qwen_image_2512_bf16": "qwen-image-2512",
     "z_image_turbo_bf16": "z-image-turbo",
     "z_image_bf16": "z-image",
+    "flux-2-klein-4b": "flux2-klein-4b",
+    "flux-2-klein-9b": "flux2-klein-9b",
+    "flux-2-klein-base-4b": "flux2-klein-base-4b",
+    "flux-2-klein-base-9b": "flux2-klein-base-9b",
 }
 _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
 _HUB_ID = re.compile(REPO)

@@ -117,7 +117,7 @@ def refuse() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["flux", "x", "", "a/b", "someone/else", "SDXL", "shapes", "Qwen/Qwen-Image", "z" * 5000]
+    "given", ["wan", "x", "", "a/b", "someone/else", "SDXL", "shapes", "Qwen/Qwen-Image", "z" * 5000]
 )
 def test_nothing_is_near(given: str) -> None:
     assert catalog.nearest(given) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import write_published, write_published_sd, write_published_zimage
+from published import write_published, write_published_flux2, write_published_sd, write_published_zimage
 
 import qwenimg
 from qwenimg.backends import paper
@@ -21,6 +21,7 @@ from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.z_image.published import SHIFTS
 from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
@@ -240,11 +241,15 @@ def written(name: str, folder: Path, qwen: Path) -> Path:
     """The folder of a known model at its published size; Qwen-Image's is written once."""
     if name == "qwen-image":
         return qwen
+    if name in variants():
+        return write_published_flux2(folder, name)
     return write_published_zimage(folder, name) if name in SHIFTS else write_published_sd(folder, name)
 
 
 @pytest.mark.parametrize("options", ["--backend cuda --memory 24GB", "--backend cpu --memory 14GB -q 8"])
-@pytest.mark.parametrize("name", ["qwen-image", "sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image"])
+@pytest.mark.parametrize(
+    "name", ["qwen-image", "sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image", "flux2-klein-4b", "flux2-klein-9b"]
+)
 def test_a_known_model_is_planned_before_it_is_here(
     published: Path,
     planned: Planned,

@@ -10,11 +10,25 @@ from pathlib import Path
 from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.flux2 import small_files as flux2_files
+from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.z_image import published as z_image
 from qwenimg.common.families.z_image import small_files
-from qwenimg.common.networks import clip, kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, unet, zimage_dit
+from qwenimg.common.networks import (
+    clip,
+    flux2_dit,
+    flux2_vae,
+    kl_vae,
+    qwen3,
+    qwen_dit,
+    qwen_vae,
+    qwen_vl,
+    unet,
+    zimage_dit,
+)
+from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -69,6 +83,25 @@ def write_published_zimage(folder: Path, name: str) -> Path:
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(z_image.SHIFTS[name])))
     write_tiny_tokenizer(folder / "tokenizer")
     (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
+    return folder
+
+
+def write_published_flux2(folder: Path, name: str) -> Path:
+    """FLUX.2 klein `name`."""
+    variant = variants()[name]
+    parts = {
+        "transformer": (flux2_dit.NETWORK, variant.transformer),
+        "text_encoder": (qwen3.NETWORK, variant.text_encoder),
+        "vae": (flux2_vae.NETWORK, Flux2VAEConfig()),
+    }
+    for part, (network, config) in parts.items():
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
+        _write(folder / part, network.written(config), manifest, stem)
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux2_files.SCHEDULER))
+    write_tiny_tokenizer(folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(flux2_files.index(variant.distilled)))
     return folder
 
 

@@ -20,8 +20,6 @@ AT_IMPORT = {
     "Block": "a constant: a frozen dataclass",
     "Guidance": "a constant: a frozen dataclass",
     "FlowLevels": "a constant: a frozen dataclass",
-    "partial": "a function with some of its arguments",
-    "max": "a constant",
     "DenoiserKind": "a constant: a frozen dataclass",
     "Text": "a constant: a frozen dataclass",
     "Template": "a constant: a frozen dataclass",
