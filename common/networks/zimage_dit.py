@@ -146,4 +146,5 @@ NETWORK = Network(
     tables=frozenset({"x_pad_token.weight", "cap_pad_token.weight"}),
     rename=rename,
     published=published,
+    architectures=frozenset({"lumina2"}),  # whose layers it has
 )
