@@ -7,6 +7,7 @@ encoder, every norm, bias and pad token non-trivial, Z-Image-Turbo's own schedul
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,11 @@ def tiny_vae(seed: int = 2) -> torch.nn.Module:
     return model.eval()
 
 
-def write_tiny_zimage(folder: Path, shard: str = "400KB") -> None:
-    """Write the whole folder through ZImagePipeline.save_pretrained, with shards of at most `shard`."""
+def write_tiny_zimage(
+    folder: Path, shard: str = "400KB", dit: Mapping[str, object] = {}, text: Mapping[str, object] = {}
+) -> None:
+    """Write the whole folder through ZImagePipeline.save_pretrained, with shards of at most `shard`; `dit` and `text`
+    are changes of the configurations."""
     from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline
     from transformers import Qwen2Tokenizer
 
@@ -118,9 +122,9 @@ def write_tiny_zimage(folder: Path, shard: str = "400KB") -> None:
     pipeline = ZImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
         vae=tiny_vae(),
-        text_encoder=tiny_text_encoder(),
+        text_encoder=tiny_text_encoder(**text),
         tokenizer=Qwen2Tokenizer.from_pretrained(tokenizer_folder),
-        transformer=tiny_dit(),
+        transformer=tiny_dit(**dit),
     )
     part = folder.with_suffix(".part")
     pipeline.save_pretrained(part, max_shard_size=shard)
