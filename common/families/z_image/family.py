@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.z_image import mflux
+from qwenimg.common.families.z_image import lora_names, mflux
 from qwenimg.common.families.z_image.checkpoint import open_folder
 from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.model import ZImage
@@ -60,6 +60,7 @@ FAMILY = Family(
     reads_names=mflux.are_names,
     describe_file=describe_file,
     model=_model,
+    lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),
     described=lambda folder: "Z-Image, text to image",
     part=part_of,
