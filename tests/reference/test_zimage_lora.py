@@ -157,7 +157,10 @@ def qkv(path: Path, *, fused: bool) -> Path:
             modules[f"{block}.attention.qkv"] = whole
             continue
         for i, x in enumerate("qkv"):
-            modules[f"{block}.attention.to_{x}"] = {"down": whole["down"].copy(), "up": whole["up"][66 * i : 66 * (i + 1)]}
+            modules[f"{block}.attention.to_{x}"] = {
+                "down": whole["down"].copy(),
+                "up": whole["up"][66 * i : 66 * (i + 1)],
+            }
     return cases.written(path, modules, cases.Dialect("diffusion_model.", cases.PEFT_HALVES, alpha=True))
 
 
