@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import language_model, params
@@ -141,6 +142,10 @@ NETWORK = Network(
     streamable=re.compile(r"(layers\.\d+)\."),
     tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
+    traced=(
+        Block(name="layer", paths=re.compile(r"layers\.\d+"), streams=1, depth=1),
+        Block(name="model", paths=re.compile("")),
+    ),
     published=lambda name: _PREFIX + name,
     architectures=frozenset({"qwen3"}),
 )

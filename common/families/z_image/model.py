@@ -48,7 +48,7 @@ class ZImage(FlowModel):
     """A Z-Image model for `Pipeline`."""
 
     guidance = Guidance(formula=_from_conditional, off=0.0, until=lambda request: request.cfg_truncation)
-    options = frozenset({"cfg_normalization", "cfg_truncation"})
+    options = frozenset({"step_cache", "cached_calls", "cfg_normalization", "cfg_truncation"})
     texts: TemplateTexts
     config: ZImageConfig
 
@@ -78,6 +78,7 @@ class ZImage(FlowModel):
         component, longest = self.checkpoint["transformer"], max(counts)
         score_bytes = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
+        activations += memory.kept_bytes(self.config, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         shares = [plan.share(branch) for branch in branches]
         per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))
