@@ -135,9 +135,6 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     if not is_file(source / "model_index.json"):
         assert opened.family.small_files is not None
         tables = opened.family.small_files(checkpoint)
-        for name, tokenizer in checkpoint.tokenizers.items():
-            folder = name.replace("text_encoder", "tokenizer")
-            data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
     else:
         for path in repository.used(source):
             inside = path.relative_to(source).as_posix()
@@ -149,6 +146,10 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
             scheduler = "scheduler/scheduler_config.json"
             fields = read_json(source / scheduler, infinities=True)
             tables[scheduler] = fields | {"prediction_type": checkpoint.scheduler.prediction_type}
+    for name, tokenizer in checkpoint.tokenizers.items():
+        folder = name.replace("text_encoder", "tokenizer")
+        if not any(path.startswith(f"{folder}/") for path in data_of):  # it is elsewhere
+            data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
     return data_of | {path: as_json(data) for path, data in tables.items()}
 
 

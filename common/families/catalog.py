@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from qwenimg.common.base.hf_cache import REPO
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, QWEN_IMAGE_FILES, Piece
+from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, Piece
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,13 @@ def find_piece(name: str) -> Piece | None:
             purpose="a LoRA, or a part of a model",
             files=(match["file"],),
         )
-    if name.lower() == QWEN_IMAGE_FILES.name:
-        return QWEN_IMAGE_FILES
-    return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
+    lower = name.lower()
+    return next((one for one in PIECES if lower == one.name or (not one.family and lower == one.repo)), None)
+
+
+def small_files(family: str) -> Piece | None:
+    """Return the small files beside the weights of a `family`, if they are a piece of their own."""
+    return next((piece for piece in PIECES if piece.family == family), None)
 
 
 ALIASES = {
@@ -105,11 +109,11 @@ ALIASES = {
 _EDITS = "edits images; this version makes images from text"
 _SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
 _VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by: qwenimg pull {CLIP_TOKENIZER.name}"
-_SMALL = f"files beside the weights, and no model; get them by: qwenimg pull {QWEN_IMAGE_FILES.name}"
+_SMALL = "files beside the weights, and no model; get them by: qwenimg pull "
 _FLUX_2_DEV = "has a text encoder of 24 B parameters (Mistral Small 3) that is not supported; FLUX.2 klein is"
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
-    QWEN_IMAGE_FILES.name: _SMALL,
+    **{piece.name: _SMALL + piece.name for piece in PIECES if piece.family},
     "clip-vit-large-patch14": _VOCABULARY,
     "qwen-image-edit": _EDITS,
     "qwen-image-edit-2509": _EDITS,
@@ -136,7 +140,7 @@ def find(name: str) -> KnownModel | None:
 def nearest(name: str) -> str | None:
     """Return the known name that is most like `name`: of a model, a piece, or a repository of theirs."""
     plain = name.lower()
-    names = [*KNOWN, CLIP_TOKENIZER.name, QWEN_IMAGE_FILES.name]
+    names = [*KNOWN, *(piece.name for piece in PIECES)]
     repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None

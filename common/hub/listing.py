@@ -13,7 +13,7 @@ from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.hub import resolve
 from qwenimg.common.parts.clip_tokenizer import is_tokenizer
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, QWEN_IMAGE_FILES, Piece
+from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, Piece
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
@@ -41,7 +41,7 @@ def entries() -> list[ListedModel]:
     named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [
         *named,
-        *map(_piece, (CLIP_TOKENIZER, QWEN_IMAGE_FILES)),
+        *map(_piece, PIECES),
         *_others({entry.repo for entry in named}),
     ]
 

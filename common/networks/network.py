@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from qwenimg.common.base.block import Block, DeepBlocks
@@ -58,4 +58,6 @@ class Network:
 
     def written(self, config: Any) -> dict[str, object]:
         """Return the config.json of a model that comes without one."""
-        return {self.key: self.kind, **asdict(config), **self.described(config)}
+        stored = {one.name for one in fields(config) if one.metadata.get("in_files", True)}
+        known = {name: value for name, value in asdict(config).items() if name in stored}
+        return {self.key: self.kind, **known, **self.described(config)}

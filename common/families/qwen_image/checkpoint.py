@@ -11,7 +11,6 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image import mflux
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
@@ -19,6 +18,8 @@ from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
+from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
@@ -49,7 +50,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     }
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    tokenizer = folder / "tokenizer" if has_tokenizer else mflux.tokenizer(folder, choices.tokenizer)
+    tokenizer = folder / "tokenizer" if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
     components = {}
     with closed_on_failure() as keep:
         for name, network in _NETWORKS.items():
