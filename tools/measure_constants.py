@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
 import frameworks  # noqa: F401
+from tiny_flux import write_tiny_flux
 from tiny_model import write_tiny_model
 from tiny_sd import write_tiny_sd
 
@@ -35,7 +37,8 @@ ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
-MODELS = ("shapes", "qwen", "sd15", "sdxl")
+MODELS = ("shapes", "qwen", "sd15", "sdxl", "flux")
+WRITERS = {"qwen": write_tiny_model, "flux": partial(write_tiny_flux, variant="dev")}
 
 
 def main() -> None:
@@ -72,7 +75,7 @@ def measured(folder: Path) -> Iterator[tuple[str, str, float]]:
     for name in MODELS:
         place = "shapes" if name == "shapes" else str(folder / name)
         if name != "shapes":
-            write_tiny_model(folder / name) if name == "qwen" else write_tiny_sd(folder / name, name)
+            WRITERS.get(name, partial(write_tiny_sd, kind=name))(folder / name)
         for policy in POLICIES:
             yield from of_model(place, policy)
 

@@ -32,7 +32,7 @@ class KnownModel:
     family: str
 
 
-_QWEN, _Z, _SD, _RAIL = "qwen-image", "z-image", "stable-diffusion", "CreativeML Open RAIL++-M"
+_QWEN, _Z, _FLUX, _SD, _RAIL = "qwen-image", "z-image", "flux", "stable-diffusion", "CreativeML Open RAIL++-M"
 # name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
 _ROWS = (
     ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
@@ -43,6 +43,10 @@ _ROWS = (
      "Z-Image-Turbo, 6B", "Apache-2.0", "photographs and writing, English and Chinese, in 8 steps", _Z),
     ("z-image", "Tongyi-MAI/Z-Image", 1024, 1024, 50, 4.0, "", 20_540_000_000, 14_000_000_000, "Z-Image, 6B",
      "Apache-2.0", "the model that Turbo is distilled from, with negative prompts and more variety", _Z),
+    ("flux-schnell", "black-forest-labs/FLUX.1-schnell", 1024, 1024, 4, 0.0, "", 33_740_000_000, 20_000_000_000,
+     "FLUX.1 schnell, 12B", "Apache-2.0", "pictures from English text in 4 steps", _FLUX),
+    ("flux-dev", "black-forest-labs/FLUX.1-dev", 1024, 1024, 28, 3.5, "", 33_760_000_000, 20_000_000_000,
+     "FLUX.1 dev, 12B", "FLUX.1 dev Non-Commercial", "the same in 28 steps, with more detail; gated", _FLUX),
     ("sd15", "stable-diffusion-v1-5/stable-diffusion-v1-5", 512, 512, 50, 7.5, "", 4_270_000_000, 4_000_000_000,
      "Stable Diffusion 1.5", "CreativeML Open RAIL-M",
      "small pictures on small machines; inpainting by -i and --mask", _SD),
@@ -86,6 +90,9 @@ ALIASES = {
     "sd1.5": "sd15",
     "sd-1.5": "sd15",
     "sdxl-base": "sdxl",
+    "flux": "flux-schnell",
+    "flux.1-schnell": "flux-schnell",
+    "flux.1-dev": "flux-dev",
     "zimage": "z-image",
     "z-image-base": "z-image",
     "zimage-turbo": "z-image-turbo",
@@ -106,6 +113,8 @@ REFUSED = {
     "qwen-image-2.1": "a different architecture that this version does not support",
     "z-image-edit": _EDITS,
     "z-image-omni-base": _EDITS,
+    "flux.1-kontext-dev": _EDITS,
+    "flux.1-fill-dev": "an inpainting model of its own, which this version does not support; flux-dev takes --mask",
     "sd21": _SD21,
     "sd2.1": _SD21,
     "sd-2.1": _SD21,

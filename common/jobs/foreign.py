@@ -47,6 +47,10 @@ FILES = {
     "stable-diffusion-xl-base-1-0": "sdxl",
     "qwen_image_bf16": "qwen-image",
     "qwen_image_2512_bf16": "qwen-image-2512",
+    "flux1-dev": "flux-dev",
+    "flux1-dev-fp8": "flux-dev",
+    "flux1-schnell": "flux-schnell",
+    "flux1-schnell-fp8": "flux-schnell",
     "z_image_turbo_bf16": "z-image-turbo",
     "z_image_bf16": "z-image",
 }

@@ -1,4 +1,4 @@
-"""Text to image with Qwen-Image, Z-Image and Stable Diffusion on Apple Silicon (MLX) and NVIDIA (PyTorch).
+"""Text to image with Qwen-Image, Z-Image, Flux.1 and Stable Diffusion on Apple Silicon (MLX) and NVIDIA (PyTorch).
 
     pipe = qwenimg.load("path/to/Qwen-Image")
     pipe("a red circle", seed=1).image.save("circle.png")

@@ -10,11 +10,13 @@ from pathlib import Path
 from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.flux import published as flux
+from qwenimg.common.families.flux import small_files as flux_files
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.z_image import published as z_image
 from qwenimg.common.families.z_image import small_files
-from qwenimg.common.networks import clip, kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, unet, zimage_dit
+from qwenimg.common.networks import clip, flux_dit, kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, t5, unet, zimage_dit
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -69,6 +71,23 @@ def write_published_zimage(folder: Path, name: str) -> Path:
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(z_image.SHIFTS[name])))
     write_tiny_tokenizer(folder / "tokenizer")
     (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
+    return folder
+
+
+def write_published_flux(folder: Path, name: str) -> Path:
+    """Flux.1 `name`, without tokenizers."""
+    guided = flux.GUIDED[name]
+    model = flux.published(name)
+    assert model is not None
+    networks = {"transformer": flux_dit.NETWORK, "text_encoder": clip.NETWORK, "text_encoder_2": t5.NETWORK}
+    for part, component in model.components.items():
+        network, config = networks.get(part, kl_vae.NETWORK), component.config
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        _write(folder / part, network.written(config), manifest, stem)
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=guided)))
+    (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
     return folder
 
 
