@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,6 +150,26 @@ class Texts(ABC, Generic[Key]):
                 yield encode(encoder, prompt)
         del encoder
         self.runtime.engine.release()
+
+
+class ModelTexts(Protocol):
+    """The text states of all text encoders of a model for which a prompt alone is the key; see `PromptTexts`."""
+
+    def has(self, prompts: Sequence[str], /) -> bool: ...
+
+    def announce(self, prompts: Sequence[str], /) -> None: ...
+
+    def renew(self, encoders: Mapping[str, Component], /) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def cut(self, prompt: str, /) -> str: ...
+
+    def lengths(self, prompts: Sequence[str], counted: bool, /) -> list[int]: ...
+
+    def encodings(self, prompts: Sequence[str], counted: bool, /) -> list[Stage]: ...
 
 
 class PromptTexts(Texts[str]):

@@ -13,9 +13,9 @@ from PIL import Image
 
 import qwenimg
 from qwenimg.common.base.config import parse
-from qwenimg.common.families.flux import texts
 from qwenimg.common.families.flux.model import LENGTHS, Flux
 from qwenimg.common.families.flux.small_files import scheduler
+from qwenimg.common.parts.padded_texts import T5Texts
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
 
 BACKENDS = ("cpu", "mlx")
@@ -188,14 +188,13 @@ def text_cut_at_256(patch: pytest.MonkeyPatch) -> None:
 
 
 def pads_left_out(patch: pytest.MonkeyPatch) -> None:
-    tokens = texts.FluxTexts.t5_tokens
+    fill = T5Texts.fill
 
     def without(self: Any, prompt: str) -> Any:
-        full = tokens(self, prompt)
-        self.length = len(ids := full.ids[: full.ids.index(1) + 1])
-        return replace(full, ids=ids)
+        full = fill(self, prompt)
+        return replace(full, ids=full.ids[: full.ids.index(1) + 1])
 
-    patch.setattr(texts.FluxTexts, "t5_tokens", without)
+    patch.setattr(T5Texts, "fill", without)
 
 
 def rows_of_the_first_branch(patch: pytest.MonkeyPatch) -> None:

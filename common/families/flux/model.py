@@ -21,7 +21,7 @@ from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, passes
+from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
@@ -71,7 +71,7 @@ class Flux(FlowModel):
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
         tokens, kept = shape[0] * shape[1] // PATCH**2, self.modulations.has(self._key(request, plan))
-        longest, count = tokens + max(lengths), plan.evaluations * passes(branches, 1)
+        longest, count = tokens + max(lengths), plan.evaluations * sum(map(plan.share, branches))
         score_bytes = scores(self.config.num_attention_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
         activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
