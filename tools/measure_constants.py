@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
 import frameworks  # noqa: F401
+from tiny_flux import write_tiny_flux
 from tiny_model import write_tiny_model
 from tiny_sd import write_tiny_sd
 from tiny_zimage import write_tiny_zimage
@@ -42,6 +43,7 @@ WRITERS = {
     "qwen": write_tiny_model,
     "sd15": partial(write_tiny_sd, kind="sd15"),
     "sdxl": partial(write_tiny_sd, kind="sdxl"),
+    "flux": partial(write_tiny_flux, variant="dev"),
     "z-image": write_tiny_zimage,
 }
 MODELS = ("shapes", *WRITERS)

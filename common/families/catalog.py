@@ -32,8 +32,8 @@ class KnownModel:
     family: str
 
 
-_QWEN, _Z, _F2, _SD, _RAIL = "qwen-image", "z-image", "flux2", "stable-diffusion", "CreativeML Open RAIL++-M"
-_FLUX_NC = "FLUX Non-Commercial"
+_QWEN, _Z, _FLUX, _F2, _SD = "qwen-image", "z-image", "flux", "flux2", "stable-diffusion"
+_RAIL, _FLUX_NC = "CreativeML Open RAIL++-M", "FLUX Non-Commercial"
 # name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
 _ROWS = (
     ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
@@ -52,6 +52,10 @@ _ROWS = (
      9_500_000_000, "FLUX.2 klein base, 4B", "Apache-2.0", "the model that klein 4B is distilled from", _F2),
     ("flux2-klein-base-9b", "black-forest-labs/FLUX.2-klein-base-9B", 1024, 1024, 50, 4.0, "", 34_730_000_000,
      20_200_000_000, "FLUX.2 klein base, 9B", _FLUX_NC, "the model that klein 9B is distilled from", _F2),
+    ("flux-schnell", "black-forest-labs/FLUX.1-schnell", 1024, 1024, 4, 0.0, "", 33_740_000_000, 20_000_000_000,
+     "FLUX.1 schnell, 12B", "Apache-2.0", "pictures from English text in 4 steps", _FLUX),
+    ("flux-dev", "black-forest-labs/FLUX.1-dev", 1024, 1024, 28, 3.5, "", 33_760_000_000, 20_000_000_000,
+     "FLUX.1 dev, 12B", "FLUX.1 dev Non-Commercial", "the same in 28 steps, with more detail; gated", _FLUX),
     ("sd15", "stable-diffusion-v1-5/stable-diffusion-v1-5", 512, 512, 50, 7.5, "", 4_270_000_000, 4_000_000_000,
      "Stable Diffusion 1.5", "CreativeML Open RAIL-M",
      "small pictures on small machines; inpainting by -i and --mask", _SD),
@@ -99,6 +103,9 @@ ALIASES = {
     "sd1.5": "sd15",
     "sd-1.5": "sd15",
     "sdxl-base": "sdxl",
+    "flux": "flux-schnell",
+    "flux.1-schnell": "flux-schnell",
+    "flux.1-dev": "flux-dev",
     "zimage": "z-image",
     "z-image-base": "z-image",
     "zimage-turbo": "z-image-turbo",
@@ -124,6 +131,8 @@ REFUSED = {
     "flux2-dev": _FLUX_2_DEV,
     "z-image-edit": _EDITS,
     "z-image-omni-base": _EDITS,
+    "flux.1-kontext-dev": _EDITS,
+    "flux.1-fill-dev": "an inpainting model of its own, which this version does not support; flux-dev takes --mask",
     "sd21": _SD21,
     "sd2.1": _SD21,
     "sd-2.1": _SD21,

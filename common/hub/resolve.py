@@ -212,8 +212,8 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
     near = catalog.nearest(given)
     suggestion = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; {suggestion}qwenimg models lists those that are known; give "
-        f"others by folder or by hub id (owner/name)"
+        f"'{shown}': no such folder or model; {suggestion}qwenimg models lists those with a name; "
+        "others by folder or by hub id (owner/name)"
     )
 
 

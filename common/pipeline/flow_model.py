@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from qwenimg.common.numbers import sizes
-from qwenimg.common.parts.texts import PromptTexts
+from qwenimg.common.parts.texts import ModelTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Phase
@@ -50,7 +50,7 @@ class FlowModel(ABC):
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
 
     def __init__(
-        self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: PromptTexts, vae: VAEHalves
+        self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
     ):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
         self.residents, self.texts, self.vae = residents, texts, vae

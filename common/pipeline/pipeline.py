@@ -116,7 +116,7 @@ class Pipeline:
             self._turns.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        there, guidance = self._there(request), request.guidance
+        there, guidance = self._there(request), self.model.guidance.told(request)
         warnings = (
             no_effect(one, asked.get(name), self.model.options, there, guidance) for name, one in OPTIONS.items()
         )

@@ -21,6 +21,7 @@ class CallOptions(TypedDict, total=False):
     height: int | None
     steps: int | None
     guidance: float | None
+    true_cfg: float | None
     cfg_end: float | None
     step_cache: float | None
     cached_calls: str | None

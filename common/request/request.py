@@ -101,6 +101,11 @@ class Request:
         flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
+    true_cfg: float = option(1.0, Option(
+        help="{bounds}, guidance by the negative prompt, beside the model's own; 1 is without, and twice as fast",
+        section="Picture", metavar="X", least=1, most=MAX_GUIDANCE, config=True, recorded="changed", special=True,
+        elsewhere="this model's guidance is --guidance alone",
+    ))  # fmt: skip
     cfg_end: float = option(1.0, Option(
         help="{bounds}, the share of the steps that have guidance; the rest takes half the time", section="Picture",
         metavar="X",

@@ -1,4 +1,4 @@
-"""Text to image with Qwen-Image, Z-Image, FLUX.2 klein and Stable Diffusion on Apple Silicon (MLX) and NVIDIA (PyTorch).
+"""Text to image on Apple Silicon (MLX) and NVIDIA (PyTorch), with Qwen-Image, Z-Image, FLUX and Stable Diffusion.
 
     pipe = qwenimg.load("path/to/Qwen-Image")
     pipe("a red circle", seed=1).image.save("circle.png")

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import write_published, write_published_flux2, write_published_sd, write_published_zimage
+from published import (
+    write_published,
+    write_published_flux,
+    write_published_flux2,
+    write_published_sd,
+    write_published_zimage,
+)
 
 import qwenimg
 from qwenimg.backends import paper
@@ -243,12 +249,26 @@ def written(name: str, folder: Path, qwen: Path) -> Path:
         return qwen
     if name in variants():
         return write_published_flux2(folder, name)
+    if name.startswith("flux"):
+        return write_published_flux(folder, name)
     return write_published_zimage(folder, name) if name in SHIFTS else write_published_sd(folder, name)
 
 
 @pytest.mark.parametrize("options", ["--backend cuda --memory 24GB", "--backend cpu --memory 14GB -q 8"])
 @pytest.mark.parametrize(
-    "name", ["qwen-image", "sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image", "flux2-klein-4b", "flux2-klein-9b"]
+    "name",
+    [
+        "qwen-image",
+        "sd15",
+        "sdxl",
+        "sdxl-turbo",
+        "z-image-turbo",
+        "z-image",
+        "flux2-klein-4b",
+        "flux2-klein-9b",
+        "flux-schnell",
+        "flux-dev",
+    ],
 )
 def test_a_known_model_is_planned_before_it_is_here(
     published: Path,
@@ -279,7 +299,7 @@ def test_a_known_model_is_planned_before_it_is_here(
 
 def test_what_is_known_of_published_models() -> None:
     """Their files as large as the catalogue has them; what is no whole of a known model is still asked for."""
-    for name in ("sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image"):
+    for name in ("sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image", "flux-schnell", "flux-dev"):
         model = registry.published(KNOWN[name])
         assert model is not None
         size = sum(part.plan.nbytes for part in model.checkpoint.components.values())

@@ -10,6 +10,8 @@ from pathlib import Path
 from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.flux import published as flux
+from qwenimg.common.families.flux import small_files as flux_files
 from qwenimg.common.families.flux2 import small_files as flux2_files
 from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
@@ -20,11 +22,13 @@ from qwenimg.common.networks import (
     clip,
     flux2_dit,
     flux2_vae,
+    flux_dit,
     kl_vae,
     qwen3,
     qwen_dit,
     qwen_vae,
     qwen_vl,
+    t5,
     unet,
     zimage_dit,
 )
@@ -102,6 +106,23 @@ def write_published_flux2(folder: Path, name: str) -> Path:
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux2_files.SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
     (folder / "model_index.json").write_text(json.dumps(flux2_files.index(variant.distilled)))
+    return folder
+
+
+def write_published_flux(folder: Path, name: str) -> Path:
+    """Flux.1 `name`, without tokenizers."""
+    guided = flux.GUIDED[name]
+    model = flux.published(name)
+    assert model is not None
+    networks = {"transformer": flux_dit.NETWORK, "text_encoder": clip.NETWORK, "text_encoder_2": t5.NETWORK}
+    for part, component in model.components.items():
+        network, config = networks.get(part, kl_vae.NETWORK), component.config
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        _write(folder / part, network.written(config), manifest, stem)
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=guided)))
+    (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
     return folder
 
 
