@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,6 +41,6 @@ def positions(config: SD3Config, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     return np.concatenate((table[ids % size], table[ids // size]), axis=-1)
 
 
-def time_row(timestep: float) -> NDArray[np.float64]:
-    """Return the sinusoid [1, 256] of a schedule's timestep (0..1000). diffusers rounds it in no precision."""
-    return sinusoids(timestep, TIME_CHANNELS)[None]
+def time_rows(timesteps: Sequence[float]) -> NDArray[np.float64]:
+    """Return the sinusoids [T, 256] of a schedule's timesteps (0..1000). diffusers rounds them in no precision."""
+    return np.stack([sinusoids(timestep, TIME_CHANNELS) for timestep in timesteps])

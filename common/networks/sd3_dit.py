@@ -26,8 +26,10 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
+from qwenimg.common.networks.diffusion_transformer import feed_forward, vector_embedding
 from qwenimg.common.networks.network import Network
-from qwenimg.common.weights.plan import Uses, as_stored
+from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.weights.plan import Use, Uses
 
 CLASS_NAME = "SD3Transformer2DModel"
 
@@ -96,8 +98,8 @@ def manifest(config: SD3Config) -> Manifest:
     return params.merge(
         {TABLE: (1, config.pos_embed_max_size**2, dim)},
         params.conv("pos_embed.proj", dim, config.in_channels, PATCH, PATCH),
-        _embedding("time_text_embed.timestep_embedder", dim, TIME_CHANNELS),
-        _embedding("time_text_embed.text_embedder", dim, config.pooled_projection_dim),
+        vector_embedding("time_text_embed.timestep_embedder", dim, TIME_CHANNELS),
+        vector_embedding("time_text_embed.text_embedder", dim, config.pooled_projection_dim),
         params.linear("context_embedder", dim, config.joint_attention_dim),
         *blocks,
         params.linear("norm_out.linear", 2 * dim, dim),
@@ -106,9 +108,17 @@ def manifest(config: SD3Config) -> Manifest:
 
 
 def uses(stored: Manifest) -> Uses:
-    """Return all of `stored`, in its shapes; the table of positions as a matrix."""
-    used = as_stored(stored)
-    return used | {name: used[name]._replace(shape=used[name].shape[1:]) for name in used if name == TABLE}
+    """Return all of `stored`, in its shapes, but the table of positions as a matrix. Tensors for the modulation alone
+    are in memory once per schedule."""
+    return {
+        key: Use(shape[1:] if key == TABLE else shape, residency=ONCE if is_modulation(key) else ALWAYS)
+        for key, shape in stored.items()
+    }
+
+
+def is_modulation(key: str) -> bool:
+    """Return whether `key` only makes the modulation of a schedule, so that it is freed after that."""
+    return ".norm1" in key or key.startswith(("time_text_embed.", "norm_out.linear."))
 
 
 def rename(key: str) -> str:
@@ -141,7 +151,7 @@ def _block(config: SD3Config, layer: int) -> Manifest:
         params.linear("norm1_context.linear", text * dim, dim),
         _attention("attn", config, joint, norms),
         _attention("attn2", config, joint[:4], norms[:2]) if layer in config.dual_attention_layers else {},
-        *(params.under(name, _feed_forward(dim)) for name in ("ff", "ff_context")),
+        *(feed_forward(name, dim, MLP_RATIO * dim) for name in ("ff", "ff_context")),
     )
     last = layer == config.num_layers - 1
     return {key: shape for key, shape in block.items() if not (last and key.startswith(_TEXT_ONLY))}
@@ -153,14 +163,6 @@ def _attention(name: str, config: SD3Config, layers: tuple[str, ...], norms: tup
         *(params.linear(f"{name}.{layer}", dim, dim) for layer in layers),
         *(params.norm(f"{name}.{norm}", config.attention_head_dim) for norm in norms if config.qk_norm),
     )
-
-
-def _feed_forward(dim: int) -> Manifest:
-    return params.linear("net.0.proj", MLP_RATIO * dim, dim) | params.linear("net.2", dim, MLP_RATIO * dim)
-
-
-def _embedding(name: str, dim: int, inputs: int) -> Manifest:
-    return params.linear(f"{name}.linear_1", dim, inputs) | params.linear(f"{name}.linear_2", dim, dim)
 
 
 NETWORK = Network(
@@ -177,9 +179,10 @@ NETWORK = Network(
     tables=frozenset({TABLE}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
-        Block(name="modulation", paths=re.compile(r"transformer_blocks\.\d+\.norm1(_context)?")),
-        Block(name="time", paths=re.compile(r"time_text_embed\.\w+")),
+        Block(name="modulation", paths=re.compile(r"transformer_blocks\.\d+"), method="modulation", once=True),
+        Block(name="time", paths=re.compile("time_text_embed"), once=True),
         Block(name="start", paths=re.compile("context_embedder")),
+        Block(name="head_modulation", paths=re.compile("norm_out"), method="modulation", once=True),
         Block(name="head", paths=re.compile("norm_out|proj_out")),
         Block(name="model", paths=re.compile(""), image=True),
     ),

@@ -50,10 +50,10 @@ def inputs(shape: tuple[int, int], length: int) -> tuple[np.ndarray, np.ndarray,
 def predicted(ours: Any, engine: Any, case: tuple, sigma: float, **options: Any) -> np.ndarray:
     latents, text, pooled = inputs(*case)
     h, w = case[0]
-    condition = ours.condition((text, pooled), (h // 2, w // 2), **options)
-    return np.asarray(
-        engine.numpy(ours.predict(engine.array(latents), sd3_conditioning.time_row(1000 * sigma), condition))
-    )
+    condition = ours.condition(text, (h // 2, w // 2), **options)
+    other = pooled[:, ::-1].copy()  # of another branch: its rows come first
+    modulation = ours.modulate(sd3_conditioning.time_rows([871.5, 1000 * sigma]), [other, pooled])
+    return np.asarray(engine.numpy(ours.predict(engine.array(latents), (modulation, 3), condition)))
 
 
 def expected(model: Any, case: tuple, sigma: float, **options: Any) -> np.ndarray:
@@ -155,20 +155,20 @@ def test_wrong_configurations_are_refused(values: dict[str, Any], message: str) 
 # Planted faults: each must be seen
 
 
-def swapped_halves(model: Any, layer: str) -> None:
-    """Change the file: the two halves of a layer's rows."""
-    for value in model.get_submodule(layer).parameters():
-        value.data.copy_(torch.cat(value.data.chunk(2)[::-1]))
-
-
 def corner(config: SD3Config, rows: int, columns: int) -> np.ndarray:
     return (np.arange(rows)[:, None] * config.pos_embed_max_size + np.arange(columns)).reshape(1, -1)
 
 
 def other_order(block: Any) -> None:
     """Give the second attention's modulation in the place of the feed-forward's, as chunks in a wrong order would."""
-    own = block.norm1.forward
-    block.norm1.forward = lambda temb: (*(rows := own(temb))[:3], *rows[6:], *rows[3:6])
+    linear = block.norm1.linear
+    own = type(linear).forward
+
+    def forward(temb: torch.Tensor) -> torch.Tensor:
+        rows = own(linear, temb).chunk(9, dim=-1)
+        return torch.cat((*rows[:3], *rows[6:], *rows[3:6]), dim=-1)
+
+    linear.forward = forward
 
 
 def updated_x(block: Any) -> None:
@@ -181,35 +181,41 @@ def updated_x(block: Any) -> None:
         first["out"] = type(block.attn).both(block.attn, img, txt)
         return first["out"]
 
-    def forward(img: torch.Tensor, txt: torch.Tensor, temb: torch.Tensor) -> Any:
-        rows = block.norm1(temb)
+    def forward(img: torch.Tensor, txt: torch.Tensor, mods: Any) -> Any:
+        rows = ops.chunks(mods[0], 9, None)
 
         def later(x: torch.Tensor) -> torch.Tensor:
             changed = ops.gated(img, rows[2], first["out"][0])
             return own(ops.norm_modulate(changed, rows[6], rows[7], x.dtype, sd3_dit.NORM_EPS))
 
         block.attn2.forward = later
-        return type(block).forward(block, img, txt, temb)
+        return type(block).forward(block, img, txt, mods)
 
     block.attn.both, block.forward = both, forward
+
+
+def swapped_rows(linear: Any) -> None:
+    """Swap the halves of what a linear layer returns."""
+    own = type(linear).forward
+    linear.forward = lambda temb: torch.cat(own(linear, temb).chunk(2, dim=-1)[::-1], dim=-1)
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(lambda ours, model: swapped_halves(ours, "norm_out.linear"), id="norm_out swapped"),
+        pytest.param(lambda model: swapped_rows(model.norm_out.linear), id="norm_out swapped"),
         pytest.param(
-            lambda ours, model: swapped_halves(ours, "transformer_blocks.3.norm1_context.linear"), id="context swapped"
+            lambda model: swapped_rows(model.transformer_blocks[3].norm1_context.linear), id="context swapped"
         ),
-        pytest.param(lambda ours, model: other_order(ours.transformer_blocks[0]), id="nine chunks in another order"),
-        pytest.param(lambda ours, model: updated_x(ours.transformer_blocks[0]), id="attn2 sees the updated x"),
+        pytest.param(lambda model: other_order(model.transformer_blocks[0]), id="nine chunks in another order"),
+        pytest.param(lambda model: updated_x(model.transformer_blocks[0]), id="attn2 sees the updated x"),
     ],
 )
-def test_a_planted_fault_is_seen(tmp_path: Path, fault: Callable[[Any, Any], None]) -> None:
+def test_a_planted_fault_is_seen(tmp_path: Path, fault: Callable[[Any], None]) -> None:
     model = tiny_dit()
     engine, ours = opened(model, tmp_path, "cpu")
     with torch.inference_mode():
-        fault(ours.model, model)
+        fault(ours.model)
     error = relative(predicted(ours, engine, CASES[0], 0.5), expected(model, CASES[0], 0.5))
     print(f"{error:.1e} (at least {FAULT})")
     assert error > FAULT

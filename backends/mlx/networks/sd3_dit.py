@@ -2,11 +2,15 @@
 """Stable Diffusion 3's transformer. What is unusual about it: `qwenimg.common.networks.sd3_dit`.
 
 B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are keys of the manifest.
+Modulation rows come ready from `modulation`, since they depend on the timestep and the pooled text alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn
@@ -18,11 +22,12 @@ from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks import sd3_conditioning
 from qwenimg.common.networks.sd3_dit import MLP_RATIO, NORM_EPS, PATCH, TABLE, TIME_CHANNELS, SD3Config, chunks
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.precision.residency import ALWAYS, ONCE
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
 Pair = tuple[Array, Array]
+T = TypeVar("T")
 
 # Layers
 
@@ -44,18 +49,17 @@ class TimeTextEmbed(mlx.nn.Module):
         self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
         self.text_embedder = TimestepEmbedding(config.pooled_projection_dim, config.dim)
 
+    def __call__(self, features: Array, pooled: Array) -> Array:
+        """Embed sinusoids of times [T 256] together with a pooled text [1 P]: [T C]."""
+        return ops.add(self.timestep_embedder(features), self.text_embedder(pooled))
 
-class ModulationRows(mlx.nn.Module):
-    """Shifts, scales and gates of one stream."""
+
+class BlockNorm(mlx.nn.Module):
+    """The linear layer of a stream's modulation; its norm has no weights."""
 
     def __init__(self, dim: int, count: int):
         super().__init__()
-        self.count = count
         self.linear = ops.Linear(dim, count * dim)
-
-    def __call__(self, temb: Array) -> tuple[Array, ...]:
-        """Return `count` vectors [B 1 C] for [B C]."""
-        return ops.chunks(self.linear(temb), self.count, None)
 
 
 def head_norm(config: SD3Config) -> mlx.nn.Module:
@@ -118,8 +122,9 @@ class TransformerBlock(mlx.nn.Module):
         super().__init__()
         dim, (image, text) = config.dim, chunks(config, layer)
         self.is_dual, self.is_last = layer in config.dual_attention_layers, layer == config.num_layers - 1
-        self.norm1 = ModulationRows(dim, image)
-        self.norm1_context = ModulationRows(dim, text)
+        self.counts = image, text
+        self.norm1 = BlockNorm(dim, image)
+        self.norm1_context = BlockNorm(dim, text)
         self.attn = JointAttention(config, self.is_last)
         if self.is_dual:
             self.attn2 = SelfAttention(config)
@@ -127,10 +132,16 @@ class TransformerBlock(mlx.nn.Module):
         if not self.is_last:
             self.ff_context = FeedForward(dim, MLP_RATIO * dim)
 
-    def __call__(self, img: Array, txt: Array, temb: Array) -> Pair:
-        """Run the block on img [B L C] and txt [B S C] with SiLU of the embedding of time and text [B C]."""
-        shift1, scale1, gate1, shift2, scale2, gate2, *second = self.norm1(temb)
-        rows = self.norm1_context(temb)
+    def modulation(self, temb: Array) -> Pair:
+        """Return the modulation of the image stream [T 6C or 9C] and of the text stream [T 6C or 2C] for [T C]."""
+        temb = ops.silu(temb)
+        return self.norm1.linear(temb), self.norm1_context.linear(temb)
+
+    def __call__(self, img: Array, txt: Array, mods: Pair) -> Pair:
+        """Run the block on img [B L C] and txt [B S C] with one row of each modulation."""
+        image, text = self.counts
+        shift1, scale1, gate1, shift2, scale2, gate2, *second = ops.chunks(mods[0], image, None)
+        rows = ops.chunks(mods[1], text, None)
         txt_shift1, txt_scale1 = (rows[1], rows[0]) if self.is_last else rows[:2]
         dtype = self.attn.to_q.dtype
 
@@ -175,24 +186,23 @@ class SD3Transformer(mlx.nn.Module):
     def __call__(
         self,
         latents: Array,
-        features: Array,
         txt: Array,
-        pooled: Array,
         positions: Array,
+        block_mods: list[Pair],
+        final_mod: Array,
         skipped: tuple[int, ...] = (),
     ) -> Array:
-        """Predict the velocity [B h w out] for latents [B h w in] and the sinusoid [1 256] of the time.
+        """Predict the velocity [B h w out] for latents [B h w in] and the text stream [B S C].
 
-        txt [B S C]: the text stream; pooled [B C]: the embedding of the pooled text; positions [1 L C]; skipped: the
-        numbers of blocks that are left out.
+        positions [1 L C]; block_mods: per block one row of each modulation; final_mod [1 2C]; skipped: the numbers of
+        blocks that are left out.
         """
-        temb = ops.silu(ops.add(self.time_text_embed.timestep_embedder(features), pooled))
         img = self.pos_embed(latents, positions, self.stream)
-        for layer, block in enumerate(self.transformer_blocks):
+        for layer, (block, mods) in enumerate(zip(self.transformer_blocks, block_mods, strict=True)):
             if layer not in skipped:
-                img, txt = block(img, txt, temb)
+                img, txt = block(img, txt, mods)
                 ops.async_eval(img)
-        tokens = self.proj_out(self.norm_out(img, self.norm_out.linear(temb), self.proj_out.dtype))
+        tokens = self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
         return images.joined_patches(tokens, latents, PATCH)
 
 
@@ -202,47 +212,72 @@ class SD3Transformer(mlx.nn.Module):
 @dataclass(frozen=True)
 class Condition:
     txt: Array
-    pooled: Array
     positions: Array
     skipped: tuple[int, ...]  # blocks that are left out
 
 
+@dataclass(frozen=True)
+class Modulation:
+    """The rows of a schedule's steps, for one pooled text after the other."""
+
+    blocks: list[Pair]  # per block: image [T, 6C or 9C], text [T, 6C or 2C]
+    final: Array  # [T, 2C]
+
+    def at(self, row: int) -> tuple[list[Pair], Array]:
+        one = slice(row, row + 1)
+        return [(img[one], txt[one]) for img, txt in self.blocks], self.final[one]
+
+
 class Component:
     def __init__(self, config: SD3Config, plan: LoadPlan, precision: Precision):
-        self.config = config
-        self.has_table = TABLE in plan.entries
+        self.config, self.plan = config, plan
         stream = ops.DTYPES[precision.residual_dtype("transformer")]
         self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
         self.model = load.empty(lambda: SD3Transformer(config, stream), precision, "transformer")
         load.fill(self.model, plan.when(ALWAYS))
 
     @ops.computes
-    def condition(
-        self, texts: tuple[NumpyArray, NumpyArray], grid: tuple[int, int], skip_layers: tuple[int, ...] = ()
-    ) -> Condition:
-        """Prepare text states [1 S 4096] and the pooled text [1 2048] for an image of `grid` rows and columns of
-        tokens. `skip_layers`: the numbers of blocks that are left out."""
-        text, pooled = (ops.table(values, self.table_dtype) for values in texts)
-        return Condition(
-            txt=ops.eval(self.model.context(text)),
-            pooled=ops.eval(self.model.time_text_embed.text_embedder(pooled)),
-            positions=self._positions(grid),
-            skipped=skip_layers,
-        )
+    def modulate(self, features: NumpyArray, pooled: Sequence[NumpyArray]) -> Modulation:
+        """Return the rows of every block for sinusoids of times [T 256] and each of `pooled`, texts [1 P]. Each block's
+        weights are read, used and freed in turn."""
+        times, *texts = (ops.table(values, self.table_dtype) for values in (features, *pooled))
+        embed = self.model.time_text_embed
+        temb = self._briefly("time_text_embed.", lambda: mx.concatenate([embed(times, text) for text in texts], axis=0))
+        final = self._briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        layers: Iterable[Any] = self.model.transformer_blocks
+        blocks = [
+            self._briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
+        ]
+        return Modulation(blocks, final)
 
     @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict the velocity [1 C h w] in float32 for x [1 C h w], both in the order of the pipeline, and sinusoids
-        of the time."""
-        features = ops.table(step, self.table_dtype)
-        velocity = self.model(
-            images.from_bchw(x), features, condition.txt, condition.pooled, condition.positions, condition.skipped
-        )
+    def condition(self, text: NumpyArray, grid: tuple[int, int], skip_layers: tuple[int, ...] = ()) -> Condition:
+        """Prepare text states [1 S 4096] for an image of `grid` rows and columns of tokens. `skip_layers`: the numbers
+        of blocks that are left out."""
+        states = ops.table(text, self.table_dtype)
+        return Condition(ops.eval(self.model.context(states)), self._positions(grid), skip_layers)
+
+    @ops.computes
+    def predict(self, x: Array, step: tuple[Modulation, int], condition: Condition) -> Array:
+        """Predict the velocity [1 C h w] in float32 for x [1 C h w], both in the order of the pipeline, at a row of the
+        modulation."""
+        modulation, row = step
+        mods, final = modulation.at(row)
+        latents = images.from_bchw(x)
+        velocity = self.model(latents, condition.txt, condition.positions, mods, final, condition.skipped)
         return images.to_bchw(ops.at_least_float32(velocity))
 
     def _positions(self, grid: tuple[int, int]) -> Array:
         """Return the positions [1 L C] of an image: those of the file's table, or by its formula."""
         ids = sd3_conditioning.window(self.config, *grid)
-        if self.has_table:
+        if TABLE in self.plan.entries:
             return ops.eval(self.model.pos_embed.pos_embed(ops.placed(ids)))
         return ops.table(sd3_conditioning.positions(self.config, ids), self.table_dtype)
+
+    def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
+        """Call `use` while the weights under `prefix` that only make modulation are loaded."""
+        plan = self.plan.when(ONCE).only(lambda name: name.startswith(prefix))
+        load.fill(self.model, plan)
+        result = ops.eval(use())
+        load.drop(self.model, plan.entries)
+        return result
