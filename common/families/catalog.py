@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from qwenimg.common.base.hf_cache import REPO
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, QWEN_IMAGE_FILES, Piece
+from qwenimg.common.parts.piece import CLIP_TOKENIZER, QWEN_IMAGE_FILES, T5_TOKENIZER, Piece
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class KnownModel:
 
 
 _QWEN, _Z, _SD, _RAIL = "qwen-image", "z-image", "stable-diffusion", "CreativeML Open RAIL++-M"
+_SD3, _STABILITY = "sd3", "Stability AI Community"
 # name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
 _ROWS = (
     ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
@@ -53,6 +54,17 @@ _ROWS = (
     ("sdxl-refiner", "stabilityai/stable-diffusion-xl-refiner-1.0", 1024, 1024, 50, 5.0, "", 12_150_000_000,
      8_000_000_000, "the refiner of Stable Diffusion XL 1.0", _RAIL,
      "ends pictures of sdxl: --refiner sdxl-refiner", _SD),
+    ("sd3-medium", "stabilityai/stable-diffusion-3-medium-diffusers", 1024, 1024, 28, 7.0, "", 15_500_000_000,
+     10_000_000_000, "Stable Diffusion 3 medium, 2B", _STABILITY, "pictures that follow long prompts",
+     _SD3),
+    ("sd3.5-medium", "stabilityai/stable-diffusion-3.5-medium", 1024, 1024, 40, 4.5, "", 16_300_000_000,
+     10_000_000_000, "Stable Diffusion 3.5 medium, 2.5B", _STABILITY,
+     "the same, better; --skip-layers 7-9 for bodies and hands", _SD3),
+    ("sd3.5-large", "stabilityai/stable-diffusion-3.5-large", 1024, 1024, 28, 3.5, "", 27_600_000_000, 12_000_000_000,
+     "Stable Diffusion 3.5 large, 8B", _STABILITY, "the largest of the family", _SD3),
+    ("sd3.5-large-turbo", "stabilityai/stable-diffusion-3.5-large-turbo", 1024, 1024, 4, 0.0, "", 27_600_000_000,
+     12_000_000_000, "Stable Diffusion 3.5 large turbo, 8B", _STABILITY, "the largest in 4 steps without guidance",
+     _SD3),
     ("shapes-v1", None, 256, 256, 20, 3.0, " ", 0, 400_000_000, "shapes, the built-in demo model",
      "Apache-2.0", "coloured shapes; shows that everything works here", _QWEN),
 )  # fmt: skip
@@ -78,7 +90,8 @@ def find_piece(name: str) -> Piece | None:
         )
     if name.lower() == QWEN_IMAGE_FILES.name:
         return QWEN_IMAGE_FILES
-    return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
+    words = (CLIP_TOKENIZER, T5_TOKENIZER)
+    return next((piece for piece in words if name.lower() in (piece.name, piece.repo)), None)
 
 
 ALIASES = {
@@ -86,6 +99,10 @@ ALIASES = {
     "sd1.5": "sd15",
     "sd-1.5": "sd15",
     "sdxl-base": "sdxl",
+    "sd3": "sd3-medium",
+    "sd35-medium": "sd3.5-medium",
+    "sd35-large": "sd3.5-large",
+    "sd35-large-turbo": "sd3.5-large-turbo",
     "zimage": "z-image",
     "z-image-base": "z-image",
     "zimage-turbo": "z-image-turbo",
@@ -97,6 +114,7 @@ _VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by
 _SMALL = f"files beside the weights, and no model; get them by: qwenimg pull {QWEN_IMAGE_FILES.name}"
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
+    T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     QWEN_IMAGE_FILES.name: _SMALL,
     "clip-vit-large-patch14": _VOCABULARY,
     "qwen-image-edit": _EDITS,
@@ -122,7 +140,7 @@ def find(name: str) -> KnownModel | None:
 def nearest(name: str) -> str | None:
     """Return the known name that is most like `name`: of a model, a piece, or a repository of theirs."""
     plain = name.lower()
-    names = [*KNOWN, CLIP_TOKENIZER.name, QWEN_IMAGE_FILES.name]
+    names = [*KNOWN, CLIP_TOKENIZER.name, T5_TOKENIZER.name, QWEN_IMAGE_FILES.name]
     repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None

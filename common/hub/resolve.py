@@ -214,8 +214,8 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
     near = catalog.nearest(given)
     suggestion = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; {suggestion}known models are {', '.join(catalog.KNOWN)} "
-        f"(qwenimg models); others by folder or by hub id (owner/name)"
+        f"'{shown}': no such folder or model; {suggestion}qwenimg models lists the known ones; others by folder or by "
+        "hub id (owner/name)"
     )
 
 

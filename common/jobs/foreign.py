@@ -49,6 +49,10 @@ FILES = {
     "qwen_image_2512_bf16": "qwen-image-2512",
     "z_image_turbo_bf16": "z-image-turbo",
     "z_image_bf16": "z-image",
+    "sd3_medium": "sd3-medium",
+    "sd3.5_medium": "sd3.5-medium",
+    "sd3.5_large": "sd3.5-large",
+    "sd3.5_large_turbo": "sd3.5-large-turbo",
 }
 _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
 _HUB_ID = re.compile(REPO)

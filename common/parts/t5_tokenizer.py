@@ -26,7 +26,7 @@ def find_t5_tokenizer(file: Path, size: int, given: Path | None = None) -> Path:
     that is `given`, else beside the file, in the hub's cache, or in a ComfyUI. Raises ModelError that says what to
     do."""
     places = (given / name for name in INSIDE) if given is not None else _places(file)
-    for folder in islice(filter(_is_tokenizer, places), MAX_TRIED):
+    for folder in islice(filter(is_t5_tokenizer, places), MAX_TRIED):
         if _fits(folder, size):
             return folder
     if given is not None:
@@ -50,7 +50,8 @@ def _places(file: Path) -> Iterator[Path]:
         yield root / OF_COMFYUI
 
 
-def _is_tokenizer(folder: Path) -> bool:
+def is_t5_tokenizer(folder: Path) -> bool:
+    """Return whether `folder` has a file of T5's tokenizer."""
     return any(is_file(folder / name) for name in FILES)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from qwenimg.common.request.option import Option
 
 LEFT_OUT = Path("none")
-"""The file of a part that the user leaves out: the third text encoder of a model that can draw without."""
+"""The file of a text encoder that the user leaves out, of a model that can draw without one."""
 _FILE = Option(
     help="",
     call="a folder or file of its weights",

@@ -16,14 +16,12 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.sd3 import single_file
-from qwenimg.common.families.sd3.published import CLIP_G, CLIP_L, MEDIUM, VAE
+from qwenimg.common.families.sd3 import published, single_file
 from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.t5 import T5Config
 from qwenimg.common.parts import clip_files, t5_files
 from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.components import is_absent, on_paper, open_component, open_tokenizer, read_config
@@ -63,7 +61,7 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
     with ExitStack() as stack:
         for name in names:
             network, place = NETWORKS[name], folder / name
-            if may_be_given(name, choices) and not _has_weights(place):
+            if _may_be_given(name, choices) and not _has_weights(place):
                 config = read_config(network, place) if is_file(place / "config.json") else _published(name)
                 components[name] = on_paper(network, config, "float32")
                 continue
@@ -106,9 +104,8 @@ def _is_wanted(name: str, choices: Choices, has_t5: bool) -> bool:
     """Return whether the model has the component `name`: all but T5, which may be absent, given or left out."""
     if name != T5:
         return True
-    if choices.part(T5) == LEFT_OUT:
-        return False
-    return has_t5 or any(_is_t5(path) for part, path in choices.parts.items() if part.startswith("text_encoder"))
+    given = [path for part, path in choices.parts.items() if part.startswith("text_encoder")]
+    return LEFT_OUT not in given and (has_t5 or any(map(_is_t5, given)))
 
 
 def _is_t5(path: Path) -> bool:
@@ -120,9 +117,10 @@ def _is_t5(path: Path) -> bool:
     return t5_files.prefix_of(header.tensors) is not None and clip_files.find(header.tensors) is None
 
 
-def may_be_given(name: str, choices: Choices) -> bool:
+def _may_be_given(name: str, choices: Choices) -> bool:
     """Return whether the user may give the component `name`: any text encoder, until the given files are read."""
-    return name in choices.parts or ("text" in name and any("text" in part for part in choices.parts))
+    given = [part for part, path in choices.parts.items() if path != LEFT_OUT]
+    return name in given or ("text" in name and any("text" in part for part in given))
 
 
 def _has_weights(folder: Path) -> bool:
@@ -130,7 +128,10 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _published(name: str) -> Any:
-    return {"transformer": MEDIUM, "text_encoder": CLIP_L, "text_encoder_2": CLIP_G, T5: T5Config(), "vae": VAE}[name]
+    """Return the configuration of a component that the model lacks; of a transformer, that of SD 3 medium."""
+    if name in ("transformer", "vae"):
+        return published.vae() if name == "vae" else published.transformer("sd3-medium")
+    return published.text(name)
 
 
 # Tokenizers

@@ -35,8 +35,7 @@ from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
-# The share of the steps with skip-layer guidance: step i of n where .01 n < i < .2 n
-SKIPPING = (nextafter(0.01, 1.0), 0.2)
+SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
 
 
 def _with_skipped(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
@@ -50,7 +49,7 @@ def _with_skipped(engine: Engine, request: Request, predictions: Sequence[Array]
 def _skipping(request: Request) -> tuple[Branch, ...]:
     """Return the branch of the prompt without the layers that the user chose, as long as there is guidance."""
     layers, (start, end) = skip_layers.parse(request.skip_layers), SKIPPING
-    end = min(end, request.cfg_end)
+    start, end = nextafter(start, 1.0), min(end, request.cfg_end)
     if not layers or end <= start:
         return ()
     return (Branch(prompt=request.prompt, steps=(start, end), options={"skip_layers": layers}),)

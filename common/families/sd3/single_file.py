@@ -8,8 +8,7 @@ from pathlib import Path
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.sd3 import transformer_keys
-from qwenimg.common.families.sd3.published import VAE
+from qwenimg.common.families.sd3 import published, transformer_keys
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import read_header
@@ -26,20 +25,19 @@ from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.plan import Uses, as_stored
 from qwenimg.common.weights.plan import whole as whole_uses
 
-TEXTS = (
-    Text(component="text_encoder", prefix="text_encoders.clip_l.transformer.", projected=True, renamed=True),
-    Text(
-        component="text_encoder_2",
-        prefix="text_encoders.clip_g.transformer.",
-        open_clip=True,
-        projected=True,
-        renamed=True,
-    ),
-)
 T5_PREFIX = "text_encoders.t5xxl.transformer."
 # Tensors that a file may have beside the models: ends of names, and starts
 _IGNORED = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_model", ".encoder.embed_tokens.weight")
 _IGNORED_STARTS = ("first_stage_model.loss.", "first_stage_model.model_ema.", "model_ema.")
+
+
+def texts() -> tuple[Text, Text]:
+    """Return both CLIPs as files have them."""
+    first, second = (f"text_encoders.{name}.transformer." for name in ("clip_l", "clip_g"))
+    return (
+        Text(component="text_encoder", prefix=first, projected=True, renamed=True),
+        Text(component="text_encoder_2", prefix=second, open_clip=True, projected=True, renamed=True),
+    )
 
 
 def parts_of(header: Header) -> list[str]:
@@ -48,9 +46,9 @@ def parts_of(header: Header) -> list[str]:
     known = architecture in sd3_dit.NETWORK.architectures or architecture in gguf.UNSPECIFIC
     if not known or transformer_keys.prefix_of(header.tensors) is None:
         return []
-    texts = [text.component for text in TEXTS if text.within(header.tensors)]
-    texts += [T5] if any(key.startswith(T5_PREFIX) for key in header.tensors) else []
-    return ["transformer", *texts, *(["vae"] if _vae_prefix(header) else [])]
+    encoders = [text.component for text in texts() if text.within(header.tensors)]
+    encoders += [T5] if any(key.startswith(T5_PREFIX) for key in header.tensors) else []
+    return ["transformer", *encoders, *(["vae"] if _vae_prefix(header) else [])]
 
 
 def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
@@ -64,7 +62,7 @@ def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
         if not names:
             raise bad(path, "is no Stable Diffusion 3 model in one file: give the folder of the model")
         components = {"transformer": _transformer(header, whole=whole)}
-        for text in TEXTS:
+        for text in texts():
             if text.component in names:
                 components[text.component] = _clip(header, text, whole=whole)
         if T5 in names:
@@ -127,7 +125,7 @@ def _vae_prefix(header: Header) -> str | None:
 def _vae(header: Header, *, whole: bool) -> Component:
     prefix = _vae_prefix(header)
     assert prefix is not None
-    config = vae_config(header.file.path, behind(header, prefix), VAE)
+    config = vae_config(header.file.path, behind(header, prefix), published.vae())
     manifest = kl_vae.manifest(config)
     places = ldm_keys.vae_places(manifest, config, prefix)
     plan = plan_places(header, "vae", places, stored_vae(header, places, manifest), as_stored(manifest))
@@ -137,7 +135,7 @@ def _vae(header: Header, *, whole: bool) -> Component:
 def _check_known(header: Header, components: dict[str, Component], parts: list[str] | None = None) -> None:
     """Raise ModelError if the file holds a tensor of none of its `components`, but for those of other `parts`."""
     known = {key for part in components.values() for key in part.plan.known}
-    prefixes = {"vae": VAES, **{text.component: (text.prefix,) for text in TEXTS}, T5: (T5_PREFIX,)}
+    prefixes = {"vae": VAES, **{text.component: (text.prefix,) for text in texts()}, T5: (T5_PREFIX,)}
     others = tuple(prefix for part in (parts or []) if part in prefixes for prefix in prefixes[part])
     unknown = [
         key
