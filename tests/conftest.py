@@ -168,16 +168,31 @@ def tiny_flux(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_sd3(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Stable Diffusion 3 folders of every kind, written by diffusers; see `tiny_sd3`."""
+    from tiny_sd3 import KINDS, write_tiny_sd3
+
+    found = {}
+    for name in KINDS:
+        folder = found[name] = shared_folder / f"tiny-sd3-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                write_tiny_sd3(folder, name)
+    return found
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_zimage: Path,
     tiny_flux: dict[str, Path],
     tiny_flux2: dict[str, Path],
+    tiny_sd3: dict[str, Path],
     folders: dict[str, Path],
 ) -> dict[str, Path]:
     """The tiny folders of all families that have files, by kind."""
     flux = {f"flux-{variant}": folder for variant, folder in tiny_flux.items()}
-    return {"qwen": tiny_folder, "z-image": tiny_zimage} | flux | tiny_flux2 | folders
+    return {"qwen": tiny_folder, "z-image": tiny_zimage, "sd3": tiny_sd3["medium"]} | flux | tiny_flux2 | folders
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from qwenimg.common.base.hf_cache import REPO
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, Piece
+from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class KnownModel:
 
 _QWEN, _Z, _FLUX, _F2, _SD = "qwen-image", "z-image", "flux", "flux2", "stable-diffusion"
 _RAIL, _FLUX_NC = "CreativeML Open RAIL++-M", "FLUX Non-Commercial"
+_SD3, _STABILITY = "sd3", "Stability AI Community"
 # name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
 _ROWS = (
     ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
@@ -66,6 +67,17 @@ _ROWS = (
     ("sdxl-refiner", "stabilityai/stable-diffusion-xl-refiner-1.0", 1024, 1024, 50, 5.0, "", 12_150_000_000,
      8_000_000_000, "the refiner of Stable Diffusion XL 1.0", _RAIL,
      "ends pictures of sdxl: --refiner sdxl-refiner", _SD),
+    ("sd3-medium", "stabilityai/stable-diffusion-3-medium-diffusers", 1024, 1024, 28, 7.0, "", 15_500_000_000,
+     10_000_000_000, "Stable Diffusion 3 medium, 2B", _STABILITY, "pictures that follow long prompts",
+     _SD3),
+    ("sd3.5-medium", "stabilityai/stable-diffusion-3.5-medium", 1024, 1024, 40, 4.5, "", 16_300_000_000,
+     10_000_000_000, "Stable Diffusion 3.5 medium, 2.5B", _STABILITY,
+     "the same, better; --skip-layers 7-9 for bodies and hands", _SD3),
+    ("sd3.5-large", "stabilityai/stable-diffusion-3.5-large", 1024, 1024, 28, 3.5, "", 27_600_000_000, 12_000_000_000,
+     "Stable Diffusion 3.5 large, 8B", _STABILITY, "the largest of the family", _SD3),
+    ("sd3.5-large-turbo", "stabilityai/stable-diffusion-3.5-large-turbo", 1024, 1024, 4, 0.0, "", 27_600_000_000,
+     12_000_000_000, "Stable Diffusion 3.5 large turbo, 8B", _STABILITY, "the largest in 4 steps without guidance",
+     _SD3),
     ("shapes-v1", None, 256, 256, 20, 3.0, " ", 0, 400_000_000, "shapes, the built-in demo model",
      "Apache-2.0", "coloured shapes; shows that everything works here", _QWEN),
 )  # fmt: skip
@@ -106,6 +118,10 @@ ALIASES = {
     "flux": "flux-schnell",
     "flux.1-schnell": "flux-schnell",
     "flux.1-dev": "flux-dev",
+    "sd3": "sd3-medium",
+    "sd35-medium": "sd3.5-medium",
+    "sd35-large": "sd3.5-large",
+    "sd35-large-turbo": "sd3.5-large-turbo",
     "zimage": "z-image",
     "z-image-base": "z-image",
     "zimage-turbo": "z-image-turbo",
@@ -121,6 +137,7 @@ _FLUX_2_DEV = "has a text encoder of 24 B parameters (Mistral Small 3) that is n
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
     **{piece.name: _SMALL + piece.name for piece in PIECES if piece.family},
+    T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,
     "qwen-image-edit": _EDITS,
     "qwen-image-edit-2509": _EDITS,

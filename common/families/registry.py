@@ -19,6 +19,7 @@ from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.flux.family import FAMILY as FLUX
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
+from qwenimg.common.families.sd3.family import FAMILY as SD3
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
@@ -30,7 +31,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, Z_IMAGE, FLUX, FLUX_2)
+FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
 

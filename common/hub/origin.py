@@ -15,6 +15,7 @@ from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.file_hash import sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.resolve import Resolved, from_path
+from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 MAX_HASHED = 8 << 30  # bytes of the largest file that is hashed: some ten seconds, once
@@ -33,6 +34,9 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
     if choices.tokenizer is not None:
         entries["tokenizer"] = label(choices.tokenizer)
     for part, path in choices.parts.items():
+        if path == LEFT_OUT:
+            entries[part] = str(LEFT_OUT)
+            continue
         entries[part] = cached_name(absolute(path)) or from_path(str(path), path).name
         prints[part] = _print_at(checkpoint, path)
     return entries | {"fingerprints": prints} if prints else entries

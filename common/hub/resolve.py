@@ -31,7 +31,7 @@ from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.parts.piece import Piece
-from qwenimg.common.request.parts import PARTS
+from qwenimg.common.request.parts import LEFT_OUT, PARTS
 from qwenimg.common.shapes import builtin
 
 _PARTS = ("transformer", "text_encoder", "vae")  # of a model whose configurations ship
@@ -106,6 +106,8 @@ def named(name: str, *, offline: bool = False, without: frozenset[str] = frozens
 def named_part(name: str) -> Path | None:
     """Return the folder or file of the part that a recipe calls `name`, if the cache has it by that name: a path in a
     recipe is never opened."""
+    if name == str(LEFT_OUT):
+        return LEFT_OUT
     return None if os.path.lexists(name) else find_cached(name)
 
 
@@ -113,6 +115,8 @@ def find_part(given: str | Path) -> Path:
     """Return the folder or file `given`, or the one that the cache has for owner/name or owner/name/file, or else
     `given` itself. Raises ModelError for a known piece that is in neither place."""
     name = str(given)
+    if name == str(LEFT_OUT):
+        return LEFT_OUT
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
     if os.path.lexists(path) or kind(path) is not None:
         return path

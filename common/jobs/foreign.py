@@ -57,6 +57,10 @@ FILES = {
     "flux-2-klein-9b": "flux2-klein-9b",
     "flux-2-klein-base-4b": "flux2-klein-base-4b",
     "flux-2-klein-base-9b": "flux2-klein-base-9b",
+    "sd3_medium": "sd3-medium",
+    "sd3.5_medium": "sd3.5-medium",
+    "sd3.5_large": "sd3.5-large",
+    "sd3.5_large_turbo": "sd3.5-large-turbo",
 }
 _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
 _HUB_ID = re.compile(REPO)

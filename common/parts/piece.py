@@ -28,6 +28,15 @@ CLIP_TOKENIZER = Piece(
     purpose="the words of a Stable Diffusion model in one file",
     files=("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"),
 )
+T5_TOKENIZER = Piece(
+    name="t5-tokenizer",
+    repo="google/t5-v1_1-xxl",
+    title="the vocabulary of T5",
+    bytes=800_000,
+    license="Apache-2.0",
+    purpose="the words of T5, for a model in one file",
+    files=("spiece.model", "tokenizer_config.json", "special_tokens_map.json"),
+)
 _SMALL_FILES = (
     "model_index.json",
     "scheduler/scheduler_config.json",
@@ -55,4 +64,4 @@ Z_IMAGE_FILES = Piece(
     files=_SMALL_FILES,
     family="z-image",
 )
-PIECES = (CLIP_TOKENIZER, QWEN_IMAGE_FILES, Z_IMAGE_FILES)
+PIECES = (CLIP_TOKENIZER, T5_TOKENIZER, QWEN_IMAGE_FILES, Z_IMAGE_FILES)

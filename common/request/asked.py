@@ -28,6 +28,8 @@ class CallOptions(TypedDict, total=False):
     guidance_rescale: float | None
     cfg_normalization: float | None
     cfg_truncation: float | None
+    skip_layers: str | None
+    skip_layer_scale: float | None
     sampler: str | None
     schedule: str | None
     seed: int | None

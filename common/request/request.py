@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import cached_calls, lora_text
+from qwenimg.common.request import cached_calls, lora_text, skip_layers
 from qwenimg.common.request.option import Option, option, options_of, required, whole
 from qwenimg.common.sampling.types import MAX_STEPS
 
@@ -137,6 +137,16 @@ class Request:
         help="{bounds}, the share of the noise that is gone where guidance ends", section="Picture", metavar="X",
         least=0, most=1, recorded="changed", needs="guidance", special=True,
         elsewhere="this model's guidance ends by --cfg-end",
+    ))  # fmt: skip
+    skip_layers: str = option("", Option(
+        help="layers that one more prediction leaves out, to be led away from it, as 7-9 for SD 3.5 medium",
+        section="Picture", metavar="LAYERS", longest=2_000, checks=skip_layers.parse, recorded="changed",
+        needs="guidance", special=True, elsewhere="this model has no guidance by skipped layers",
+    ))  # fmt: skip
+    skip_layer_scale: float = option(2.8, Option(
+        help="{bounds}, how far --skip-layers leads", call="{bounds}, how far skip_layers leads", section="Picture",
+        metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance", special=True,
+        elsewhere="this model has no guidance by skipped layers",
     ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
         help="how steps are made; qwenimg samplers lists them. Default the model's", section="Picture", metavar="NAME",

@@ -80,6 +80,7 @@ def load(
     transformer: str | Path | None = None,
     text_encoder: str | Path | None = None,
     text_encoder_2: str | Path | None = None,
+    text_encoder_3: str | Path | None = None,
     vae: str | Path | None = None,
     models_dir: str | Path | Sequence[str | Path] | None = (),
     refiner: str | Path | None = None,
@@ -104,6 +105,7 @@ def load(
         transformer: a folder or file of its weights, or of the UNet's.
         text_encoder: a folder or file of its weights.
         text_encoder_2: a folder or file of its weights.
+        text_encoder_3: a folder or file of its weights.
         vae: a folder or file of its weights.
         models_dir: folders where models, parts and LoRAs have names.
         refiner: an SDXL refiner, named as `model`.

@@ -16,6 +16,7 @@ from published import (
     write_published_flux,
     write_published_flux2,
     write_published_sd,
+    write_published_sd3,
     write_published_zimage,
 )
 
@@ -251,6 +252,8 @@ def written(name: str, folder: Path, qwen: Path) -> Path:
         return write_published_flux2(folder, name)
     if name.startswith("flux"):
         return write_published_flux(folder, name)
+    if KNOWN[name].family == "sd3":
+        return write_published_sd3(folder, name)
     return write_published_zimage(folder, name) if name in SHIFTS else write_published_sd(folder, name)
 
 
@@ -268,6 +271,7 @@ def written(name: str, folder: Path, qwen: Path) -> Path:
         "flux2-klein-9b",
         "flux-schnell",
         "flux-dev",
+        "sd3.5-medium",
     ],
 )
 def test_a_known_model_is_planned_before_it_is_here(
@@ -299,7 +303,8 @@ def test_a_known_model_is_planned_before_it_is_here(
 
 def test_what_is_known_of_published_models() -> None:
     """Their files as large as the catalogue has them; what is no whole of a known model is still asked for."""
-    for name in ("sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image", "flux-schnell", "flux-dev"):
+    names = ("sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image", "flux-schnell", "flux-dev")
+    for name in (*names, "sd3-medium", "sd3.5-medium", "sd3.5-large", "sd3.5-large-turbo"):
         model = registry.published(KNOWN[name])
         assert model is not None
         size = sum(part.plan.nbytes for part in model.checkpoint.components.values())

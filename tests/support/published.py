@@ -15,6 +15,8 @@ from qwenimg.common.families.flux import small_files as flux_files
 from qwenimg.common.families.flux2 import small_files as flux2_files
 from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
+from qwenimg.common.families.sd3 import published as sd3
+from qwenimg.common.families.sd3 import small_files as sd3_files
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.z_image import published as z_image
 from qwenimg.common.families.z_image import small_files
@@ -28,6 +30,7 @@ from qwenimg.common.networks import (
     qwen_dit,
     qwen_vae,
     qwen_vl,
+    sd3_dit,
     t5,
     unet,
     zimage_dit,
@@ -126,6 +129,23 @@ def write_published_flux(folder: Path, name: str) -> Path:
     return folder
 
 
+def write_published_sd3(folder: Path, name: str) -> Path:
+    """Stable Diffusion 3 `name`, without tokenizers."""
+    model = sd3.published(name)
+    assert model is not None
+    networks = {network.name: network for network in (sd3_dit.NETWORK, clip.NETWORK, t5.NETWORK, kl_vae.NETWORK)}
+    for part, component in model.components.items():
+        network = networks[component.network]
+        manifest = {network.published(key): shape for key, shape in network.manifest(component.config).items()}
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        dtype = "F16" if name == "sd3-medium" else "BF16"
+        _write(folder / part, network.written(component.config), manifest, stem, dtype)
+    for path, data in sd3_files.small_files(model).items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(data))
+    return folder
+
+
 def _write(
     folder: Path,
     config: dict[str, object],
@@ -137,7 +157,7 @@ def _write(
     (folder / "config.json").write_text(json.dumps(config))
     header, at = {}, 0
     for name, shape in manifest.items():
-        size = {"BF16": 2, "F32": 4}[dtype] * prod(shape)
+        size = {"BF16": 2, "F16": 2, "F32": 4}[dtype] * prod(shape)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     raw = json.dumps(header).encode()
