@@ -105,8 +105,8 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
     if name == "vae":
         return open_vae(place, config, whole=whole)
     if name == T5:
-        own = read_config(t5.NETWORK, place) if is_folder(place) else config
-        return open_component(t5.NETWORK, place, own, name, whole=whole)
+        told = read_config(t5.NETWORK, place) if is_folder(place) else config
+        return open_component(t5.NETWORK, place, told, name, whole=whole)
     absent = {CLIP: on_paper(clip.NETWORK, config, "float32")}
     stub = Checkpoint(source=folder, components=absent, tokenizers={}, scheduler=None)
     return clip_files.open_text(stub, place)[1]
