@@ -114,14 +114,18 @@ SCHEDULER: dict[str, Any] = {
 SCHEDULERS = {"dev": SCHEDULER, "schnell": SCHEDULER | {"shift": 1.0, "use_dynamic_shifting": False}}
 
 
-def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB") -> None:
-    """Write the whole folder through FluxPipeline.save_pretrained, with shards of at most `shard`."""
+def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB", *, wide: bool = False) -> None:
+    """Write the whole folder through FluxPipeline.save_pretrained, with shards of at most `shard`. wide: with rows that
+    are whole blocks of codes."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
     from transformers import CLIPTokenizer
 
     tokens = folder.parent / f"{folder.name}-tokenizer"
     write_tiny_clip_tokenizer(tokens)
-    clip, t5 = tiny_clip("ViT-L"), tiny_t5(d_model=60, vocab_size=1000)
+    clip_sizes = {"hidden_size": 64, "intermediate_size": 96} if wide else {}
+    t5_sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 96} if wide else {"d_model": 60}
+    clip, t5 = tiny_clip("ViT-L", **clip_sizes), tiny_t5(vocab_size=1000, **t5_sizes)
+    sizes = (WIDE if wide else {}) | {"pooled_projection_dim": clip.config.hidden_size}
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[variant]),
         vae=tiny_vae(),
@@ -129,7 +133,7 @@ def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB") -> None:
         tokenizer=CLIPTokenizer.from_pretrained(tokens),
         text_encoder_2=t5,
         tokenizer_2=hugging_face(trained()),
-        transformer=tiny_dit(pooled_projection_dim=60, guidance_embeds=variant == "dev"),
+        transformer=tiny_dit(guidance_embeds=variant == "dev", **sizes),
     )
     part = folder.with_suffix(".part")
     pipeline.save_pretrained(part, max_shard_size=shard)

@@ -19,7 +19,7 @@ from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
 from qwenimg.common.networks.flux_dit import FluxConfig
 from qwenimg.common.networks.t5 import T5Config
 from qwenimg.common.parts import clip_files
-from qwenimg.common.parts.components import on_paper, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
@@ -107,9 +107,9 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
     if name == T5:
         told = read_config(t5.NETWORK, place) if is_folder(place) else config
         return open_component(t5.NETWORK, place, told, name, whole=whole)
-    absent = {CLIP: on_paper(clip.NETWORK, config, "float32")}
-    stub = Checkpoint(source=folder, components=absent, tokenizers={}, scheduler=None)
-    return clip_files.open_text(stub, place)[1]
+    if is_folder(place):
+        return open_component(clip.NETWORK, place, read_config(clip.NETWORK, place), name, whole=whole)
+    return clip_files.open_file(place, name, config, is_known=is_file(folder / name / "config.json"))
 
 
 def _check_fit(folder: Path, dit: FluxConfig, clip_config: Any, t5_config: T5Config, vae: Any) -> None:
