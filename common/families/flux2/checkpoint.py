@@ -38,13 +38,15 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     index, scheduler = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
     distilled = is_distilled(index)
     configs: dict[str, Any] = {name: read_config(network, folder / name) for name, network in NETWORKS.items()}
+    configs["text_encoder"] = with_taps(folder / "text_encoder" / "config.json", configs["text_encoder"])
+    check_fit(folder, *(configs[name] for name in NETWORKS))
     with closed_on_failure() as keep:
         components = {}
         for name in NETWORKS:
             components[name] = _open_part(name, choices.part(name) or folder / name, configs[name], choices.whole)
             keep(components[name].plan)
         dit, text, vae = (components[name].config for name in NETWORKS)
-        check_fit(folder, dit, text, vae)
+        check_fit(folder, dit, text, vae)  # with parts from elsewhere
     return Checkpoint(
         source=folder,
         components=components,
