@@ -7,6 +7,7 @@ import re
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux2 import lora_names
 from qwenimg.common.families.flux2.checkpoint import open_folder
+from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.flux2.published import defaults, published
 from qwenimg.common.families.flux2.small_files import PIPELINE
@@ -58,10 +59,12 @@ FAMILY = Family(
     precision=KIND,
     published=published,
     options=Flux2.options,
+    choices=frozenset({"transformer", "text_encoder", "vae"}),
     open=open_folder,
+    describe_file=describe_file,
     model=_model,
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.distilled),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
-    part=lambda header: None,
+    part=part_of,
 )
