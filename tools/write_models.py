@@ -16,7 +16,8 @@ from doc_tables import table, write
 
 from qwenimg.backends.paper import on_paper
 from qwenimg.common.base.amounts import parse_bytes, size_text
-from qwenimg.common.families.catalog import KNOWN, KnownModel
+from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.hub.outlook import NO_MODELS, PROMPT

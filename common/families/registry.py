@@ -11,13 +11,13 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind
-from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.flux.family import FAMILY as FLUX
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.sd3.family import FAMILY as SD3
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION

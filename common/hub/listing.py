@@ -10,7 +10,7 @@ from typing import Literal
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.hub import resolve
 from qwenimg.common.parts.clip_tokenizer import is_tokenizer
 from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece

@@ -10,7 +10,7 @@ from typing import Any
 
 from qwenimg.common.base.amounts import duration, size_text
 from qwenimg.common.families import catalog
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure import machines

@@ -26,7 +26,7 @@ from qwenimg.common.base.hf_cache import (
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES

@@ -9,7 +9,7 @@ from typing import Any
 
 from paper.kernels import Case
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, Opened
 from qwenimg.common.networks import qwen_dit

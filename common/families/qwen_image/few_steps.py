@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from qwenimg.common.families.catalog import BUILT_IN
+from qwenimg.common.families.qwen_image.known import BUILT_IN
 from qwenimg.common.request.few_steps import FewSteps
 
 _REPO = "lightx2v/Qwen-Image-Lightning/Qwen-Image-Lightning"
