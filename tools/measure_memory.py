@@ -1,5 +1,5 @@
 """Peak memory of whole runs against their plans: on this CPU what is resident, on both backends, and on the pretend
-accelerator what its allocator counts. Three families with random weights.
+accelerator what its allocator counts. Four families with random weights.
 
     python tools/measure_memory.py                 # all runs
     python tools/measure_memory.py qwen-cpu-512    # only runs whose name begins so
@@ -35,7 +35,10 @@ from wide_checkpoint import write as write_weights
 
 from qwenimg.common.base.amounts import parse_max
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.families.z_image import published as zimage
+from qwenimg.common.families.z_image import small_files
+from qwenimg.common.networks import kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, zimage_dit
+from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
@@ -46,6 +49,12 @@ TEXT = QwenVLConfig(
     vocab_size=32000,
 )  # fmt: skip
 VAE = QwenVAEConfig(base_dim=48)
+ZIMAGE = replace(zimage.transformer(), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024)
+ZIMAGE_TEXT = Qwen3Config(
+    hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+    vocab_size=32000,
+)  # fmt: skip
+ZIMAGE_VAE = replace(zimage.vae(), block_out_channels=(64, 128, 256, 256))
 PROMPT = "a red circle and a small blue square on a white background"
 
 
@@ -103,6 +112,10 @@ RUNS = (
     Run("sdxl", "cpu", "--size 512x512 --precision bf16"),
     Run("sdxl", "cpu", "--size 512x512 --precision fp32 -q 8"),
     Run("sdxl", "mlx", "--size 128x128 --precision fp32"),
+    Run("z-image", "cpu", "--size 512x512 --precision fp32"),
+    Run("z-image", "cpu", "--size 512x512 --precision fp32 -q 8 --guidance 3"),
+    Run("z-image", "cpu", "--size 512x384 --precision bf16"),
+    Run("z-image", "mlx", "--size 128x128 --precision fp32"),
     # 30 % of the denoiser
     Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
     Run("deep", "mlx", "--size 128x128 --precision fp32 --max-memory 725MB"),
@@ -124,12 +137,20 @@ COUNTED = (
     Run("sd15", PRETEND, "--size 128x128 --precision fp32"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32 --max-memory 270MB"),
     Run("sdxl", PRETEND, "--size 128x128 --precision fp32 --max-memory 770MB"),
+    Run("z-image", PRETEND, "--size 128x128 --precision fp32"),
+    Run("z-image", PRETEND, "--size 128x128 --precision fp32 --max-memory 330MB"),
 )
 
 STARTS = {
     "loading text encoder": "text", "loading transformer": "modulation", "loading unet": "denoise",
     "loading refiner": "refine", "loading vae encoder": "encode", "loading vae decoder": "decode",
 }  # fmt: skip
+
+
+def starts(model: str) -> dict[str, str]:
+    """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
+    return STARTS | ({"loading transformer": "denoise"} if model == "z-image" else {})
+
 
 ONE = """
 import ctypes, gc, json, sys
@@ -200,11 +221,31 @@ def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16") -> None:
     (folder / "model_index.json").write_text(json.dumps(INDEX))
 
 
+def write_zimage(folder: Path) -> None:
+    """Of published proportions, narrower and of fewer layers; model_index.json is written last."""
+    parts = {
+        "transformer": (zimage_dit.NETWORK, ZIMAGE),
+        "vae": (kl_vae.NETWORK, ZIMAGE_VAE),
+        "text_encoder": (qwen3.NETWORK, ZIMAGE_TEXT),
+    }
+    for name, (network, config) in parts.items():
+        stem = "model" if name == "text_encoder" else "diffusion_pytorch_model"
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        write_weights(folder / name / f"{stem}.safetensors", manifest)
+        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(3.0)))
+    write_tiny_tokenizer(folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
+
+
 def made(folder: Path, model: str) -> Path:
     path = folder / model
     if not (path / "model_index.json").exists():
         if model in ("qwen", "deep"):
             write_qwen(path, DIT if model == "qwen" else DEEP)
+        elif model == "z-image":
+            write_zimage(path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path
@@ -224,7 +265,7 @@ def planned(path: Path, run: Run) -> dict[str, Any]:
 
 def measured(path: Path, run: Run) -> dict[str, Any]:
     load, draw = run.asked(path)
-    asked = json.dumps({"backend": run.backend, "load": load, "draw": draw, "starts": STARTS})
+    asked = json.dumps({"backend": run.backend, "load": load, "draw": draw, "starts": starts(run.model)})
     done = subprocess.run([sys.executable, "-c", ONE, asked], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{run.name}: {done.stderr}")
@@ -255,7 +296,7 @@ def counted(path: Path, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
     from allocated import counted  # which imports torch: only the processes that measure need it otherwise
 
-    return counted(*run.asked(path), STARTS)
+    return counted(*run.asked(path), starts(run.model))
 
 
 def compared(path: Path, run: Run) -> dict[str, Any]:
