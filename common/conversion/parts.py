@@ -136,9 +136,10 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
         assert opened.family.small_files is not None
         tables = opened.family.small_files(checkpoint)
     else:
+        weights = {name for group in opened.family.components for name in group}  # of a part that was left out, too
         for path in repository.used(source):
             inside = path.relative_to(source).as_posix()
-            if inside.split("/")[0] not in checkpoint.components:
+            if inside.split("/")[0] not in weights:
                 data_of[inside] = _read(path)
         data_of |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
         tables["model_index.json"] = _index(read_json(source / "model_index.json"), data_of, checkpoint.components)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, quantise
@@ -95,30 +96,31 @@ def _resident(opened: Opened) -> str:
 
 def _component(folder: Path) -> Description:
     """Compare one component with the manifest of its configuration."""
-    manifest, rename = _expected(folder)
+    network, manifest = _expected(folder)
+    rename = network.rename or _same
     with _opened(find_files(folder).files) as headers:
-        named, _ = keys.named_weights(headers, rename, manifest)
+        named, _ = keys.named_weights(headers, rename, manifest, copies=network.copies)
         unused = sum(rename(key) is None for header in headers for key in header.tensors)
     part = Description(lines=[weights_summary(folder.name, named.values())])
     if unused:
         part.lines.append(f"{folder.name}: known and not needed: {counted(unused, 'tensor')}")
-    for kind, names in _differences(named, manifest):
+    needed = {name: shape for name, shape in manifest.items() if name in named or name not in network.optional}
+    for kind, names in _differences(named, needed):
         part.faults.append(f"{folder.name}: {len(names)} {kind}: {listed(names)}")
     return part
 
 
-def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
-    """Return the manifest of the component in `folder`, by its configuration, and the function that renames its keys.
-    Raise ModelError."""
+def _expected(folder: Path) -> tuple[Network, Manifest]:
+    """Return the network of the component in `folder`, and its manifest by its configuration. Raise ModelError."""
     path = folder / "config.json"
     data = read_json(path)
     networks = [network for family in registry.FAMILIES for network in family.networks]
     for network in networks:
         if data.get(network.key) == network.kind:
-            return network.manifest(read_config(network, folder)), network.rename or _same
+            return network, network.manifest(read_config(network, folder))
     if folder.name == "text_encoder":  # some are stored without a type
         network = next(network for network in networks if network.role == "text")
-        return network.manifest(read_config(network, folder)), network.rename or _same
+        return network, network.manifest(read_config(network, folder))
     kind = data.get("_class_name", data.get("model_type"))
     raise ModelError(f"{clean(path)}: a {clean(kind, 60)!r} is not a component that this version knows")
 

@@ -63,13 +63,13 @@ def in_other_layout(has: Callable[[str], bool]) -> Family | None:
 
 
 def _family(has: Callable[[str], bool]) -> Family:
-    """Return the family with the fewest missing components, and of these the one with the most that are there, if
-    possible one whose denoiser is there: a listing has no class name."""
+    """Return the family with the fewest missing components, and of these the one with the most folders that are there,
+    if possible one whose denoiser is there: a listing has no class name."""
     from qwenimg.common.families import registry
 
     def lacking(family: Family) -> tuple[int, int]:
-        there = [any(has(f"{part}/config.json") for part in group) for group in family.components]
-        return there.count(False), -there.count(True)
+        there = [[has(f"{part}/config.json") for part in group] for group in family.components]
+        return sum(not any(group) for group in there), -sum(map(sum, there))
 
     likely = [family for family in registry.FAMILIES if has(f"{family.denoiser}/config.json")]
     return min(likely or registry.FAMILIES[:1], key=lacking)

@@ -46,6 +46,7 @@ class Network:
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
     rename: Callable[[str], str | None] | None = None  # from a stored name, the manifest's; None if it is not used
     copies: frozenset[str] = frozenset()  # stored names of copies of other tensors, not read where those are stored too
+    optional: frozenset[str] = frozenset()  # parameters that files may lack: the forward makes them
     published: Callable[[str], str] = _same  # from a name of the manifest, that in published files
     described: Callable[[Any], Mapping[str, object]] = lambda config: {}  # from a config, more keys of config.json
 

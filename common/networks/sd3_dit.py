@@ -177,6 +177,7 @@ NETWORK = Network(
     compiled=re.compile(r"transformer_blocks\.\d+"),
     deep=deep,
     tables=frozenset({TABLE}),
+    optional=frozenset({TABLE}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
         Block(name="modulation", paths=re.compile(r"transformer_blocks\.\d+"), method="modulation", once=True),

@@ -124,7 +124,7 @@ def open_component(
         rename=names,
         architectures=network.architectures,
         channels_last=channels_last,
-        optional=frozenset(manifest.keys() - used.keys()),
+        optional=network.optional | frozenset(manifest.keys() - used.keys()),
         copies=network.copies,
     )
     return component(network, config, plan, whole=whole)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.networks.t5 import T5Config
 from qwenimg.common.parts.texts import States, Texts
 from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.prompts.weighted import LENGTH
@@ -82,15 +83,20 @@ class T5Texts(PaddedTexts):
         return [(1, self.length, self.encoder.config.d_model)]
 
     def more(self) -> int:
-        """Return the bytes of the bias for each pair of tokens as it is looked up, reordered and taken by a kernel
-        (measured on a CPU: two to three of these); and of the matrix that is in float32 where others are in float16."""
-        config, dtype = self.encoder.config, self.runtime.precision.stored_dtype("text")
-        bias = 3 * 4 * config.num_heads * self.length**2
-        return int(bias + (4 * config.d_model * config.d_ff if dtype == "float16" else 0))
+        """Return the bytes of activations that other text encoders have not."""
+        return t5_activations(self.encoder.config, self.length, self.runtime.precision.stored_dtype("text"))
 
     def result(self, encoder: TextEncoder, ids: Sequence[int]) -> Array:
         """Return the states of one prompt [1 S C]."""
         return encoder.encode(ids)
+
+
+def t5_activations(config: T5Config, length: int, dtype: str) -> int:
+    """Return the bytes of activations of T5, in `dtype`, that other text encoders have not, for `length` tokens: of the
+    bias for each pair of tokens as it is looked up, reordered and taken by a kernel (measured on a CPU: two to three of
+    these); and of the matrix that is in float32 where others are in float16."""
+    bias = 3 * 4 * config.num_heads * length**2
+    return bias + (4 * config.d_model * config.d_ff if dtype == "float16" else 0)
 
 
 class ClipPooled(PaddedTexts):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import fitting, write
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from spiece_files import trained, write_spiece
 from tiny_clip import write_tiny_clip_tokenizer
 from tiny_ldm import behind
@@ -20,6 +20,7 @@ from tiny_sd3 import T5, WIDE_CLIPS, models_of, one_file, transformer_file, writ
 
 import qwenimg
 from qwenimg import ModelError, UsageError
+from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe import describe
@@ -195,3 +196,77 @@ def test_info(made: Made) -> None:
         path = made.part(name) if name == T5 else made.save(name, transformer_file(made.models["transformer"]))
         kind = registry.identify_file(path)
         assert kind is not None and kind.flag == flag
+
+
+# Conversion
+
+
+class Silent:
+    """A listener that keeps nothing."""
+
+    def plan(self, size: int, files: int) -> None: ...
+
+    def kept(self, name: str, size: int) -> None: ...
+
+    def written(self, name: str, size: int) -> None: ...
+
+
+@pytest.mark.parametrize("form", ["folder", "file", "file without table", "without T5", "parts"])
+def test_a_converted_model_draws_the_same(made: Made, drawn: Any, expected: Any, tmp_path: Path, form: str) -> None:
+    """And what is in the folder is whole in diffusers' names."""
+    source, choices = made.folder, Choices()
+    if form.startswith("file"):
+        source, choices = made.whole(), Choices(tokenizer=made.words)
+    if form == "file without table":
+        tensors = one_file(made.models)
+        tensors.pop("model.diffusion_model.pos_embed")
+        source = made.save("no-table", tensors)
+    elif form == "without T5":
+        choices = Choices(parts={T5: Path("none")})
+    elif form == "parts":
+        choices = Choices(parts={"transformer": made.save("authors", transformer_file(made.models["transformer"]))})
+    out = tmp_path / "out"
+    convert(source, out, choices, Silent())
+    assert not describe(out).faults
+    assert (out / T5).is_dir() == (form != "without T5")
+    parts = {} if form.startswith("without") else {"tokenizer": None}
+    found = drawn(out, **parts)
+    if form == "file without table":
+        assert np.array_equal(found, drawn(source, tokenizer=made.words))
+        assert not np.array_equal(found, expected("cpu"))
+        assert "pos_embed.pos_embed" not in load_file(next((out / "transformer").glob("*.safetensors")))
+    else:
+        assert np.array_equal(found, expected("cpu", t5=form != "without T5"))
+        tensors = load_file(next((out / "transformer").glob("*.safetensors")))
+        wanted = made.models["transformer"].state_dict()
+        assert tensors.keys() == wanted.keys()
+        assert all(torch.equal(tensors[key], value) for key, value in wanted.items())
+
+
+@pytest.mark.parametrize("source", ["folder", "file"])
+def test_quantized_while_converting_and_while_loading(
+    made: Made, drawn: Any, expected: Any, tmp_path: Path, source: str
+) -> None:
+    path, words = (made.folder, None) if source == "folder" else (made.whole(), made.words)
+    out = tmp_path / "out"
+    convert(path, out, Choices(quantize="8", tokenizer=words), Silent())
+    stored, loaded = drawn(out), drawn(path, quantize=8, tokenizer=words)
+    assert np.array_equal(stored, loaded)
+    exact = expected("cpu")
+    error = float(np.linalg.norm(stored - exact) / np.linalg.norm(exact))
+    print(f"{error:.1e}")
+    assert 1e-4 < error < 0.1
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16", "Q4_0"])
+def test_gguf_stays_quantized_and_draws_alike_on_both_backends(
+    made: Made, drawn: Any, expected: Any, kind: str
+) -> None:
+    path = made.files / f"{kind}.gguf"
+    arrays = {key: value.numpy() for key, value in transformer_file(made.models["transformer"]).items()}
+    write(path, {key: (value, fitting(value, kind)) for key, value in arrays.items()}, "sd3")
+    one, other = (drawn(made.folder, backend, transformer=path) for backend in BACKENDS)
+    exact = expected("cpu")
+    error, apart = (float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in ((one, exact), (other, one)))
+    print(f"{kind}: {error:.1e} from float32, backends {apart:.1e}")
+    assert apart < 1e-4 < 0.3 and error < 0.3

@@ -356,7 +356,7 @@ def test_silent_and_slow_connections_are_given_up(fault, fake, monkeypatch):
         (404, FIRST, "404"),
         (404, SMALL, "404"),
         (401, SMALL, "private"),
-        (403, SMALL, "accept its terms"),
+        (403, SMALL, f"accept its terms at https://huggingface.co/{REPO}, and set HF_TOKEN"),
     ],
 )
 def test_faults_that_another_try_would_not_change(fault, path, part, fake):
@@ -442,7 +442,13 @@ def test_the_list_is_asked_for_again(status, fake):
 
 @pytest.mark.parametrize(
     ("status", "part"),
-    [(404, "is not on the hub"), (401, "private"), (403, "accept its terms"), (503, "3 times"), (418, "418")],
+    [
+        (404, "is not on the hub"),
+        (401, "private"),
+        (403, f"accept its terms at https://huggingface.co/{REPO}, and set HF_TOKEN"),
+        (503, "3 times"),
+        (418, "418"),
+    ],
 )
 def test_the_list_is_refused(status, part, fake, cache):
     fake.faults["api"] = [status] * 9

@@ -86,10 +86,10 @@ def write_tiny_clip_tokenizer(folder: Path, pad: str = EOS) -> None:
         (folder / name).write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
 
 
-def tiny_clip(kind: str, seed: int = 5, *, projected: bool = False, **changes: Any) -> torch.nn.Module:
-    """transformers' model of this kind with the tiny vocabulary, float32, nothing trivial in it.
+def tiny_clip(kind: str, seed: int = 5, projected: bool = False, **changes: Any) -> torch.nn.Module:
+    """transformers' model of this kind with the tiny vocabulary, float32, nothing trivial in it; `projected`: with a
+    projection, which bigG has anyway.
 
-    `projected`: with a projection, as bigG always has one.
     `eos_token_id` is the wrong 2 of published configurations unless `changes` gives another.
     """
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection

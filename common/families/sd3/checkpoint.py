@@ -17,7 +17,7 @@ from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3 import published, single_file
-from qwenimg.common.families.sd3.small_files import SCHEDULER
+from qwenimg.common.families.sd3.small_files import PADS, SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
@@ -41,7 +41,6 @@ NETWORKS: Mapping[str, Network] = {
     T5: t5.NETWORK,
     "vae": kl_vae.NETWORK,
 }
-PADS = {"text_encoder": clip_tokenizer.EOS_PAD, "text_encoder_2": clip_tokenizer.OPEN_CLIP_PAD}
 
 
 def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:

@@ -13,14 +13,20 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.networks import clip
 from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.parts.padded_texts import t5_activations
 from qwenimg.common.parts.texts import PromptTexts, States
+from qwenimg.common.prompts.prompt_tokens import PromptTokens
+from qwenimg.common.prompts.weighted import LENGTH
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import ClipEncoder, TextEncoder
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
-CLIP_ROWS, T5_ROWS = 77, 256
 T5 = "text_encoder_3"
+ROWS = {"text_encoder": LENGTH, "text_encoder_2": LENGTH, T5: 256}
+"""The tokens that each text encoder reads."""
+ALL_ROWS = LENGTH + ROWS[T5]
 Float32 = NDArray[np.float32]
 
 
@@ -34,34 +40,29 @@ class SD3Texts(PromptTexts):
         self.width = checkpoint["transformer"].config.joint_attention_dim
         self._tokenizers = checkpoint.tokenizers
 
-    def ids(self, name: str, prompt: str) -> tuple[list[int], int]:
-        """Return the ids of `prompt` for the text encoder `name`, with their padding, and how many are cut off. Raises
-        UsageError as `check_prompt` does."""
-        tokenizer = self._tokenizers[name].tokenizer
-        if name == T5:
-            padded = tokenizer.padded(prompt, T5_ROWS)
-            return list(padded.ids), padded.lost
-        words, room = tokenizer.words(prompt), CLIP_ROWS - 2
-        ids = [tokenizer.bos, *words[:room], tokenizer.eos]
-        return ids + [tokenizer.pad] * (CLIP_ROWS - len(ids)), max(0, len(words) - room)
+    def fill(self, name: str, prompt: str) -> PromptTokens:
+        """Return the tokens of `prompt` for the text encoder `name`, with its padding. Raises UsageError as
+        `check_prompt` does."""
+        tokens: PromptTokens = self._tokenizers[name].tokenizer.padded(prompt, ROWS[name])
+        return tokens
 
     def shapes(self, key: str) -> list[Shape]:
         """Return the shapes of the text states and of the pooled vectors, which no prompt changes."""
         pooled = sum(component.config.projection_dim for component in self.clips.values())
-        return [(1, CLIP_ROWS + T5_ROWS, self.width), (1, pooled)]
+        return [(1, ALL_ROWS, self.width), (1, pooled)]
 
     def tokens(self, key: str) -> list[object]:
         """Return the ids for each text encoder, and the width of the states."""
-        return [*(self.ids(name, key)[0] for name in self.encoders), self.width]
+        return [*(list(self.fill(name, key).ids) for name in self.encoders), self.width]
 
     def cut(self, prompt: str) -> str:
         """Return how many tokens each text encoder does not see."""
-        lost = {name: self.ids(name, prompt)[1] for name in self.encoders}
+        lost = {name: self.fill(name, prompt).lost for name in self.encoders}
         return " and ".join(f"{name} does not see the last {counted(n, 'token')}" for name, n in lost.items() if n)
 
     def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
         """Return the numbers of rows, which no prompt changes."""
-        return [CLIP_ROWS + T5_ROWS] * len(prompts)
+        return [ALL_ROWS] * len(prompts)
 
     @property
     def clips(self) -> dict[str, Component]:
@@ -73,26 +74,30 @@ class SD3Texts(PromptTexts):
 
     def _stages(self) -> list[Stage]:
         return [
-            self.stage(component, 1, T5_ROWS if name == T5 else CLIP_ROWS) for name, component in self.encoders.items()
+            self.stage(component, 1, ROWS[name], self._more(component.config) if name == T5 else 0)
+            for name, component in self.encoders.items()
         ]
+
+    def _more(self, config: T5Config) -> int:
+        return t5_activations(config, ROWS[T5], self.runtime.precision.stored_dtype("text"))
 
     def encode(self, keys: Sequence[str]) -> Iterator[States]:
         """Encode `keys` with one text encoder after the other."""
         parts = []
         for name, stage in zip(self.encoders, self._stages(), strict=True):
             encode: Any = self._t5 if name == T5 else partial(self._clip, stage.component.config)
-            parts.append(list(self.run(stage, encode, [self.ids(name, key)[0] for key in keys])))
+            parts.append(list(self.run(stage, encode, [self.fill(name, key).ids for key in keys])))
         for results in zip(*parts, strict=True):
             yield self._joined(results)
 
     def _joined(self, results: Sequence[Any]) -> States:
         """Return text states and pooled vectors for one prompt's results of all text encoders."""
         (first, first_pooled), (second, second_pooled), *t5 = results
-        states = np.zeros((1, CLIP_ROWS + T5_ROWS, self.width), np.float32)
+        states = np.zeros((1, ALL_ROWS, self.width), np.float32)
         both = np.concatenate((first, second), axis=-1)
-        states[:, :CLIP_ROWS, : both.shape[-1]] = both
+        states[:, :LENGTH, : both.shape[-1]] = both
         if t5:
-            states[:, CLIP_ROWS:] = t5[0]
+            states[:, LENGTH:] = t5[0]
         return states, np.concatenate((first_pooled, second_pooled), axis=-1)
 
     def _clip(self, config: CLIPConfig, encoder: ClipEncoder, ids: Sequence[int]) -> tuple[Float32, Float32]:
