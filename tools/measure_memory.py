@@ -1,5 +1,5 @@
 """Peak memory of whole runs against their plans: on this CPU what is resident, on both backends, and on the pretend
-accelerator what its allocator counts. Four families with random weights.
+accelerator what its allocator counts. Models of several families with random weights.
 
     python tools/measure_memory.py                 # all runs
     python tools/measure_memory.py qwen-cpu-512    # only runs whose name begins so
@@ -34,14 +34,19 @@ from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
 
 from qwenimg.common.base.amounts import parse_max
+from qwenimg.common.families.flux import small_files as flux_files
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.families.z_image import published as zimage
 from qwenimg.common.families.z_image import small_files
-from qwenimg.common.networks import kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, zimage_dit
+from qwenimg.common.networks import clip, flux_dit, kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, t5, zimage_dit
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.t5 import T5Config
 
 DIT = QwenDiTConfig(num_layers=6, num_attention_heads=8, joint_attention_dim=1024)
 TEXT = QwenVLConfig(
@@ -55,6 +60,19 @@ ZIMAGE_TEXT = Qwen3Config(
     vocab_size=32000,
 )  # fmt: skip
 ZIMAGE_VAE = replace(zimage.vae(), block_out_channels=(64, 128, 256, 256))
+FLUX = {
+    "transformer": FluxConfig(
+        num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, pooled_projection_dim=256,
+        guidance_embeds=True,
+    ),
+    "text_encoder": CLIPConfig(vocab_size=589, hidden_size=256, intermediate_size=1024, num_attention_heads=4),
+    "text_encoder_2": T5Config(d_model=1024, d_ff=2560, num_layers=8, num_heads=16),
+    "vae": KLVAEConfig(
+        block_out_channels=(64, 128, 256, 256), layers_per_block=2, latent_channels=16, scaling_factor=0.3611,
+        shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
+    ),
+}  # fmt: skip
+FLUX_NETWORKS = {"transformer": flux_dit, "text_encoder": clip, "text_encoder_2": t5, "vae": kl_vae}
 PROMPT = "a red circle and a small blue square on a white background"
 
 
@@ -104,6 +122,10 @@ RUNS = (
     Run("qwen", "cpu", "--size 512x384 --precision bf16 --guidance 1"),
     Run("qwen", "mlx", "--size 256x256 --precision fp32"),
     Run("qwen", "mlx", "--size 128x128 --precision fp32 -q 4"),
+    Run("flux", "cpu", "--size 512x512 --precision fp32"),
+    Run("flux", "cpu", "--size 512x512 --precision fp32 -q 8"),
+    Run("flux", "cpu", "--size 512x384 --precision bf16"),
+    Run("flux", "mlx", "--size 128x128 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32 --guidance 1"),
     Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
@@ -134,6 +156,8 @@ COUNTED = (
     Run("qwen", PRETEND, "--size 128x128 --precision fp32"),
     Run("qwen", PRETEND, "--size 128x128 --precision fp32 -q 8"),
     Run("qwen", PRETEND, "--size 128x128 --precision fp32 --max-memory 400MB"),
+    Run("flux", PRETEND, "--size 128x128 --precision fp32"),
+    Run("flux", PRETEND, "--size 128x128 --precision fp32 -q 8"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32 --max-memory 270MB"),
     Run("sdxl", PRETEND, "--size 128x128 --precision fp32 --max-memory 770MB"),
@@ -239,6 +263,26 @@ def write_zimage(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
 
 
+def write_flux(folder: Path) -> None:
+    """Flux.1 dev in proportions like the published one's, narrower and of fewer layers; model_index.json is written
+    last."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+    from spiece_files import trained, write_spiece  # which trains a tokenizer
+    from tiny_clip import write_tiny_clip_tokenizer
+
+    for name, config in FLUX.items():
+        network = FLUX_NETWORKS[name].NETWORK
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        write_weights(folder / name / f"{stem}.safetensors", manifest, "BF16")
+        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=True)))
+    write_tiny_clip_tokenizer(folder / "tokenizer")
+    write_spiece(folder / "tokenizer_2", trained())
+    (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
+
+
 def made(folder: Path, model: str) -> Path:
     path = folder / model
     if not (path / "model_index.json").exists():
@@ -246,6 +290,8 @@ def made(folder: Path, model: str) -> Path:
             write_qwen(path, DIT if model == "qwen" else DEEP)
         elif model == "z-image":
             write_zimage(path)
+        elif model == "flux":
+            write_flux(path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path
