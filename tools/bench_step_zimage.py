@@ -5,7 +5,8 @@ the time.
     python tools/bench_step_zimage.py --device cuda --layers 30 --tokens 4096+64 --dtypes bf16
 
 A step here is one forward for one branch. `ours` has the refined text and the RoPE tables made beforehand, once per
-run, as the product does; `ours, all inside` makes them in every step, as diffusers does. The arms take turns, in an order that is reversed each time.
+run, as the product does; `ours, all inside` makes them in every step, as diffusers does. The arms take turns, in an
+order that is reversed each time.
 """
 
 from __future__ import annotations

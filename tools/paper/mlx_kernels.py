@@ -26,6 +26,7 @@ from paper.kernels import Case, Kernel, Kind, Span
 from qwenimg.backends.mlx import compile, load
 from qwenimg.backends.mlx.networks.vae import WIDE
 from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.zimage_dit import PATCH
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -63,6 +64,14 @@ def _transformer(component: Any, config: Any, case: Case, nodes: Nodes) -> Calla
     return lambda: component.predict(latents, (modulation, 0), condition)
 
 
+def _single_stream(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+    """Z-Image's transformer, one branch of guidance at a time."""
+    grid = case.height // PATCH, case.width // PATCH
+    condition = nodes.all_given(component.condition(mx.zeros((1, case.text, config.cap_feat_dim)), grid))
+    latents = mx.zeros((1, grid[0] * grid[1], config.features))
+    return lambda: component.predict(latents, np.zeros((1, 256)), condition)
+
+
 def _unet(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
     texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
     added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
@@ -86,6 +95,7 @@ def _decoder(component: Any, _: Any, case: Case, nodes: Nodes) -> Callable[[], A
 
 CALLS: dict[str, Callable[[Any, Any, Case, Nodes], Callable[[], Array]]] = {
     "qwen_dit": _transformer,
+    "zimage_dit": _single_stream,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,
