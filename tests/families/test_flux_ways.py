@@ -3,11 +3,14 @@ blocks, LoRAs, reused calls and float16."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import tiny_ldm
@@ -178,6 +181,87 @@ def test_fill_and_control_models_are_refused(folder: Path, tmp_path: Path) -> No
         save_file(values, tmp_path / f"{channels}.safetensors")
         with pytest.raises(ModelError, match=words):
             registry.open_model(folder, Choices(parts={"transformer": tmp_path / f"{channels}.safetensors"}))
+
+
+# mflux
+
+
+def mflux_name(name: str, part: str) -> str:
+    """mflux's name of a tensor, as its loader lists them."""
+    if part == "transformer":
+        name = re.sub(r"(\.ff(_context)?)\.net\.0\.proj\.", r"\1.linear1.", name)
+        return re.sub(r"(\.ff(_context)?)\.net\.2\.", r"\1.linear2.", name)
+    if part == "vae":
+        name = re.sub(r"(conv_in|conv_out)\.", r"\1.conv2d.", name)
+        return name.replace(".conv_norm_out.", ".conv_norm_out.norm.")
+    if part == T5:
+        name = re.sub(r"encoder\.block\.(\d+)\.layer\.0\.", r"t5_blocks.\1.attention.", name)
+        name = re.sub(r"encoder\.block\.(\d+)\.layer\.1\.", r"t5_blocks.\1.ff.", name)
+        return name.removeprefix("encoder.")
+    return f"text_model.{name.removeprefix('text_model.')}"
+
+
+def save_as_mflux(folder: Path, out: Path, bits: int | None) -> Path:
+    """All parts in two shards; layers in groups of 64, kernels with their channels last, T5's table in each block."""
+    for part in ("transformer", CLIP, T5, "vae"):
+        saved: dict[str, mx.array] = {}
+        values = tensors(folder / part)
+        values.pop("encoder.embed_tokens.weight", None)
+        for name, value in values.items():
+            called, array = mflux_name(name, part), mx.array(value.numpy())
+            names = (
+                [called] if "relative_attention" not in called else [called.replace(".0.", f".{i}.") for i in range(3)]
+            )
+            for one in names:
+                layer = one.removesuffix(".weight")
+                if array.ndim == 4:
+                    saved[one] = mx.contiguous(mx.moveaxis(array, 1, -1))
+                elif bits and array.ndim == 2 and array.shape[1] % 64 == 0:
+                    codes = mx.quantize(array, group_size=64, bits=bits)
+                    saved |= dict(zip((one, f"{layer}.scales", f"{layer}.biases"), codes, strict=True))
+                else:
+                    saved[one] = array
+        about = {"quantization_level": str(bits), "mflux_version": "0.13.1"}
+        (out / part).mkdir(parents=True)
+        for i in range(2):
+            shard = {name: saved[name] for name in list(saved)[i::2]}
+            mx.save_safetensors(str(out / part / f"{i}.safetensors"), shard, about)
+        index = {"metadata": about, "weight_map": {n: f"{i}.safetensors" for i in range(2) for n in list(saved)[i::2]}}
+        (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
+        shutil.copy(folder / part / "config.json", out / part / "config.json")  # mflux has the published sizes alone
+    for name in ("tokenizer", "tokenizer_2"):
+        shutil.copytree(folder / name, out / name)
+    return out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_folder_of_mflux_draws_the_same(folder: Path, tmp_path: Path, backend: str) -> None:
+    """In codes: what the folder that `convert` makes of it under diffusers' names draws."""
+    plain = save_as_mflux(folder, tmp_path / "plain", None)
+    assert np.array_equal(drawn(plain, backend), drawn(folder, backend))
+    coded = save_as_mflux(folder, tmp_path / "coded", 8)
+    with qwenimg.load(coded, backend, "fp32") as pipe:
+        entries = pipe.model.checkpoint[T5].plan.entries  # type: ignore[attr-defined]
+        assert any(isinstance(entry.storage, Packed) for entry in entries.values())
+        latents = pipe(**ASKED).latents
+    convert(coded, tmp_path / "made", Choices(), Mock())
+    assert np.array_equal(drawn(tmp_path / "made", backend), latents)
+    assert 0 < relative(latents, drawn(folder, backend)) < 0.1
+
+
+def test_a_folder_of_mflux_says_what_it_is(folder: Path, tmp_path: Path) -> None:
+    plain = save_as_mflux(folder, tmp_path / "plain", None)
+    about = describe(plain)
+    assert not about.faults and about.lines[:2] == [
+        "layout: folder of mflux (its names, as transformer_blocks.0.ff.linear1.bias), mflux 0.13.1, level None",
+        "pipeline: Flux.1 dev, text to image",
+    ]
+    opened = registry.open_model(plain)
+    assert (opened.defaults().steps, opened.checkpoint.scheduler.use_dynamic_shifting) == (28, True)
+    opened.checkpoint.close()
+    (plain / "transformer" / "config.json").unlink()  # then it is of the published size
+    with pytest.raises(ModelError, match=r"the configuration is of another model|lacks tensor"):
+        registry.open_model(plain)
 
 
 # Memory

@@ -1,5 +1,5 @@
-"""A Flux.1 folder in diffusers layout, with parts in other folders and files: its configurations and load plans, all
-checked before a weight is read."""
+"""A Flux.1 folder in diffusers layout, or as mflux saves it, with parts in other folders and files: its configurations
+and load plans, all checked before a weight is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux import published
+from qwenimg.common.families.flux import mflux
+from qwenimg.common.families.flux.published import vae as published_vae
+from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import open_transformer
 from qwenimg.common.formats.headers import read_header
@@ -20,11 +22,13 @@ from qwenimg.common.networks.flux_dit import FluxConfig
 from qwenimg.common.networks.t5 import T5Config
 from qwenimg.common.parts import clip_files
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
 
 # The start of a class's name, and why it is not supported.
@@ -42,8 +46,8 @@ _T5_GGUF_SIGN = "enc.blk.0.attn_rel_b.weight"
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and of the parts that `choices` has elsewhere, and check them
     against the manifests. Raises ModelError and UsageError."""
-    parts, scheduler = _places(choices), folder / "scheduler" / "scheduler_config.json"
-    configs = {name: _config(folder, name, elsewhere=name in parts) for name in _NETWORKS}
+    parts, whole = _places(choices), is_file(folder / "model_index.json")
+    configs = {name: _config(folder, name, whole=whole, elsewhere=name in parts) for name in _NETWORKS}
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:
         for name in _NETWORKS:
@@ -57,8 +61,14 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             CLIP: open_tokenizer(folder / "tokenizer", clip_tokenizer.load, components[CLIP].config),
             T5: open_tokenizer(folder / "tokenizer_2", t5_tokenizer.load, components[T5].config),
         },
-        scheduler=flow_match.read_config(read_json(scheduler), scheduler),
+        scheduler=_scheduler(folder, components["transformer"].config, whole=whole),
     )
+
+
+def _scheduler(folder: Path, dit: FluxConfig, *, whole: bool) -> FlowMatchConfig:
+    """Return the noise levels of the model in `folder`, which has none if it is not `whole`. Raise ModelError."""
+    path = folder / "scheduler" / "scheduler_config.json"
+    return flow_match.read_config(read_json(path) if whole else scheduler(guided=dit.guidance_embeds), path)
 
 
 def _places(choices: Choices) -> dict[str, Path]:
@@ -88,18 +98,22 @@ def is_t5_file(names: Any) -> bool:
     return any(name.endswith(_T5_SIGN) or name == _T5_GGUF_SIGN for name in names)
 
 
-def _config(folder: Path, name: str, *, elsewhere: bool) -> Any:
-    """Return the configuration of a component in `folder`; the published one if there is none and the weights are
-    `elsewhere`. Raises ModelError."""
-    if elsewhere and not is_file(folder / name / "config.json"):
-        return {"transformer": FluxConfig(), CLIP: clip.VIT_L, T5: T5Config(), "vae": published.vae()}[name]
+def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
+    """Return the configuration of a component in `folder`, or the published one if `folder` is not `whole` or the
+    weights are `elsewhere`. Raises ModelError."""
+    if (elsewhere or not whole) and not is_file(folder / name / "config.json"):
+        if name == "transformer":
+            return FluxConfig(guidance_embeds=not elsewhere and mflux.is_guided(folder))
+        return {CLIP: clip.VIT_L, T5: T5Config(), "vae": published_vae()}[name]
     return read_config(_NETWORKS[name], folder / name, REFUSED)
 
 
 def _component(folder: Path, name: str, place: Path | None, config: Any, *, whole: bool) -> Component:
     """Open the component `name` in `folder`, or in `place`, with the `config` of the model's own. Raises ModelError."""
     if place is None:
-        return open_component(_NETWORKS[name], folder / name, config, name, whole=whole)
+        marker = CHANNELS_LAST if name == "vae" else ""
+        rename = mflux.RENAMES[name]
+        return open_component(_NETWORKS[name], folder / name, config, name, rename, channels_last=marker, whole=whole)
     if name == "transformer":
         return open_transformer(place, config, whole=whole)
     if name == "vae":

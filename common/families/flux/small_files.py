@@ -4,6 +4,7 @@ differs in its shift."""
 from __future__ import annotations
 
 from qwenimg.common.networks import flux_dit, kl_vae
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 
 INDEX: dict[str, object] = {
@@ -30,3 +31,9 @@ def scheduler(*, guided: bool) -> dict[str, object]:
         "shift": 3.0 if guided else 1.0,
         "use_dynamic_shifting": guided,
     }
+
+
+def small_files(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return JSON by its path, for the folder `checkpoint.source`, which lacks these files."""
+    guided = checkpoint["transformer"].config.guidance_embeds
+    return {"model_index.json": INDEX, "scheduler/scheduler_config.json": scheduler(guided=guided)}

@@ -22,6 +22,7 @@ from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.zimage_dit import ZImageConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.piece import Z_IMAGE_FILES
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
@@ -70,7 +71,7 @@ def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Co
             return open_transformer(place, config, whole=choices.whole)
         if name == "vae" and is_file(place):
             return open_vae(place, config, whole=choices.whole)
-    marker = mflux.CHANNELS_LAST if name == "vae" else ""
+    marker = CHANNELS_LAST if name == "vae" else ""
     return open_component(network, place, config, name, mflux.RENAMES[name], channels_last=marker, whole=choices.whole)
 
 

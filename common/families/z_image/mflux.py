@@ -1,7 +1,7 @@
 """A Z-Image folder that mflux saved: its names for some layers, strings only.
 
 mflux has the published configurations alone, so a folder without them means these; nothing in it tells Turbo from the
-base model but its name. Convolutions have their channels last.
+base model but its name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
+from qwenimg.common.networks import qwen3, zimage_dit
 from qwenimg.common.parts import mflux
 from qwenimg.common.weights.keys import Rename
 
@@ -20,9 +20,6 @@ _TRANSFORMER = (
     ("t_embedder.linear2.", "t_embedder.mlp.2."),
     ("all_final_layer.2-1.adaLN_modulation.0.", "all_final_layer.2-1.adaLN_modulation.1."),
 )
-_VAE = (".conv_in.conv2d.", ".conv_in.conv.", ".conv_out.conv2d.", ".conv_out.conv.", ".conv_norm_out.norm.")
-CHANNELS_LAST = ".conv_in.conv"
-"""Text in tensor names of a VAE that only mflux's files have, whose kernels have their channels last."""
 
 
 def are_names(keys: Iterable[str]) -> bool:
@@ -50,17 +47,4 @@ def text_encoder(manifest: Manifest) -> Rename:
     return qwen3.rename
 
 
-def vae(manifest: Manifest) -> Rename:
-    """Return the function that renames keys of diffusers or mflux to those of the manifest."""
-    network = kl_vae.NETWORK
-
-    def rename(key: str) -> str | None:
-        middle = next((one for one in _VAE if one in key), "")
-        layer = middle.rpartition(".")[0].rpartition(".")[0]
-        ours = key.replace(middle, f"{layer}.") if middle else key
-        return network.rename(ours) if network.rename else ours
-
-    return rename
-
-
-RENAMES = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae}
+RENAMES = {"transformer": transformer, "text_encoder": text_encoder, "vae": mflux.vae}
