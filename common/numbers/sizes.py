@@ -61,6 +61,14 @@ def aspect_size(aspect: Fraction, area: int) -> tuple[int, int]:
     return min(itertools.product(_neighbours(width), _neighbours(height)), key=error)
 
 
+def of_area(area: int, width: int, height: int, multiple: int = 32) -> tuple[int, int]:
+    """Return width and height of about `area` pixels in the proportions of width x height, each the nearest multiple of
+    `multiple`, as diffusers has it for the pictures of Qwen-Image-Edit. A side of a very long size is 0."""
+    ratio = width / height
+    wide = math.sqrt(area * ratio)
+    return round(wide / multiple) * multiple, round(wide / ratio / multiple) * multiple
+
+
 def _neighbours(side: float) -> tuple[int, int]:
     below = max(16, int(side) // 16 * 16)
     return below, below + 16
