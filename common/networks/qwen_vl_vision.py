@@ -172,7 +172,7 @@ def rename(key: str) -> str | None:
 # A picture
 
 
-class Seen(NamedTuple):
+class PromptPicture(NamedTuple):
     """A picture in a prompt: its patches [L, C * T * y * x], block by block; their rows and columns; and the place of
     its first slot among the ids of the prompt."""
 
@@ -221,7 +221,7 @@ def patch_rope(config: QwenVLVisionConfig, rows: int, columns: int) -> Table:
     return rope.rope_table(blocks.reshape(-1, 2), (half, half), ROPE_THETA)
 
 
-def prompt_rope(config: QwenVLVisionConfig, length: int, pictures: Sequence[Seen]) -> Table:
+def prompt_rope(config: QwenVLVisionConfig, length: int, pictures: Sequence[PromptPicture]) -> Table:
     """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids, `pictures` among them."""
     merge = config.merge_size
     slots = [(seen.start, seen.rows // merge, seen.columns // merge) for seen in pictures]

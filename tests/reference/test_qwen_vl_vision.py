@@ -16,7 +16,7 @@ from tiny_model import TEXT, randomise
 from qwenimg import backends
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks import qwen_vl_vision
-from qwenimg.common.networks.qwen_vl_vision import NETWORK, QwenVLVisionConfig, Seen
+from qwenimg.common.networks.qwen_vl_vision import NETWORK, PromptPicture, QwenVLVisionConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.pictures.patches import patches, whole_blocks
@@ -74,11 +74,11 @@ def picture(width: int, height: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def seen(width: int, height: int, start: int = 0, seed: int = 0) -> Seen:
+def seen(width: int, height: int, start: int = 0, seed: int = 0) -> PromptPicture:
     """A picture of which every pixel is seen: it needs no other size."""
     rows, columns = height // 6, width // 6
     values = np.random.default_rng(seed).standard_normal((rows * columns, 3, 1, 6, 6)).astype(np.float32)
-    return Seen(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns, start)
+    return PromptPicture(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns, start)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -95,11 +95,11 @@ def test_vision_tower(model: Any, folder: Path, backend: str) -> None:
         assert error <= FLOAT32 and result.std() > 0.1
 
 
-def prompt(parts: list[int | Seen], size: int = 2) -> tuple[list[int], list[Seen]]:
+def prompt(parts: list[int | PromptPicture], size: int = 2) -> tuple[list[int], list[PromptPicture]]:
     """Ids of so many tokens of text and of pictures, and the pictures at their places."""
-    rng, ids, pictures = np.random.default_rng(5), list[int](), list[Seen]()
+    rng, ids, pictures = np.random.default_rng(5), list[int](), list[PromptPicture]()
     for part in parts:
-        if isinstance(part, Seen):
+        if isinstance(part, PromptPicture):
             pictures.append(part._replace(start=len(ids)))
             ids += [SLOT] * (part.rows * part.columns // size**2)
         else:
@@ -114,7 +114,7 @@ PROMPTS = {
 }
 
 
-def reference_states(model: Any, ids: list[int], pictures: list[Seen]) -> np.ndarray:
+def reference_states(model: Any, ids: list[int], pictures: list[PromptPicture]) -> np.ndarray:
     tokens = torch.tensor([ids])
     more = {
         "pixel_values": torch.from_numpy(np.concatenate([one.patches for one in pictures])),

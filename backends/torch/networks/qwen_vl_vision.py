@@ -15,7 +15,7 @@ from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.language_model import Pair
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.common.networks import qwen_vl_vision
-from qwenimg.common.networks.qwen_vl_vision import NORM_EPS, Group, QwenVLVisionConfig, Seen
+from qwenimg.common.networks.qwen_vl_vision import NORM_EPS, Group, PromptPicture, QwenVLVisionConfig
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
@@ -143,14 +143,14 @@ class Component:
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes
-    def encode(self, ids: Sequence[int], pictures: Sequence[Seen]) -> Tensor:
+    def encode(self, ids: Sequence[int], pictures: Sequence[PromptPicture]) -> Tensor:
         """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
         slots = [(seen.start, ops.eval(self.slots(seen))) for seen in pictures]
         start = self.model.with_slots(ops.placed([list(ids)], self.device), slots)
         cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), pictures)
         return ops.eval(self.model.run(start, (self._table(cos), self._table(sin))))
 
-    def slots(self, seen: Seen) -> Tensor:
+    def slots(self, seen: PromptPicture) -> Tensor:
         """Return the slots [1 slots C] of a picture."""
         order, back, groups = qwen_vl_vision.layout(self.config, seen.rows, seen.columns)
         tables = qwen_vl_vision.patch_rope(self.config, seen.rows, seen.columns)
