@@ -271,13 +271,13 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     counted = "prompt" in asked
     asked.setdefault("prompt", PROMPT)
     image_fields.check(asked)
-    job = Job(image=None if given["image"] is None else read_image(given["image"])[0])
+    job = Job(images=tuple(read_image(path)[0] for path in given["image"]))
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
     asked = picture.asked
     if given["few_steps"] and not given["lora"]:
         asked = without_missing_loras(asked)
-    return pipe.check(**asked, image=job.image), counted
+    return pipe.check(**asked, image=job.images or None), counted
 
 
 def _as_json(planned: _Plan) -> dict[str, object]:

@@ -128,18 +128,17 @@ class Pipeline:
         """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)
         values = self.settled(given.asked(asked)[0])
-        picture = values.get("image")
-        if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
-            picture = None  # the request refuses it with a reason
-        values["width"], values["height"] = self.defaults.sides(values.get("width"), values.get("height"), picture)
+        pictures = start.given_images(values.get("image"))
+        values["width"], values["height"] = self.defaults.sides(values.get("width"), values.get("height"), pictures)
         values["seed"] = values.get("seed", random_seed())
         usual: dict[str, Any] = asdict(self.defaults)
-        del usual["trained"]
+        del usual["trained"], usual["edited"]
         with_mask = usual.pop("mask_strength")
         if "mask" in values:
             usual["strength"] = with_mask
         request = Request(**(usual | values), prompt=prompt)
         check_said(prompt)
+        start.check_images(self.model, self.model_name, len(request.images))
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
@@ -391,8 +390,5 @@ class Pipeline:
             "warnings": list(warnings),
             "created": datetime.now(UTC).replace(microsecond=0).isoformat(),
         }
-        for key, picture in (("image_sha256", request.image), ("mask_sha256", request.mask)):
-            if picture is not None:
-                hashes[key] = noise.sha256(picture)
-        hashes |= {**self._hashes(), **self.loras.hashes(request.lora)}
+        hashes |= {**start.image_hashes(request), **self._hashes(), **self.loras.hashes(request.lora)}
         return cast(Recipe, about | asked | hashes | self.options)

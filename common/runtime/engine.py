@@ -49,8 +49,9 @@ class DenoiserNetwork(Protocol):
     def condition(self, texts: Any, extra: Any) -> Condition:
         """Prepare texts once for a prompt. `extra`, what else the network is told of the image, has its own form.
 
-        Qwen-Image takes texts [1, S_i, C] and shapes (frames, rows, columns in tokens), Z-Image one text [1, S, C] and
-        rows and columns, a UNet texts [B, S, C] and for SDXL pooled text and sinusoids of the sizes [B, A]."""
+        Qwen-Image takes texts [1, S_i, C], shapes (frames, rows, columns in tokens) and then references [1, L_i, C],
+        Z-Image one text [1, S, C] and rows and columns, a UNet texts [B, S, C] and for SDXL pooled text and sinusoids
+        of the sizes [B, A]."""
         ...
 
     def predict(self, x: Array, step: TimeStep, condition: Condition) -> Array:

@@ -93,6 +93,7 @@ class ToyModel:
     multiple = scale = SCALE
     options: ClassVar[frozenset[str]] = frozenset()
     sees_mask = False
+    images = (0, 1)
     guidance = Guidance(formula=cfg)
     lora_names = ()
     few_steps: ClassVar[dict[str, Any]] = {}
