@@ -46,6 +46,7 @@ _NAMES = {  # of vision_config: of the configuration here
     "window_size": "window_size",
     "fullatt_block_indexes": "full_layers",
 }
+_NESTED = {"in_files": False}  # in objects of their own: `described`
 _FIXED = {"hidden_act": "silu", "in_channels": CHANNELS, "in_chans": CHANNELS}
 
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -57,16 +58,16 @@ Group = tuple[int, int]
 class QwenVLVisionConfig(QwenVLConfig):
     """The configuration of both parts; the defaults are those of Qwen2.5-VL-7B."""
 
-    mrope_section: tuple[int, ...] = (16, 24, 24)
-    vision_depth: int = field(default=32, metadata={"max": 1000})
-    vision_width: int = 1280
-    vision_inner: int = 3420
-    vision_heads: int = field(default=16, metadata={"max": 1024})
-    patch_size: int = field(default=14, metadata={"max": 256})  # pixels
-    merge_size: int = field(default=2, metadata={"max": 16})  # patches a side of a slot
-    taps_in_time: int = field(default=2, metadata={"max": 16})
-    window_size: int = field(default=112, metadata={"max": 16384})  # pixels
-    full_layers: tuple[int, ...] = field(default=(7, 15, 23, 31), metadata={"min": 0})
+    mrope_section: tuple[int, ...] = field(default=(16, 24, 24), metadata=_NESTED)
+    vision_depth: int = field(default=32, metadata={"max": 1000} | _NESTED)
+    vision_width: int = field(default=1280, metadata=_NESTED)
+    vision_inner: int = field(default=3420, metadata=_NESTED)
+    vision_heads: int = field(default=16, metadata={"max": 1024} | _NESTED)
+    patch_size: int = field(default=14, metadata={"max": 256} | _NESTED)  # pixels
+    merge_size: int = field(default=2, metadata={"max": 16} | _NESTED)  # patches a side of a slot
+    taps_in_time: int = field(default=2, metadata={"max": 16} | _NESTED)
+    window_size: int = field(default=112, metadata={"max": 16384} | _NESTED)  # pixels
+    full_layers: tuple[int, ...] = field(default=(7, 15, 23, 31), metadata={"min": 0} | _NESTED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +155,7 @@ def manifest(config: QwenVLVisionConfig) -> Manifest:
     return params.merge(params.under("visual", tower), qwen_vl.manifest(config))
 
 
-def uses(stored: Manifest) -> Uses:
+def used(config: QwenVLVisionConfig, stored: Manifest) -> Uses:
     """Return all of `stored`, the patch kernel as a matrix."""
     return {
         name: Use((shape[0], int(np.prod(shape[1:]))) if len(shape) == 5 else shape) for name, shape in stored.items()
@@ -234,7 +235,7 @@ NETWORK = replace(
     name="qwen_vl_vision",
     config=QwenVLVisionConfig,
     manifest=manifest,
-    uses=uses,
+    used=used,
     fields=fields,
     rename=rename,
     traced=(

@@ -78,6 +78,8 @@ NETWORK = Network(
 
 
 class ToyVAE:
+    samples = False
+
     def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
         b, c, h, w = pixels.shape
         mean = pixels.reshape(b, c, h // SCALE, SCALE, w // SCALE, SCALE).mean((3, 5))
