@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from qwenimg.common.request.recipe import Recipe
 
 NAMES = ("model", "refiner", *PARTS)  # files that a recipe names and does not contain
-USED = ("image_sha256", "more_images_sha256", "mask_sha256", "refiner", *PARTS, "prediction", "lora", "quantize")
+_PICTURES = ("image_sha256", "more_images_sha256", "mask_sha256")
+USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantize")
 
 
 @dataclass(frozen=True, kw_only=True)

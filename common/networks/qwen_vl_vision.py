@@ -173,14 +173,12 @@ def rename(key: str) -> str | None:
 # A picture
 
 
-class PromptPicture(NamedTuple):
-    """A picture in a prompt: its patches [L, C * T * y * x], block by block; their rows and columns; and the place of
-    its first slot among the ids of the prompt."""
+class Place(NamedTuple):
+    """The place of a picture in a prompt: its first slot among the ids, and its rows and columns of slots."""
 
-    patches: NDArray[np.float32]
+    start: int
     rows: int
     columns: int
-    start: int
 
 
 class Layout(NamedTuple):
@@ -222,11 +220,9 @@ def patch_rope(config: QwenVLVisionConfig, rows: int, columns: int) -> Table:
     return rope.rope_table(blocks.reshape(-1, 2), (half, half), ROPE_THETA)
 
 
-def prompt_rope(config: QwenVLVisionConfig, length: int, pictures: Sequence[PromptPicture]) -> Table:
-    """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids, `pictures` among them."""
-    merge = config.merge_size
-    slots = [(seen.start, seen.rows // merge, seen.columns // merge) for seen in pictures]
-    positions = rope.picture_positions(length, slots)
+def prompt_rope(config: QwenVLVisionConfig, length: int, places: Sequence[Place]) -> Table:
+    """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids with pictures at `places`."""
+    positions = rope.picture_positions(length, places)
     return rope.sectioned_rope(positions, config.mrope_section, config.rope_theta)
 
 

@@ -102,7 +102,7 @@ class FlowModel(ABC):
         """Return the key of the states of a prompt in a request with `images`."""
         return text
 
-    def prompts(self, request: Request) -> list[Hashable]:
+    def prompts(self, request: Request) -> list[Any]:
         """Return the keys of the states of the branches' prompts."""
         return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
 

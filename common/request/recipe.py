@@ -65,6 +65,7 @@ class Recipe(TypedDict):
     refiner: NotRequired[str]  # its name, in the form of `model`
     fingerprints: NotRequired[dict[str, str]]  # of files that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # the folder's name, if one was given
+    variant: NotRequired[str]  # of models whose files are alike, if it was given
     prediction: NotRequired[str]  # eps, v or x0, if it was given
     quantize: NotRequired[str]  # the bits of quantized weights, if there are any
     step_cache_effect: NotRequired[str]  # model calls that were cached, seconds saved, PSNR
@@ -82,6 +83,7 @@ _TEXTS = (
     *PARTS,
     "tokenizer",
     "prediction",
+    "variant",
     "quantize",
     "step_cache_effect",
 )

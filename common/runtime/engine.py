@@ -41,6 +41,20 @@ class TextEncoder(Protocol):
         ...
 
 
+class PictureEncoder(Protocol):
+    """A text encoder that sees pictures in the prompt."""
+
+    def slots(self, patches: NumpyArray, rows: int, columns: int) -> Array:
+        """Return the inputs [1, slots, C] of the language model for a picture of rows x columns patches [L, values],
+        evaluated."""
+        ...
+
+    def encode(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array]) -> Array:
+        """Return the hidden states that condition an image, [1, S, C], evaluated. The ids have one for each slot, at
+        `places`: (first id, rows and columns of slots)."""
+        ...
+
+
 class DenoiserNetwork(Protocol):
     """A network that predicts noise, velocity or denoised latents."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tiny_model import TEXT, randomise
 from qwenimg import backends
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks import qwen_vl_vision
-from qwenimg.common.networks.qwen_vl_vision import NETWORK, PromptPicture, QwenVLVisionConfig
+from qwenimg.common.networks.qwen_vl_vision import NETWORK, Place, QwenVLVisionConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.pictures.patches import patches, whole_blocks
@@ -74,11 +74,19 @@ def picture(width: int, height: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def seen(width: int, height: int, start: int = 0, seed: int = 0) -> PromptPicture:
+class Seen(NamedTuple):
+    """A picture: its patches, their rows and columns."""
+
+    patches: np.ndarray
+    rows: int
+    columns: int
+
+
+def seen(width: int, height: int, seed: int = 0) -> Seen:
     """A picture of which every pixel is seen: it needs no other size."""
     rows, columns = height // 6, width // 6
     values = np.random.default_rng(seed).standard_normal((rows * columns, 3, 1, 6, 6)).astype(np.float32)
-    return PromptPicture(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns, start)
+    return Seen(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -89,22 +97,26 @@ def test_vision_tower(model: Any, folder: Path, backend: str) -> None:
         with torch.inference_mode():
             grid = torch.tensor([[1, one.rows, one.columns]])
             slots = model.model.visual(torch.from_numpy(one.patches), grid_thw=grid).pooler_output
-        result = np.asarray(engine.numpy(ours.slots(one)))[0]
+        result = np.asarray(engine.numpy(ours.slots(*one)))[0]
         error = relative(result, slots.numpy())
         print(f"{backend} {width}x{height}: {error:.1e} (limit {FLOAT32})")
         assert error <= FLOAT32 and result.std() > 0.1
 
 
-def prompt(parts: list[int | PromptPicture], size: int = 2) -> tuple[list[int], list[PromptPicture]]:
-    """Ids of so many tokens of text and of pictures, and the pictures at their places."""
-    rng, ids, pictures = np.random.default_rng(5), list[int](), list[PromptPicture]()
+def prompt(parts: list[int | Seen]) -> tuple[list[int], list[Place], list[Seen]]:
+    """Ids of so many tokens of text and of pictures, and the pictures and their places."""
+    rng, ids, places = np.random.default_rng(5), list[int](), list[Place]()
     for part in parts:
-        if isinstance(part, PromptPicture):
-            pictures.append(part._replace(start=len(ids)))
-            ids += [SLOT] * (part.rows * part.columns // size**2)
+        if isinstance(part, Seen):
+            places.append(Place(len(ids), part.rows // 2, part.columns // 2))
+            ids += [SLOT] * (part.rows * part.columns // 4)
         else:
             ids += rng.integers(3, 500, part).tolist()
-    return ids, pictures
+    return ids, places, [part for part in parts if isinstance(part, Seen)]
+
+
+def states(engine: Any, ours: Any, ids: list[int], places: list[Place], pictures: list[Seen]) -> np.ndarray:
+    return np.asarray(engine.numpy(ours.encode(ids, places, [ours.slots(*one) for one in pictures])))
 
 
 PROMPTS = {
@@ -114,7 +126,7 @@ PROMPTS = {
 }
 
 
-def reference_states(model: Any, ids: list[int], pictures: list[PromptPicture]) -> np.ndarray:
+def reference_states(model: Any, ids: list[int], pictures: list[Seen]) -> np.ndarray:
     tokens = torch.tensor([ids])
     more = {
         "pixel_values": torch.from_numpy(np.concatenate([one.patches for one in pictures])),
@@ -129,8 +141,8 @@ def reference_states(model: Any, ids: list[int], pictures: list[PromptPicture]) 
 @pytest.mark.parametrize("which", PROMPTS)
 def test_states_of_a_prompt_with_pictures(model: Any, folder: Path, backend: str, which: str) -> None:
     engine, ours = opened(folder, backend)
-    ids, pictures = prompt(PROMPTS[which])
-    error = relative(np.asarray(engine.numpy(ours.encode(ids, pictures))), reference_states(model, ids, pictures))
+    ids, places, pictures = prompt(PROMPTS[which])
+    error = relative(states(engine, ours, ids, places, pictures), reference_states(model, ids, pictures))
     print(f"{backend} {which}: {error:.1e} (limit {FLOAT32})")
     assert error <= FLOAT32
 
@@ -176,11 +188,11 @@ def planted(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[None]:
 @pytest.mark.parametrize("fault", ["windows", "partial windows", "order", "one axis"])
 def test_planted_faults_are_caught(model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     engine, ours = opened(folder, "cpu")
-    ids, pictures = prompt([7, seen(132, 84, seed=1), 5])
+    ids, places, pictures = prompt([7, seen(132, 84, seed=1), 5])
     theirs = reference_states(model, ids, pictures)
-    assert relative(np.asarray(engine.numpy(ours.encode(ids, pictures))), theirs) <= FLOAT32
+    assert relative(states(engine, ours, ids, places, pictures), theirs) <= FLOAT32
     with planted(monkeypatch, fault):
-        error = relative(np.asarray(engine.numpy(ours.encode(ids, pictures))), theirs)
+        error = relative(states(engine, ours, ids, places, pictures), theirs)
     print(f"{fault}: {error:.1e} (limit {FLOAT32})")
     assert error > 100 * FLOAT32
 

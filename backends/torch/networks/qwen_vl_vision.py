@@ -15,7 +15,7 @@ from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.language_model import Pair
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.common.networks import qwen_vl_vision
-from qwenimg.common.networks.qwen_vl_vision import NORM_EPS, Group, PromptPicture, QwenVLVisionConfig
+from qwenimg.common.networks.qwen_vl_vision import NORM_EPS, Group, Place, QwenVLVisionConfig
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
@@ -120,13 +120,13 @@ class QwenPictureEncoder(QwenTextEncoder):
         super().__init__(config, stream)
         self.visual = VisionTower(config, stream)
 
-    def with_slots(self, ids: Tensor, pictures: Sequence[tuple[int, Tensor]]) -> Tensor:
-        """Return the start of the stream [1 S C] for ids [1 S], with the slots [1 slots C] of each picture in place of
-        the ids from its first one on."""
+    def with_slots(self, ids: Tensor, places: Sequence[Place], slots: Sequence[Tensor]) -> Tensor:
+        """Return the start of the stream [1 S C] for ids [1 S], with the slots [1 slots C] of each picture at its
+        place."""
         text, parts, token = ops.stream(self.embed_tokens(ids), self.stream), [], 0
-        for start, slots in pictures:
-            parts += [text[:, token:start], ops.stream(slots, self.stream)]
-            token = start + slots.shape[1]
+        for place, picture in zip(places, slots, strict=True):
+            parts += [text[:, token : place.start], ops.stream(picture, self.stream)]
+            token = place.start + picture.shape[1]
         return torch.cat([*parts, text[:, token:]], dim=1)
 
 
@@ -143,21 +143,22 @@ class Component:
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
     @ops.computes
-    def encode(self, ids: Sequence[int], pictures: Sequence[PromptPicture]) -> Tensor:
-        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
-        slots = [(seen.start, ops.eval(self.slots(seen))) for seen in pictures]
-        start = self.model.with_slots(ops.placed([list(ids)], self.device), slots)
-        cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), pictures)
-        return ops.eval(self.model.run(start, (self._table(cos), self._table(sin))))
-
-    def slots(self, seen: PromptPicture) -> Tensor:
-        """Return the slots [1 slots C] of a picture."""
-        order, back, groups = qwen_vl_vision.layout(self.config, seen.rows, seen.columns)
-        tables = qwen_vl_vision.patch_rope(self.config, seen.rows, seen.columns)
-        patches, cos, sin = (
-            self._table(qwen_vl_vision.by_slot(values, self.config, order)) for values in (seen.patches, *tables)
+    def slots(self, patches: NumpyArray, rows: int, columns: int) -> Tensor:
+        """Return the slots [1 slots C] of a picture of rows x columns patches [L values], block by block,
+        evaluated."""
+        order, back, groups = qwen_vl_vision.layout(self.config, rows, columns)
+        tables = qwen_vl_vision.patch_rope(self.config, rows, columns)
+        values, cos, sin = (
+            self._table(qwen_vl_vision.by_slot(part, self.config, order)) for part in (patches, *tables)
         )
-        return self.model.visual(patches[None], (cos, sin), groups, ops.placed(back, self.device))
+        return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back, self.device)))
+
+    @ops.computes
+    def encode(self, ids: Sequence[int], places: Sequence[Place], slots: Sequence[Tensor]) -> Tensor:
+        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
+        start = self.model.with_slots(ops.placed([list(ids)], self.device), places, slots)
+        cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)
+        return ops.eval(self.model.run(start, (self._table(cos), self._table(sin))))
 
     def _table(self, values: NumpyArray) -> Tensor:
         return ops.table(values, self.table_dtype, self.device)
