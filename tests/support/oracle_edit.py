@@ -129,3 +129,32 @@ def make_pictures_small(patch: Any) -> None:
         patch.setattr(module, "calculate_dimensions", lambda area, ratio, theirs=theirs: theirs(area / SMALLER, ratio))
     ours = sizes.of_area
     patch.setattr(sizes, "of_area", lambda area, *size: ours(area // SMALLER, *size))
+
+
+def inpaint(
+    folder: Path, prompt: str, image: np.ndarray, mask: np.ndarray, *, seed: int, steps: int, strength: float
+) -> np.ndarray:
+    """The inpainting pipeline's final latents [1, C, h, w], for an image of the size in which it is seen."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_inpaint as module
+
+    pipe = pipeline(folder, "QwenImageEditInpaintPipeline")
+    sample = module.retrieve_latents
+    module.retrieve_latents = lambda *args, **given: sample(*args, **(given | {"sample_mode": "argmax"}))
+    try:
+        height, width = image.shape[:2]
+        final = pipe(
+            image=Image.fromarray(image),
+            mask_image=Image.fromarray(mask),
+            prompt=prompt,
+            negative_prompt=" ",
+            true_cfg_scale=4.0,
+            height=height,
+            width=width,
+            strength=strength,
+            num_inference_steps=steps,
+            generator=torch.Generator().manual_seed(seed),
+            output_type="latent",
+        ).images
+    finally:
+        module.retrieve_latents = sample
+    return unpack(final.float().numpy(), height // 8, width // 8)

@@ -24,7 +24,7 @@ VISION = {
 }
 KINDS = {"edit": ("QwenImageEditPipeline", False), "2509": ("QwenImageEditPlusPipeline", False),
          "2511": ("QwenImageEditPlusPipeline", True)}  # fmt: skip
-GAIN = 1.5
+GAIN = 2.0
 
 
 def louder(model: torch.nn.Module) -> torch.nn.Module:
