@@ -104,7 +104,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
         report.headline(pipe.headline(), expected)
         report.decided(opening.compile, compiled)
         report.plan(pipe, wanted)
-        prepare(pipe, wanted)
+        prepare(pipe, wanted, job.images)
         with stop.waits(step):
             listener = RunReport(report, stop, failed)
             return listener.code(run(pipe, job, wanted, listener))

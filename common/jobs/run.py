@@ -122,8 +122,8 @@ def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
     return pipe.estimate(**job.asked(picture))
 
 
-def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
-    """Announce every text of `wanted` to the model, each once."""
+def prepare(pipe: Pipeline, wanted: Sequence[Picture], images: Sequence[NDArray[np.uint8]] = ()) -> None:
+    """Announce every text of `wanted`, which have these `images`, to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
         texts[picture.prompt] = None
@@ -132,6 +132,7 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
     first = {name: value for name in ("lora", "lora_mode") if (value := wanted[0].said(name))} if wanted else {}
+    first |= {"image": tuple(images)} if images else {}
     pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
 
 

@@ -121,7 +121,8 @@ class FlowModel(ABC):
         self.vae.check_weights()
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
-        self.texts.announce([self.prompt(one, images) for one in prompts])
+        if len(images) >= self.images[0]:  # else the prompts of no image
+            self.texts.announce([self.prompt(one, images) for one in prompts])
 
     def adapt(self, deltas: Deltas) -> None:
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)

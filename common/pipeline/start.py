@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,9 +33,10 @@ def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
     return rows * columns // model.scale**2 * model.channels >= FEWEST
 
 
-def given_images(value: object) -> list[NDArray[np.uint8]]:
-    """Return the images of `value`, one or a tuple, that have the proportions of a picture; a request refuses the
-    others with a reason."""
+def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:
+    """Return those of `image`, one or a tuple among the `values` of options, that have the proportions of a picture; a
+    request refuses the others with a reason."""
+    value = values.get("image")
     images = value if isinstance(value, tuple) else (value,)
     return [one for one in images if isinstance(one, np.ndarray) and one.ndim == 3 and one.size]
 
@@ -42,6 +46,12 @@ def image_hashes(request: Request) -> dict[str, str | list[str]]:
     named = {"image_sha256": request.image, "mask_sha256": request.mask}
     hashes: dict[str, str | list[str]] = {key: sha256(one) for key, one in named.items() if one is not None}
     return hashes | ({"more_images_sha256": list(map(sha256, request.more_images))} if request.more_images else {})
+
+
+def stand_in(model: DiffusionModel) -> dict[str, Any]:
+    """Return the options of a call that plans or measures an image and has no pictures: a grey one for a model that
+    needs one."""
+    return {"image": np.full((1024, 1024, 3), pixels.HALF, np.uint8)} if model.images[0] else {}
 
 
 def check_images(model: DiffusionModel, name: str, count: int) -> None:

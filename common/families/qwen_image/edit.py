@@ -35,6 +35,10 @@ class QwenImageEdit(QwenImage):
         return EditPrompt(text, tuple(map(self._copy, images)))
 
     def references(self, request: Request) -> list[Latents]:
+        for i, image in enumerate(request.images, 1):
+            width, height = references.size(image)
+            name = f"Picture {i} of the prompt" if self.kind.numbered else "the picture"
+            self.runtime.notify("stage", f"{name} is seen at {width}x{height}, whatever the size of the result")
         return [references.values(image) for image in request.images]
 
     def reference_shapes(self, request: Request) -> list[Shape]:
