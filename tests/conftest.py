@@ -182,6 +182,21 @@ def tiny_sd3(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_edit(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Qwen-Image-Edit folders of each variant, written by diffusers; see `tiny_edit`."""
+    found = {}
+    for name in ("edit", "2509", "2511"):
+        folder = shared_folder / f"tiny-qwen-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                from tiny_edit import write_tiny_edit
+
+                write_tiny_edit(folder, name)
+        found[f"qwen-{name}"] = folder
+    return found
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_zimage: Path,

@@ -143,6 +143,8 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
                 data_of[inside] = _read(path)
         data_of |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
         tables["model_index.json"] = _index(read_json(source / "model_index.json"), data_of, checkpoint.components)
+        if opened.family.class_name is not None:
+            tables["model_index.json"]["_class_name"] = opened.family.class_name(checkpoint)
         if prediction is not None:
             scheduler = "scheduler/scheduler_config.json"
             fields = read_json(source / scheduler, infinities=True)

@@ -53,9 +53,10 @@ def _folder(folder: Path) -> Description:
     except ModelError as error:
         description.faults.append(str(error))
         return description
+    networks = _networks(folder)
     for name in repository.components(lambda name: is_file(folder / name)):
         try:
-            part = _component(folder / name)
+            part = _component(folder / name, networks.get(name, ""))
         except ModelError as error:
             description.faults.append(str(error))
             continue
@@ -64,6 +65,17 @@ def _folder(folder: Path) -> Description:
     if not description.faults:
         _open(folder, description)
     return description
+
+
+def _networks(folder: Path) -> dict[str, str]:
+    """Return the names of the model's networks by their folders, of which several may have one kind of configuration;
+    nothing for a model that cannot be opened."""
+    try:
+        checkpoint = registry.open_model(folder).checkpoint
+    except ModelError:
+        return {}
+    checkpoint.close()
+    return {name: part.network for name, part in checkpoint.components.items()}
 
 
 def _open(folder: Path, description: Description, *, parts: bool = False) -> None:
@@ -94,9 +106,10 @@ def _resident(opened: Opened) -> str:
     return f"weights: {size_text(checkpoint.file_bytes)} in files; in memory at once {least}"
 
 
-def _component(folder: Path) -> Description:
-    """Compare one component with the manifest of its configuration."""
-    network, manifest = _expected(folder)
+def _component(folder: Path, wanted: str = "") -> Description:
+    """Compare one component with the manifest of its configuration, for the network `wanted` if several have such a
+    one."""
+    network, manifest = _expected(folder, wanted)
     rename = network.rename or _same
     with _opened(find_files(folder).files) as headers:
         named, _ = keys.named_weights(headers, rename, manifest, copies=network.copies)
@@ -110,11 +123,12 @@ def _component(folder: Path) -> Description:
     return part
 
 
-def _expected(folder: Path) -> tuple[Network, Manifest]:
+def _expected(folder: Path, wanted: str) -> tuple[Network, Manifest]:
     """Return the network of the component in `folder`, and its manifest by its configuration. Raise ModelError."""
     path = folder / "config.json"
     data = read_json(path)
     networks = [network for family in registry.FAMILIES for network in family.networks]
+    networks.sort(key=lambda network: network.name != wanted)
     for network in networks:
         if data.get(network.key) == network.kind:
             return network, network.manifest(read_config(network, folder))

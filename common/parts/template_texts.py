@@ -16,7 +16,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 
-class TemplateTexts(PromptTexts):
+class TemplateTexts(PromptTexts[str]):
     """The text states [1 S C] of prompts in a `template`."""
 
     feed_forward = 3  # it is gated

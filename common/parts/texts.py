@@ -153,11 +153,11 @@ class Texts(ABC, Generic[Key]):
 
 
 class ModelTexts(Protocol):
-    """The text states of all text encoders of a model for which a prompt alone is the key; see `PromptTexts`."""
+    """The text states of all text encoders of a model, by prompts; see `PromptTexts`."""
 
-    def has(self, prompts: Sequence[str], /) -> bool: ...
+    def has(self, prompts: Sequence[Any], /) -> bool: ...
 
-    def announce(self, prompts: Sequence[str], /) -> None: ...
+    def announce(self, prompts: Sequence[Any], /) -> None: ...
 
     def renew(self, encoders: Mapping[str, Component], /) -> None: ...
 
@@ -165,25 +165,25 @@ class ModelTexts(Protocol):
 
     def close(self) -> None: ...
 
-    def cut(self, prompt: str, /) -> str: ...
+    def cut(self, prompt: Any, /) -> str: ...
 
-    def lengths(self, prompts: Sequence[str], counted: bool, /) -> list[int]: ...
+    def lengths(self, prompts: Sequence[Any], counted: bool, /) -> list[int]: ...
 
-    def encodings(self, prompts: Sequence[str], counted: bool, /) -> list[Stage]: ...
+    def encodings(self, prompts: Sequence[Any], counted: bool, /) -> list[Stage]: ...
 
 
-class PromptTexts(Texts[str]):
-    """The text states of a model for which a prompt alone is the key."""
+class PromptTexts(Texts[Key]):
+    """The text states of a model for which a prompt is the key, alone or with the pictures in it."""
 
     @abstractmethod
-    def cut(self, prompt: str) -> str:
+    def cut(self, prompt: Key) -> str:
         """Return which tokens of a `prompt` that is too long the model does not see, for a message; else nothing."""
 
     @abstractmethod
-    def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
+    def lengths(self, prompts: Sequence[Key], counted: bool) -> list[int]:
         """Return the number of tokens of each of `prompts` that the denoiser takes. counted: count them; else each
         prompt counts as the longest."""
 
     @abstractmethod
-    def encodings(self, prompts: Sequence[str], counted: bool) -> list[Stage]:
+    def encodings(self, prompts: Sequence[Key], counted: bool) -> list[Stage]:
         """Return the stages that encode `prompts`. counted: as in `lengths`."""

@@ -10,7 +10,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.given import Loras, Picture
+from qwenimg.common.request.given import Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):
@@ -37,7 +37,7 @@ class CallOptions(TypedDict, total=False):
     lora_mode: str | None
     few_steps: str | None
     latents: NDArray[np.float32] | None
-    image: Picture | None
+    image: Pictures | None
     strength: float | None
     mask: Picture | None
     refine_at: float | None

@@ -37,7 +37,9 @@ class Option:
     most: float | None = None
     open: Literal["", "least", "both"] = ""  # the bounds that the value must not reach
     longest: int = 2_000  # characters of a text
-    several: bool = False  # True: a text may hold several values, such as the seeds 1-4; a path may be repeated
+    several: bool = (
+        False  # True: a text may hold several values, such as the seeds 1-4; a path or array may be repeated
+    )
     joined: str = ""  # the separator of several texts, if a list may be given too
     checks: Callable[[Any], object] | None = None  # raises UsageError
     names: Callable[[], Sequence[str]] | None = None  # returns all values

@@ -86,6 +86,7 @@ def load(
     refiner: str | Path | None = None,
     tokenizer: str | Path | None = None,
     prediction: Prediction | None = None,
+    variant: str | None = None,
     notify: Callable[[str, str], None] | None = None,
     **unknown: Never,
 ) -> Pipeline:
@@ -111,6 +112,7 @@ def load(
         refiner: an SDXL refiner, named as `model`.
         tokenizer: the folder of the tokenizer, for a model that has none.
         prediction: what a Stable Diffusion file predicts: eps, v or x0.
+        variant: which Qwen-Image a file is, where that is not known: text, edit, 2509 or 2511.
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
     The forms of all are checked before any file is opened. Raises QwenimgError; UnknownOption, which is a TypeError

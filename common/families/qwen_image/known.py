@@ -37,6 +37,54 @@ KNOWN = (
         family="qwen-image",
         files=("qwen_image_2512_bf16",),
     ),
+    KnownModel(
+        name="qwen-image-edit-2511",
+        repo="Qwen/Qwen-Image-Edit-2511",
+        title="Qwen-Image-Edit, 20B, of November 2025",
+        license="Apache-2.0",
+        purpose="edits a picture, or makes one of several: -i, up to three",
+        width=1024,
+        height=1024,
+        steps=40,
+        guidance=4.0,
+        negative_prompt=" ",
+        bytes=57_700_000_000,
+        memory=30_000_000_000,
+        family="qwen-image",
+        files=("qwen_image_edit_2511_bf16",),
+    ),
+    KnownModel(
+        name="qwen-image-edit-2509",
+        repo="Qwen/Qwen-Image-Edit-2509",
+        title="Qwen-Image-Edit, 20B, of September 2025",
+        license="Apache-2.0",
+        purpose="the same of September, for LoRAs made for it",
+        width=1024,
+        height=1024,
+        steps=40,
+        guidance=4.0,
+        negative_prompt=" ",
+        bytes=57_700_000_000,
+        memory=30_000_000_000,
+        family="qwen-image",
+        files=("qwen_image_edit_2509_bf16",),
+    ),
+    KnownModel(
+        name="qwen-image-edit",
+        repo="Qwen/Qwen-Image-Edit",
+        title="Qwen-Image-Edit, 20B",
+        license="Apache-2.0",
+        purpose="the first of them: edits one picture",
+        width=1024,
+        height=1024,
+        steps=50,
+        guidance=4.0,
+        negative_prompt=" ",
+        bytes=57_700_000_000,
+        memory=30_000_000_000,
+        family="qwen-image",
+        files=("qwen_image_edit_bf16",),
+    ),
 )
 BUILT_IN = KnownModel(
     name="shapes-v1",
@@ -56,12 +104,8 @@ BUILT_IN = KnownModel(
 )
 """The model that ships with this package: `qwenimg selftest` judges its images."""
 
-_EDITS = "edits images; this version makes images from text"
 # Why others are not supported
 REFUSED = {
-    "qwen-image-edit": _EDITS,
-    "qwen-image-edit-2509": _EDITS,
-    "qwen-image-edit-2511": _EDITS,
     "qwen-image-layered": "makes the layers of an image; this version makes images from text",
     "qwen-image-2.1": "a different architecture that this version does not support",
 }

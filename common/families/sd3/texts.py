@@ -30,7 +30,7 @@ ALL_ROWS = LENGTH + ROWS[T5]
 Float32 = NDArray[np.float32]
 
 
-class SD3Texts(PromptTexts):
+class SD3Texts(PromptTexts[str]):
     """The text states [1 333 C] and the pooled vectors [1 P] of prompts. Without T5 its rows are zeros."""
 
     feed_forward = 3  # T5's is gated
