@@ -28,7 +28,8 @@ from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.runtime.runtime import Change
 
 PAGE, BLOCK = "models.md", "models"
-HEADS = ("name", "what it is for", "size", "steps", "download", "in 16 bits", "8 bits", "4 bits", "edits", "LoRAs", "license")
+MEMORY = ("in 16 bits", "8 bits", "4 bits")
+HEADS = ("name", "what it is for", "size", "steps", "download", *MEMORY, "edits", "LoRAs", "license")
 MACHINE, MEMORIES = "m4-max", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # GB that are free
 BITS = (None, "8", "4")
 
