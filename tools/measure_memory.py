@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from doc_tables import DOCS, table, write
+from random_flux2 import write_random_flux2
 from random_sd import write_random_sd
 from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
@@ -126,6 +127,7 @@ RUNS = (
     Run("flux", "cpu", "--size 512x512 --precision fp32 -q 8"),
     Run("flux", "cpu", "--size 512x384 --precision bf16"),
     Run("flux", "mlx", "--size 128x128 --precision fp32"),
+    Run("flux2", "cpu", "--size 256x256 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32 --guidance 1"),
     Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
@@ -158,6 +160,7 @@ COUNTED = (
     Run("qwen", PRETEND, "--size 128x128 --precision fp32 --max-memory 400MB"),
     Run("flux", PRETEND, "--size 128x128 --precision fp32"),
     Run("flux", PRETEND, "--size 128x128 --precision fp32 -q 8"),
+    Run("flux2", PRETEND, "--size 128x128 --precision fp32"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32 --max-memory 270MB"),
     Run("sdxl", PRETEND, "--size 128x128 --precision fp32 --max-memory 770MB"),
@@ -173,7 +176,7 @@ STARTS = {
 
 def starts(model: str) -> dict[str, str]:
     """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
-    return STARTS | ({"loading transformer": "denoise"} if model == "z-image" else {})
+    return STARTS | ({"loading transformer": "denoise"} if model in ("z-image", "flux2") else {})
 
 
 ONE = """
@@ -292,6 +295,8 @@ def made(folder: Path, model: str) -> Path:
             write_zimage(path)
         elif model == "flux":
             write_flux(path)
+        elif model == "flux2":
+            write_random_flux2(path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path

@@ -31,7 +31,8 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
+FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX_2, FLUX)
+"""In the order in which they are asked what a file is: a GGUF of FLUX.2 may have the architecture of FLUX.1."""
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
 

@@ -263,3 +263,19 @@ def test_files_are_described_and_have_their_option(parts: dict[str, Path]) -> No
         assert kind is not None and kind.option == name
         description = describe(path)
         assert not description.faults and any(f"--{name.replace('_', '-')} FILE" in one for one in description.lines)
+
+
+def test_files_of_both_generations_are_told_apart(tmp_path: Path) -> None:
+    """In GGUF too, where programs write the same architecture for both."""
+    import tiny_flux
+
+    for name, tensors in (
+        ("flux2", transformer_file(made())),
+        ("flux", tiny_flux.transformer_file(tiny_flux.tiny_dit())),
+    ):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+        write(tmp_path / f"{name}.gguf", {key: (value.numpy(), "F32") for key, value in tensors.items()}, "flux")
+        for path in (tmp_path / f"{name}.safetensors", tmp_path / f"{name}.gguf"):
+            kind = registry.identify_file(path)
+            assert kind is not None and kind.family is not None
+            assert (kind.option, kind.family.name) == ("transformer", name), path
