@@ -1,5 +1,5 @@
 """Peak memory of whole runs against their plans: on this CPU what is resident, on both backends, and on the pretend
-accelerator what its allocator counts. Three families with random weights.
+accelerator what its allocator counts. Families with random weights.
 
     python tools/measure_memory.py                 # all runs
     python tools/measure_memory.py qwen-cpu-512    # only runs whose name begins so
@@ -30,6 +30,7 @@ from typing import Any
 
 from doc_tables import DOCS, table, write
 from random_sd import write_random_sd
+from random_sd3 import write_random_sd3
 from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
 
@@ -103,6 +104,7 @@ RUNS = (
     Run("sdxl", "cpu", "--size 512x512 --precision bf16"),
     Run("sdxl", "cpu", "--size 512x512 --precision fp32 -q 8"),
     Run("sdxl", "mlx", "--size 128x128 --precision fp32"),
+    Run("sd3", "cpu", "--size 512x512 --precision fp32"),
     # 30 % of the denoiser
     Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
     Run("deep", "mlx", "--size 128x128 --precision fp32 --max-memory 725MB"),
@@ -124,6 +126,7 @@ COUNTED = (
     Run("sd15", PRETEND, "--size 128x128 --precision fp32"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32 --max-memory 270MB"),
     Run("sdxl", PRETEND, "--size 128x128 --precision fp32 --max-memory 770MB"),
+    Run("sd3", PRETEND, "--size 128x128 --precision fp32"),
 )
 
 STARTS = {
@@ -205,6 +208,8 @@ def made(folder: Path, model: str) -> Path:
     if not (path / "model_index.json").exists():
         if model in ("qwen", "deep"):
             write_qwen(path, DIT if model == "qwen" else DEEP)
+        elif model == "sd3":
+            write_random_sd3(path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path
