@@ -29,25 +29,20 @@ from pathlib import Path
 from typing import Any
 
 from doc_tables import DOCS, table, write
+from random_flux import write_random_flux
 from random_flux2 import write_random_flux2
 from random_sd import write_random_sd
+from random_sd3 import write_random_sd3
+from random_zimage import write_random_zimage
 from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
 
 from qwenimg.common.base.amounts import parse_max
-from qwenimg.common.families.flux import small_files as flux_files
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
-from qwenimg.common.families.z_image import published as zimage
-from qwenimg.common.families.z_image import small_files
-from qwenimg.common.networks import clip, flux_dit, kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, t5, zimage_dit
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.networks.t5 import T5Config
 
 DIT = QwenDiTConfig(num_layers=6, num_attention_heads=8, joint_attention_dim=1024)
 TEXT = QwenVLConfig(
@@ -55,25 +50,6 @@ TEXT = QwenVLConfig(
     vocab_size=32000,
 )  # fmt: skip
 VAE = QwenVAEConfig(base_dim=48)
-ZIMAGE = replace(zimage.transformer(), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024)
-ZIMAGE_TEXT = Qwen3Config(
-    hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
-    vocab_size=32000,
-)  # fmt: skip
-ZIMAGE_VAE = replace(zimage.vae(), block_out_channels=(64, 128, 256, 256))
-FLUX = {
-    "transformer": FluxConfig(
-        num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, pooled_projection_dim=256,
-        guidance_embeds=True,
-    ),
-    "text_encoder": CLIPConfig(vocab_size=589, hidden_size=256, intermediate_size=1024, num_attention_heads=4),
-    "text_encoder_2": T5Config(d_model=1024, d_ff=2560, num_layers=8, num_heads=16),
-    "vae": KLVAEConfig(
-        block_out_channels=(64, 128, 256, 256), layers_per_block=2, latent_channels=16, scaling_factor=0.3611,
-        shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
-    ),
-}  # fmt: skip
-FLUX_NETWORKS = {"transformer": flux_dit, "text_encoder": clip, "text_encoder_2": t5, "vae": kl_vae}
 PROMPT = "a red circle and a small blue square on a white background"
 
 
@@ -140,6 +116,7 @@ RUNS = (
     Run("z-image", "cpu", "--size 512x512 --precision fp32 -q 8 --guidance 3"),
     Run("z-image", "cpu", "--size 512x384 --precision bf16"),
     Run("z-image", "mlx", "--size 128x128 --precision fp32"),
+    Run("sd3", "cpu", "--size 512x512 --precision fp32"),
     # 30 % of the denoiser
     Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
     Run("deep", "mlx", "--size 128x128 --precision fp32 --max-memory 725MB"),
@@ -166,6 +143,7 @@ COUNTED = (
     Run("sdxl", PRETEND, "--size 128x128 --precision fp32 --max-memory 770MB"),
     Run("z-image", PRETEND, "--size 128x128 --precision fp32"),
     Run("z-image", PRETEND, "--size 128x128 --precision fp32 --max-memory 330MB"),
+    Run("sd3", PRETEND, "--size 128x128 --precision fp32"),
 )
 
 STARTS = {
@@ -248,55 +226,19 @@ def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16") -> None:
     (folder / "model_index.json").write_text(json.dumps(INDEX))
 
 
-def write_zimage(folder: Path) -> None:
-    """Of published proportions, narrower and of fewer layers; model_index.json is written last."""
-    parts = {
-        "transformer": (zimage_dit.NETWORK, ZIMAGE),
-        "vae": (kl_vae.NETWORK, ZIMAGE_VAE),
-        "text_encoder": (qwen3.NETWORK, ZIMAGE_TEXT),
-    }
-    for name, (network, config) in parts.items():
-        stem = "model" if name == "text_encoder" else "diffusion_pytorch_model"
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        write_weights(folder / name / f"{stem}.safetensors", manifest)
-        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(3.0)))
-    write_tiny_tokenizer(folder / "tokenizer")
-    (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
-
-
-def write_flux(folder: Path) -> None:
-    """Flux.1 dev in proportions like the published one's, narrower and of fewer layers; model_index.json is written
-    last."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
-    from spiece_files import trained, write_spiece  # which trains a tokenizer
-    from tiny_clip import write_tiny_clip_tokenizer
-
-    for name, config in FLUX.items():
-        network = FLUX_NETWORKS[name].NETWORK
-        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        write_weights(folder / name / f"{stem}.safetensors", manifest, "BF16")
-        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=True)))
-    write_tiny_clip_tokenizer(folder / "tokenizer")
-    write_spiece(folder / "tokenizer_2", trained())
-    (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
-
-
 def made(folder: Path, model: str) -> Path:
     path = folder / model
     if not (path / "model_index.json").exists():
         if model in ("qwen", "deep"):
             write_qwen(path, DIT if model == "qwen" else DEEP)
         elif model == "z-image":
-            write_zimage(path)
+            write_random_zimage(path)
         elif model == "flux":
-            write_flux(path)
+            write_random_flux(path)
         elif model == "flux2":
             write_random_flux2(path)
+        elif model == "sd3":
+            write_random_sd3(path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path

@@ -11,6 +11,7 @@ from lora_cases import write_lora
 from mutant import Judge, Mutant, Patch, Probe, side
 from mutants_qwen import MUTANTS, prepare
 from mutants_sd import MUTANTS as SD_MUTANTS
+from mutants_sd3 import MUTANTS as SD3_MUTANTS
 from mutants_zimage import MUTANTS as ZIMAGE_MUTANTS
 
 import qwenimg
@@ -44,12 +45,22 @@ QUICK = {
         "fp32": ("pads_zeroed", "norm_eps", "time_from_noise", "latents_scale_1_off"),
         "bf16": ("gates_without_tanh", "no_residual", "norm_in_half", "guidance_of_others", "image_frame_one_later"),
     },
+    "sd3": {
+        "fp32": ("nine_in_another_order", "norm_eps", "table_one_row_off", "shifted_once", "latents_scale_1_off"),
+        "bf16": ("last_scale_and_shift_swapped", "no_residual", "no_modulation", "pooled_of_the_other_branch"),
+        "fp16": ("no_second_attention", "clips_exchanged"),
+    },
 }
-FAMILIES = {"qwen": MUTANTS, "sd": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS}
+FAMILIES = {"qwen": MUTANTS, "sd": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS, "sd3": SD3_MUTANTS}
 
 
 @pytest.fixture(scope="module")
-def judges(folders: dict[str, Path], tiny_zimage: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judge]:
+def judges(
+    folders: dict[str, Path],
+    tiny_zimage: Path,
+    tiny_sd3: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Judge]:
     folder = tmp_path_factory.mktemp("loras")
     loras = {
         "qwen": write_lora(resolve("shapes").folder, "qwen", folder / "qwen.safetensors"),
@@ -59,6 +70,7 @@ def judges(folders: dict[str, Path], tiny_zimage: Path, tmp_path_factory: pytest
         "qwen": Judge("shapes", prepare, loras["qwen"]),
         "sd": Judge(folders["sdxl"], lora=loras["sd"]),
         "z-image": Judge(tiny_zimage),
+        "sd3": Judge(tiny_sd3["medium"]),
     }
 
 
@@ -116,11 +128,11 @@ def test_what_is_planted_with_each_change_is_there() -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("kind", ["qwen", "sdxl", "z-image"])
+@pytest.mark.parametrize("kind", ["qwen", "sdxl", "z-image", "sd3"])
 def test_every_fault_can_still_be_planted(kind: str, backend: str, tiny: dict[str, Path], tmp_path: Path) -> None:
     """Its place is there, and one of two pictures comes to it: in float32, or in codes with a LoRA. That it is caught
     is shown by `make mutations`, which does not run with each change."""
-    mutants = {"qwen": MUTANTS, "sdxl": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS}[kind]
+    mutants = {"qwen": MUTANTS, "sdxl": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS, "sd3": SD3_MUTANTS}[kind]
     folder = resolve("shapes").folder if kind == "qwen" else tiny[kind]
     lora = write_lora(folder, kind, tmp_path / "lora.safetensors")
     asked = {
@@ -173,6 +185,5 @@ def test_there_are_enough_in_every_family() -> None:
 
 def test_the_table_has_every_fault() -> None:
     page = (Path(__file__).parents[2] / "docs" / "measured" / "parity.md").read_text(encoding="utf-8")
-    assert [
-        mutant.what for mutant in (*MUTANTS, *SD_MUTANTS, *ZIMAGE_MUTANTS) if f"| {mutant.what} |" not in page
-    ] == []
+    planted = [mutant for mutants in FAMILIES.values() for mutant in mutants]
+    assert [mutant.what for mutant in planted if f"| {mutant.what} |" not in page] == []

@@ -132,6 +132,20 @@ LAYERS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         ),
         "text_encoder": ("text_encoder.", ("layers.1.self_attn.q_proj",)),
     },
+    "sd3": {
+        "transformer": (
+            "transformer.",
+            (
+                "context_embedder",
+                "norm_out.linear",
+                "proj_out",
+                "transformer_blocks.0.norm1.linear",
+                "transformer_blocks.1.attn2.to_v",
+                "transformer_blocks.2.ff_context.net.2",
+            ),
+        ),
+        "text_encoder": ("text_encoder.", ("encoder.layers.0.self_attn.q_proj",)),
+    },
     "sdxl": {
         "unet": (
             "unet.",
