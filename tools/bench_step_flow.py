@@ -262,7 +262,14 @@ def measure(case: Case, options: argparse.Namespace, folder: Path) -> None:
         for one, reference in zip(given, references, strict=True):
             arms = [oracle_arm(case, model, one)]
             arms += [our_arm(case, engine, folder, kind, policy, one) for policy in POLICIES[dtype]]
-            show({"model": case.family, "dtype": dtype, "rows": rows_of(arms, dtype, reference, options.runs)})
+            tokens = {
+                "image_tokens": one[0].size // (case.config.in_channels if case.family in ("flux", "flux2") else 64),
+                "text_tokens": one[1].shape[1],
+                "branches": 1,
+            }
+            show(
+                {"model": case.family, "dtype": dtype, **tokens, "rows": rows_of(arms, dtype, reference, options.runs)}
+            )
             del arms
             gc.collect()
         del model
