@@ -87,7 +87,7 @@ def _renamed(key: str, prefix: str) -> str | None:
 
 def _open_fused(header: Header, prefix: str, config: ZImageConfig, *, whole: bool) -> Component:
     path, manifest, network = header.file.path, zimage_dit.manifest(config), zimage_dit.NETWORK
-    plan = plan_places(header, "transformer", places(manifest, prefix), manifest, network.uses(manifest))
+    plan = plan_places(header, "transformer", places(manifest, prefix), manifest, network.uses(config))
     known = plan.known | {prefix + _IGNORED}
     unknown = [key for key in header.tensors if key.startswith(prefix) and key not in known]
     if unknown:
