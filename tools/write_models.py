@@ -24,6 +24,7 @@ from qwenimg.common.hub.outlook import NO_MODELS, PROMPT
 from qwenimg.common.measure.machines import machine
 from qwenimg.common.pipeline.fit_options import needs
 from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.start import stand_in
 from qwenimg.common.runtime.runtime import Change
 
 PAGE, BLOCK = "models.md", "models"
@@ -52,7 +53,7 @@ def _peak(known: KnownModel, bits: str | None) -> int:
     for gigabytes in MEMORIES:
         with closing(_planned(known, gigabytes)) as pipe:
             model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
-            plan = needs(model, pipe.check(PROMPT), counted=False)
+            plan = needs(model, pipe.check(PROMPT, **stand_in(pipe.model)), counted=False)
             if plan.largest.peak <= plan.budget:
                 return plan.largest.peak
     raise AssertionError(f"{known.name} fits into no memory")
