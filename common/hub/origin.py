@@ -24,8 +24,8 @@ MAX_HASHED = 8 << 30  # bytes of the largest file that is hashed: some ten secon
 def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, Any]:
     """Return the entries for a model and the choices with which it was opened."""
     checkpoint = opened.checkpoint
-    said = {"prediction": choices.prediction, "variant": choices.variant}
-    entries: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    declared = {"prediction": choices.prediction, "variant": choices.variant}
+    entries: dict[str, Any] = {name: value for name, value in declared.items() if value is not None}
     if choices.quantize is not None:
         entries["quantize"] = choices.quantize
     denoiser = opened.family.denoiser

@@ -173,7 +173,7 @@ def rename(key: str) -> str | None:
 # A picture
 
 
-class Place(NamedTuple):
+class PicturePlace(NamedTuple):
     """The place of a picture in a prompt: its first slot among the ids, and its rows and columns of slots."""
 
     start: int
@@ -220,7 +220,7 @@ def patch_rope(config: QwenVLVisionConfig, rows: int, columns: int) -> Table:
     return rope.rope_table(blocks.reshape(-1, 2), (half, half), ROPE_THETA)
 
 
-def prompt_rope(config: QwenVLVisionConfig, length: int, places: Sequence[Place]) -> Table:
+def prompt_rope(config: QwenVLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:
     """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids with pictures at `places`."""
     positions = rope.picture_positions(length, places)
     return rope.sectioned_rope(positions, config.mrope_section, config.rope_theta)

@@ -61,7 +61,7 @@ def check_images(model: DiffusionModel, name: str, count: int) -> None:
     if count < least:
         raise UsageError(f"{shown} edits a picture: give it, as in qwenimg PROMPT -i PICTURE -m {shown}")
     if count > most:
-        others = "; several are for qwen-image-edit-2511, -2509 and flux2-klein" if most == 1 else ""
+        others = "; several are for qwen-image-edit-2511 and -2509, and for FLUX.2 klein" if most == 1 else ""
         raise UsageError(
             f"{count} pictures are given, {shown} takes {'one' if most == 1 else f'at most {most}'}{others}"
         )

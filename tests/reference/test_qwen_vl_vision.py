@@ -16,7 +16,7 @@ from tiny_model import TEXT, randomise
 from qwenimg import backends
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks import qwen_vl_vision
-from qwenimg.common.networks.qwen_vl_vision import NETWORK, Place, QwenVLVisionConfig
+from qwenimg.common.networks.qwen_vl_vision import NETWORK, PicturePlace, QwenVLVisionConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.pictures.patches import patches, whole_blocks
@@ -103,19 +103,19 @@ def test_vision_tower(model: Any, folder: Path, backend: str) -> None:
         assert error <= FLOAT32 and result.std() > 0.1
 
 
-def prompt(parts: list[int | Seen]) -> tuple[list[int], list[Place], list[Seen]]:
+def prompt(parts: list[int | Seen]) -> tuple[list[int], list[PicturePlace], list[Seen]]:
     """Ids of so many tokens of text and of pictures, and the pictures and their places."""
-    rng, ids, places = np.random.default_rng(5), list[int](), list[Place]()
+    rng, ids, places = np.random.default_rng(5), list[int](), list[PicturePlace]()
     for part in parts:
         if isinstance(part, Seen):
-            places.append(Place(len(ids), part.rows // 2, part.columns // 2))
+            places.append(PicturePlace(len(ids), part.rows // 2, part.columns // 2))
             ids += [SLOT] * (part.rows * part.columns // 4)
         else:
             ids += rng.integers(3, 500, part).tolist()
     return ids, places, [part for part in parts if isinstance(part, Seen)]
 
 
-def states(engine: Any, ours: Any, ids: list[int], places: list[Place], pictures: list[Seen]) -> np.ndarray:
+def states(engine: Any, ours: Any, ids: list[int], places: list[PicturePlace], pictures: list[Seen]) -> np.ndarray:
     return np.asarray(engine.numpy(ours.encode(ids, places, [ours.slots(*one) for one in pictures])))
 
 

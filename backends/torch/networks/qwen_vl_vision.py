@@ -15,7 +15,7 @@ from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.language_model import Pair
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
 from qwenimg.common.networks import qwen_vl_vision
-from qwenimg.common.networks.qwen_vl_vision import NORM_EPS, Group, Place, QwenVLVisionConfig
+from qwenimg.common.networks.qwen_vl_vision import NORM_EPS, Group, PicturePlace, QwenVLVisionConfig
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
@@ -120,7 +120,7 @@ class QwenPictureEncoder(QwenTextEncoder):
         super().__init__(config, stream)
         self.visual = VisionTower(config, stream)
 
-    def with_slots(self, ids: Tensor, places: Sequence[Place], slots: Sequence[Tensor]) -> Tensor:
+    def with_slots(self, ids: Tensor, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
         """Return the start of the stream [1 S C] for ids [1 S], with the slots [1 slots C] of each picture at its
         place."""
         text, parts, token = ops.stream(self.embed_tokens(ids), self.stream), [], 0
@@ -154,7 +154,7 @@ class Component:
         return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back, self.device)))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[Place], slots: Sequence[Tensor]) -> Tensor:
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
         """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
         start = self.model.with_slots(ops.placed([list(ids)], self.device), places, slots)
         cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)

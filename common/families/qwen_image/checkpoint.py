@@ -15,12 +15,15 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
-from qwenimg.common.families.qwen_image.variants import Variant
+from qwenimg.common.families.qwen_image.variants import QwenVariant
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, qwen_vl_vision
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
 from qwenimg.common.parts.small_files import find_tokenizer
@@ -37,7 +40,7 @@ REFUSED = {
 }
 
 
-def networks(kind: Variant) -> dict[str, Network]:
+def networks(kind: QwenVariant) -> dict[str, Network]:
     """Return the networks of a variant, by their folders."""
     text = qwen_vl_vision.NETWORK if kind.edits else qwen_vl.NETWORK
     return {"transformer": qwen_dit.NETWORK, "text_encoder": text, "vae": qwen_vae.NETWORK}
@@ -65,6 +68,8 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
     tokenizer = folder / "tokenizer" if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
+    if kind.edits:
+        _check_sees(places["text_encoder"])
     components = {}
     with closed_on_failure() as keep:
         for name, network in parts.items():
@@ -87,7 +92,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     )
 
 
-def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> Variant:
+def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
     """Return the variant that the user says; else that of the transformer's file, if it is not the folder's own; else
     that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go together."""
     if choices.variant is not None:
@@ -110,6 +115,20 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
     if source is None and published:
         return network.config()
     return read_config(network, source or folders[-1], REFUSED)
+
+
+def _check_sees(place: Path) -> None:
+    """Raise ModelError for a text encoder without its vision tower."""
+    rename = RENAMES["text_encoder"](qwen_vl_vision.manifest(QwenVLVisionConfig()))
+    for path in find_files(place).files:
+        header = read_header(path)
+        header.file.close()
+        if any((rename(key) or "").startswith(qwen_vl_vision.PREFIX) for key in header.tensors):
+            return
+    raise ModelError(
+        f"{clean(place)}: is a text encoder without its vision tower, by which Qwen-Image-Edit sees pictures (GGUF "
+        "files have none): give a whole one, as safetensors"
+    )
 
 
 def _check_fit(folder: Path, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:

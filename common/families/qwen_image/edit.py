@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from qwenimg.common.families.qwen_image import references
 from qwenimg.common.families.qwen_image.edit_texts import EditPrompt, SeenPicture
 from qwenimg.common.families.qwen_image.model import QwenImage
-from qwenimg.common.families.qwen_image.variants import Variant
+from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.diffusion_model import Image
@@ -27,7 +27,7 @@ KEPT = 16  # copies of pictures for the text encoder
 class QwenImageEdit(QwenImage):
     """A Qwen-Image-Edit model for `Pipeline`."""
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: Variant):
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
         super().__init__(runtime, checkpoint, kind)
         self._copies: dict[str, SeenPicture] = {}
 

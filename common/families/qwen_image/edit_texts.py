@@ -9,9 +9,9 @@ import numpy as np
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.families.qwen_image.variants import VISION, Variant
+from qwenimg.common.families.qwen_image.variants import VISION, QwenVariant
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.qwen_vl_vision import Place, QwenVLVisionConfig
+from qwenimg.common.networks.qwen_vl_vision import PicturePlace, QwenVLVisionConfig
 from qwenimg.common.parts.texts import PromptTexts, States
 from qwenimg.common.pictures import patches
 from qwenimg.common.pictures.pixels import Uint8
@@ -46,7 +46,7 @@ class EditTexts(PromptTexts[EditPrompt]):
 
     feed_forward = 3  # it is gated
 
-    def __init__(self, residents: Residents, checkpoint: Checkpoint, variant: Variant):
+    def __init__(self, residents: Residents, checkpoint: Checkpoint, variant: QwenVariant):
         super().__init__(residents, checkpoint.texts)
         self.variant, self.template = variant, variant.template
         [self._tokenizer] = checkpoint.tokenizers.values()
@@ -61,7 +61,7 @@ class EditTexts(PromptTexts[EditPrompt]):
         config: QwenVLVisionConfig = self.encoder.config
         return config
 
-    def fill(self, prompt: EditPrompt) -> tuple[list[int], list[Place]]:
+    def fill(self, prompt: EditPrompt) -> tuple[list[int], list[PicturePlace]]:
         """Return the ids of `prompt` in the template, with one for each slot of a picture, and the pictures' places.
         Raises UsageError."""
         check_prompt(prompt.text)
@@ -70,11 +70,11 @@ class EditTexts(PromptTexts[EditPrompt]):
         filled = tokenizer.ids(self.template.text.replace("{}", "".join(before) + prompt.text))
         if filled.count(pad) != len(prompt.pictures):
             raise UsageError(f"the prompt has {PAD}, which stands for a picture: leave it out")
-        ids, places, sizes = list[int](), list[Place](), iter(self._slots(prompt))
+        ids, places, sizes = list[int](), list[PicturePlace](), iter(self._slots(prompt))
         for token in filled:
             if token == pad:
                 columns, rows = next(sizes)
-                places.append(Place(len(ids), rows, columns))
+                places.append(PicturePlace(len(ids), rows, columns))
                 ids += [pad] * (rows * columns)
             else:
                 ids.append(token)

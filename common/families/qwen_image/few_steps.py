@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from qwenimg.common.families.qwen_image.known import BUILT_IN
-from qwenimg.common.families.qwen_image.variants import EDIT_2511, Variant
+from qwenimg.common.families.qwen_image.variants import EDIT_2511, QwenVariant
 from qwenimg.common.request.few_steps import FewSteps
 
 _REPO = "lightx2v/Qwen-Image-Lightning/Qwen-Image-Lightning"
@@ -22,7 +22,7 @@ def _files(start: str, versions: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{start}-{version}.safetensors" for version in versions)
 
 
-def few_steps(folder: str, kind: Variant) -> Mapping[str, FewSteps]:
+def few_steps(folder: str, kind: QwenVariant) -> Mapping[str, FewSteps]:
     """Return the few-step LoRAs of the model in `folder`. The model of December 2025, known by its name only, has its
     own LoRAs, and so does each that edits; the built-in model has none."""
     if folder.endswith(BUILT_IN.name):

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.families.qwen_image.edit_texts import EditTexts
-from qwenimg.common.families.qwen_image.variants import Variant
+from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
@@ -46,7 +46,7 @@ class QwenImage(FlowModel):
     texts: TemplateTexts | EditTexts
     config: QwenDiTConfig
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: Variant):
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
         residents, vae_config = Residents(runtime), checkpoint["vae"].config
         statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
         halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics, samples=not kind.edits)

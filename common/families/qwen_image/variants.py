@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import VARIANTS as NAMES
 from qwenimg.common.prompts.qwen import Template
 
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -36,7 +35,7 @@ EDITS = Template(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class QwenVariant:
     """One of these models."""
 
     name: str  # a value of --variant
@@ -53,15 +52,15 @@ class Variant:
         return bool(self.copy)
 
 
-TEXT = Variant(name="text", pipeline="QwenImagePipeline", title="Qwen-Image, text to image", template=DRAWS)
-EDIT = Variant(
+TEXT = QwenVariant(name="text", pipeline="QwenImagePipeline", title="Qwen-Image, text to image", template=DRAWS)
+EDIT = QwenVariant(
     name="edit",
     pipeline="QwenImageEditPipeline",
     title="Qwen-Image-Edit, edits one picture",
     images=(1, 1),
     copy=1024**2,
 )
-EDIT_2509 = Variant(
+EDIT_2509 = QwenVariant(
     name="2509",
     pipeline="QwenImageEditPlusPipeline",
     title="Qwen-Image-Edit-2509, edits one or several pictures",
@@ -69,7 +68,7 @@ EDIT_2509 = Variant(
     copy=384**2,
     numbered=True,
 )
-EDIT_2511 = Variant(
+EDIT_2511 = QwenVariant(
     name="2511",
     pipeline="QwenImageEditPlusPipeline",
     title="Qwen-Image-Edit-2511, edits one or several pictures",
@@ -78,13 +77,13 @@ EDIT_2511 = Variant(
     numbered=True,
     zero_cond_t=True,
 )
-VARIANTS = dict(zip(NAMES, (TEXT, EDIT, EDIT_2509, EDIT_2511), strict=True))
+VARIANTS = {"text": TEXT, "edit": EDIT, "2509": EDIT_2509, "2511": EDIT_2511}  # `choices.VARIANTS`
 PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {"QwenImageEditInpaintPipeline"}
 _EDIT = re.compile(r"(?<![a-z])edit", re.ASCII)
 _PLAIN = re.compile(r"qwen[-_. ]?image[-_. ]?edit(?![-_. ]?plus)", re.ASCII)
 
 
-def of_pipeline(pipeline: str, zero_cond_t: bool) -> Variant:
+def of_pipeline(pipeline: str, zero_cond_t: bool) -> QwenVariant:
     """Return the variant of a folder in diffusers layout, by its pipeline and its transformer's configuration. Raises
     ModelError if these do not go together."""
     name = pipeline.replace("Inpaint", "")
@@ -97,7 +96,7 @@ def of_pipeline(pipeline: str, zero_cond_t: bool) -> Variant:
     )
 
 
-def of_name(name: str) -> Variant | None:
+def of_name(name: str) -> QwenVariant | None:
     """Return the variant that the `name` of a file or folder says; None if it says nothing. Raises UsageError for one
     that may be several."""
     plain = name.lower()
