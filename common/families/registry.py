@@ -172,7 +172,7 @@ def of_file(path: Path) -> Family:
     for family in FAMILIES:
         if family.reads_file and family.reads_file(header):
             return family
-    supported, kind = titles(lambda family: family.reads_file is not None), identify(header)
+    supported, kind = titles(lambda family: family.reads_file is not None, "or"), identify(header)
     if kind is not None:
         beside = ", beside the model that it belongs to (-m)"
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{beside}")
@@ -182,10 +182,10 @@ def of_file(path: Path) -> Family:
     raise bad(path, f"is no {supported} checkpoint in one file; it begins with {listed(header.tensors)}")
 
 
-def titles(chosen: Callable[[Family], bool]) -> str:
+def titles(chosen: Callable[[Family], bool], before_last: str = "and") -> str:
     """Return the names of the families that are `chosen`, for a message."""
     *others, last = (family.title for family in FAMILIES if chosen(family))
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {before_last} {last}" if others else last
 
 
 def check_precision(text: str) -> None:

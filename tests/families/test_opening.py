@@ -187,7 +187,8 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
     said: dict[str, Any] = {
         "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
         "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
-        "refiner": "y", "tokenizer": Path("t"), "prediction": "v", **{name: Path(name) for name in PARTS},
+        "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
+        **{name: Path(name) for name in PARTS},
     }  # fmt: skip
     assert said.keys() == OPENING.keys()
     found = opening_of(said)
