@@ -59,8 +59,7 @@ def load(
 {options}
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
-    The forms of all are checked before any file is opened. Raises QwenimgError; UnknownOption, which is a TypeError
-    too, for other keywords. As a context manager the pipeline is closed at the end of the block."""
+    Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end of the block."""
     given = dict(locals())'''
 
 

@@ -32,7 +32,7 @@ _WRITERS = (
     ("text_encoder", "diffusers"),
 )
 _FLUX = ("single_transformer_blocks", "double_blocks", "single_blocks")
-_OTHERS = ("ff_context", "joint_blocks")  # of Stable Diffusion 3
+_SD3 = ("ff_context", "joint_blocks")
 _CROSS = re.compile(r".*attn2[._](processor[._])?to_k")
 _WIDTHS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 2048: "SDXL", 1280: "the refiner of SDXL"}
 _Z_IMAGE = re.compile(r".*((?:layers|noise_refiner|context_refiner)[._]\d+)[._](?:attention[._]|feed_forward|adaLN).*")
@@ -128,8 +128,8 @@ def _fits(modules: Mapping[str, Module]) -> str:
         return _WIDTHS.get(width, f"a UNet with text states of {width} channels")
     if any(block in name for name in names for block in _FLUX):
         return "Flux"
-    if any(other in name for name in names for other in _OTHERS):
-        return "another model (Stable Diffusion 3), which this version does not draw with"
+    if any(other in name for name in names for other in _SD3):
+        return "Stable Diffusion 3"
     if blocks := {match[1] for name in names if (match := _Z_IMAGE.fullmatch(name))}:
         return f"Z-Image ({counted(len(blocks), 'block')})"
     blocks = {match[1] for name in names if (match := _QWEN.fullmatch(name)) and "attn1" not in name}

@@ -132,11 +132,13 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
         "common/request/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
         "common/pipeline/guidance.py": "share = request.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
-        # The family that takes it
+        # The families that take it
+        "common/families/sd3/model.py": 'options = frozenset({"step_cache", "cached_calls", "guidance_rescale", '
+        '"skip_layers", "skip_layer_scale"})',
         "common/families/stable_diffusion/model.py": 'options = frozenset({"step_cache", "cached_calls", '
         '"guidance_rescale", "refine_at", "clip_skip"})',
     }
-    assert len(lines) == 5
+    assert len(lines) == 6
 
 
 def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
@@ -262,7 +264,7 @@ VALUES += [
     "1:1",
 ]
 # What a schema cannot say: a text that is none of a form.
-FREE = ("seed", "size", "aspect", "few_steps", "cached_calls")
+FREE = ("seed", "size", "aspect", "few_steps", "cached_calls", "skip_layers")
 
 
 def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
@@ -282,6 +284,7 @@ def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
     defaults = {name: value["default"] for name, value in schema["properties"].items() if "default" in value}
     ours = {
         "true_cfg": 1.0,
+        "skip_layer_scale": 2.8,
         "cfg_end": 1.0,
         "step_cache": 0.0,
         "guidance_rescale": 0.0,
