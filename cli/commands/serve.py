@@ -149,8 +149,8 @@ def _models(given: dict[str, Any], loras: tuple[str, ...]) -> tuple[dict[str, Op
     for name in names:
         _, opening = part_files.located(replace(base, model=name))
         resolved = resolve(opening.model, offline=opening.offline, without=opening.choices.elsewhere)
-        served = resolved.name if resolved.known is not None or name is None else name
-        served = resolved.name.removesuffix(".safetensors").removesuffix(".gguf") if resolved.from_path else served
+        at_path = resolved.name.removesuffix(".safetensors").removesuffix(".gguf")
+        served = at_path if resolved.from_path else name or resolved.name
         if served in models:
             raise UsageError(f"--model {clean(name, 80)}: another model is served as {clean(served, 60)} already")
         models[served] = opening
@@ -214,6 +214,7 @@ def _listener(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen()  # from here on clients wait for the server, and are not refused
     except OSError as error:
         reason = clean(error.strerror or error, 80)
         raise UsageError(f"--host {clean(host, 60)} --port {port}: {reason}; give another --port") from None

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from qwenimg.cli.serve.dispatcher import Dispatcher
-from qwenimg.cli.serve.guards import Guards, plain_answer
+from qwenimg.cli.serve.guards import Guards, HastyProtocol, plain_answer
 from qwenimg.cli.serve.images_api import ImagesApi
 from qwenimg.cli.serve.jobs_api import JobsApi
 from qwenimg.cli.serve.journal import Journal
@@ -117,7 +117,7 @@ async def serve(
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                http="h11",
+                http=HastyProtocol,
                 ws="none",
                 server_header=False,
                 proxy_headers=False,

@@ -43,7 +43,10 @@ class Dispatcher:
         self._deaths: Counter[str] = Counter()  # of workers, by the fingerprints of orders
         self._once_ready = False
         for order in journal.unfinished():
-            self.waiting.append(order)
+            if order.model in settings.models:
+                self.waiting.append(order)
+            else:
+                self._end(order, "failed", Fault(404, f"the model {order.model} is not served any more"))
 
     # Orders
 

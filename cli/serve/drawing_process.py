@@ -112,8 +112,9 @@ class DrawingProcess:
             job, notes = _job(order)
             wanted = [completed(_picture(order, index), pipe, job) for index in range(len(order.seeds))]
             wanted = wanted[order.first :]
-            _check(pipe, job, wanted[0], order.suffix)
-            prepare(pipe, wanted)
+            if wanted:  # else a server was killed between the last picture and the end of the job
+                _check(pipe, job, wanted[0], order.suffix)
+                prepare(pipe, wanted)
             for picture in wanted:
                 if order.order in self._halts:
                     break

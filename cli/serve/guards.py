@@ -11,13 +11,15 @@ from collections.abc import Awaitable, Callable
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault
 
 MAX_BODY = 32 << 20  # bytes
 MAX_BODIES = 256 << 20  # bytes of all bodies that are being received
-SLOW = 30.0  # seconds for a body
+MAX_IGNORED = 128 << 20  # bytes of a body that is too large, after which the connection is closed
+SLOW = 30.0  # seconds for the head of a request, and for its body
 LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 OPEN = ("/health", "/ready", "/internal/ping")  # paths that need no token
 _ALWAYS = {
@@ -84,31 +86,65 @@ class Guards:
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Return the whole body, counted in `_receiving` if it is returned. Raises Fault."""
         declared = headers.get("content-length", "0")
-        if not declared.isdecimal() or int(declared[:20]) > MAX_BODY:
+        if not declared.isdecimal() or int(declared[:20]) > MAX_IGNORED:
             raise _too_large()
-        chunks, size = list[bytes](), 0
+        chunks, size, held = list[bytes](), 0, 0
         try:
             async with asyncio.timeout(SLOW):
-                while True:
+                is_whole = False
+                while not is_whole:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Fault(499, "the client has gone")
                     chunk = message.get("body", b"")
-                    size += len(chunk)
-                    self._receiving += len(chunk)
-                    if size > MAX_BODY:
+                    size, is_whole = size + len(chunk), not message.get("more_body", False)
+                    if size <= MAX_BODY:
+                        chunks.append(chunk)
+                        self._receiving, held = self._receiving + len(chunk), held + len(chunk)
+                    elif size > MAX_IGNORED:
                         raise _too_large()
+                    else:  # read on, and keep nothing: most clients listen only when they have sent all
+                        chunks.clear()
+                        self._receiving, held = self._receiving - held, 0
                     if self._receiving > MAX_BODIES:
                         raise Fault(503, "too many large requests at once", kind="server_error", after=5.0)
-                    chunks.append(chunk)
-                    if not message.get("more_body", False):
-                        return b"".join(chunks)
+            if size > MAX_BODY:
+                raise _too_large()
+            return b"".join(chunks)
         except TimeoutError:
-            self._receiving -= size
+            self._receiving -= held
             raise Fault(408, f"the body did not arrive within {SLOW:g} seconds") from None
         except BaseException:
-            self._receiving -= size
+            self._receiving -= held
             raise
+
+
+class HastyProtocol(H11Protocol):
+    """A connection that is closed if it stays without a request, or in the middle of the head of one."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(SLOW, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
 
 def _too_large() -> Fault:

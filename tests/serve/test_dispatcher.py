@@ -16,6 +16,7 @@ from qwenimg.cli.serve.dispatcher import MANY, Dispatcher
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Unusable
 from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.common.families.opening import Opening
 
 Body = Callable[[Dispatcher, FakeWorker], Awaitable[None]]
 
@@ -231,6 +232,24 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
 
     run(first)
     run(second)
+
+
+def test_a_job_of_a_model_that_is_not_served_any_more_fails(run) -> None:
+    async def first(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        dispatcher.submit(order("1", kind="job"))
+        job = order("2", kind="job", model="two")
+        dispatcher.submit(job)
+        for task in dispatcher._tasks:
+            task.cancel()
+
+    async def second(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        assert [(row["state"], row["error"]) for row in dispatcher.journal.jobs(9)] == [
+            ("failed", "the model two is not served any more"),
+            ("waiting", None),
+        ]
+
+    run(first)
+    run(second, models={"one": Opening()})
 
 
 def test_orders_of_the_open_model_come_first_but_not_for_ever(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import uvicorn
 from fake_worker import SETTINGS
 
 from qwenimg.cli.serve import guards
 from qwenimg.cli.serve.app import answer
-from qwenimg.cli.serve.guards import MAX_BODY, Guards
+from qwenimg.cli.serve.guards import MAX_BODY, MAX_IGNORED, Guards, HastyProtocol
 
 TOKEN = "a-token-of-the-tests"
 HERE = ("host", "127.0.0.1:7860")
@@ -134,10 +136,13 @@ def test_without_a_token_any_is_served() -> None:
 
 
 def test_a_body_has_a_limit_declared_or_not() -> None:
-    status, headers, _ = asked(HERE, ("content-length", str(MAX_BODY + 1)))
+    status, headers, _ = asked(HERE, ("content-length", str(MAX_IGNORED + 1)))
     assert status == 413 and headers["connection"] == "close"
     piece = bytes(1 << 20)
-    assert asked(HERE, chunks=(piece,) * (MAX_BODY >> 20))[2] == str(MAX_BODY).encode()
+    app = Guards(echo, SETTINGS, answer)
+    assert asked(HERE, chunks=(piece,) * (MAX_BODY >> 20), app=app)[2] == str(MAX_BODY).encode()
+    assert asked(HERE, chunks=(piece,) * ((MAX_BODY >> 20) + 1), app=app)[0] == 413
+    assert app._receiving == 0
     sent = [0]
 
     async def more() -> Any:
@@ -145,7 +150,7 @@ def test_a_body_has_a_limit_declared_or_not() -> None:
         return {"type": "http.request", "body": piece, "more_body": True}
 
     assert asked(HERE, chunks=(piece, piece), then=more)[0] == 413
-    assert sent[0] <= MAX_BODY >> 20, "no more is read"
+    assert sent[0] <= MAX_IGNORED >> 20, "no more is read"
     for length in ("x", "-1", "9" * 400, "²"):
         assert asked(HERE, ("content-length", length))[0] == 413
 
@@ -177,6 +182,29 @@ def test_a_client_that_goes_while_it_sends_costs_nothing() -> None:
     app = Guards(echo, SETTINGS, answer)
     assert asked(HERE, chunks=(b"x", b"x"), then=gone, app=app)[0] == 499
     assert app._receiving == 0
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHo"])
+def test_a_connection_without_a_request_is_closed(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else 256 of them would take all places."""
+
+    async def answered() -> bytes:
+        server = uvicorn.Server(uvicorn.Config(echo, port=0, http=HastyProtocol, lifespan="off", log_config=None))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+        writer.write(begun)
+        rest = b""
+        with contextlib.suppress(ConnectionResetError):  # it may be closed before what was sent is read
+            rest = await reader.read()
+        writer.close()
+        server.should_exit = True
+        await serving
+        return rest
+
+    monkeypatch.setattr(guards, "SLOW", 0.0)
+    assert asyncio.run(answered()) == b""
 
 
 def test_a_websocket_is_closed() -> None:

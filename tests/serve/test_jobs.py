@@ -134,7 +134,7 @@ def test_wrong_pages(http: httpx2.Client, query: str) -> None:
 def test_what_a_page_needs_for_its_form(http: httpx2.Client) -> None:
     assert http.get("/api/schema").json() == json.loads(json.dumps(request_schema()))
     [model] = http.get("/api/models").json()["models"]
-    assert (model["id"], model["family"]) == ("shapes-v1", "qwen-image")
+    assert (model["id"], model["family"]) == ("shapes", "qwen-image")
     assert model["defaults"]["steps"] >= 1 and "step_cache" in model["options"]
 
 

@@ -38,8 +38,8 @@ def png(array: np.ndarray) -> bytes:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["shapes-v1", "dall-e-2"]
-    assert client.models.retrieve("shapes-v1").owned_by == "qwenimg"
+    assert [model.id for model in client.models.list()] == ["shapes", "dall-e-2"]
+    assert client.models.retrieve("shapes").owned_by == "qwenimg"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nope")
 
@@ -195,6 +195,13 @@ def test_hostile_forms(server: RunningServer, kind: str, body: bytes) -> None:
     answer = server.http.post("/v1/images/edits", content=body, headers={"content-type": kind})
     assert answer.status_code == 400, answer.text
     assert "Traceback" not in answer.text and len(answer.text) < 500
+
+
+def test_a_body_that_is_too_large_is_answered(client: openai.OpenAI) -> None:
+    """Also for a client that listens only once it has sent all."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.images.generate(prompt="x" * (33 << 20))
+    assert (caught.value.status_code, caught.value.code) == (413, "too_large")
 
 
 def test_a_client_that_goes_frees_the_worker(server: RunningServer, client: openai.OpenAI) -> None:

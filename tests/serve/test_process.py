@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import pytest
 from cli_runner import cli
 from processes import pixels, qwenimg
 from servers import LONG, RunningServer, gone, serving, until_end, until_step
+
+from qwenimg.common.shapes import builtin
 
 FEW = {"steps": 2, "size": "64x64"}
 
@@ -49,7 +54,21 @@ def test_a_killed_server_leaves_no_worker_and_the_next_one_goes_on(tmp_path: Pat
         server.send(signal.SIGKILL)
         server.end()
         gone(workers[0])
+    with contextlib.closing(sqlite3.connect(tmp_path / "g" / "gallery.sqlite3")) as base, base:
+        # A third job, as if the server was killed between its last picture and its end.
+        columns = "state, model, request, mask_alpha, deadline, created"
+        base.execute(
+            f"insert into jobs (id, {columns}) select 'drawn', {columns} from jobs where id = ?", (second["id"],)
+        )
+        base.execute(
+            "insert into pictures (id, job, place, name, sha256, recipe, seconds, created)"
+            " values ('drawn-0', 'drawn', 0, 'drawn-0.png', '', '{\"seed\": 5}', 1, 1)"
+        )
     with serving(tmp_path / "g") as server, server.http as http:
+        assert (
+            until_end(http, "drawn")["pictures"] == ["drawn-0"] and http.get("/api/pictures/drawn-0").status_code == 404
+        )
+        http.delete("/api/pictures/drawn-0")
         done = [until_end(http, job["id"]) for job in (first, second)]
         assert [job["state"] for job in done] == ["done", "done"]
         assert [len(job["pictures"]) for job in done] == [3, 1]
@@ -116,6 +135,18 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         gone(worker)
 
 
+def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
+    other = shutil.copytree(builtin.folder(), tmp_path / "other")
+    with serving(tmp_path / "g", "-m", other) as server, server.http as http:
+        for name in ("shapes", "other", "shapes"):
+            done = until_end(http, http.post("/api/jobs", json={"prompt": "x", "model": name, **FEW}).json()["id"])
+            [picture] = done["pictures"]
+            model = http.get(f"/api/pictures/{picture}/recipe").json()["model"]
+            assert (done["state"], model.removesuffix("-v1")) == ("done", name)
+            served = [row["id"] for row in http.get("/api/models").json()["models"] if "defaults" in row]
+            assert served == [name], "one is open at a time"
+
+
 def test_a_model_that_does_not_open_ends_it_with_its_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"x" * 100)
@@ -153,7 +184,7 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
         (["--token-file", "."], "folder"), (["--port", "70000"], "--port"), (["--queue", "0"], "--queue"),
         (["--deadline", "0"], "--deadline"), (["--lora", "missing.safetensors"], "no such file"),
         (["-m", "shapes", "-m", "shapes"], "served as shapes"),
-        (["--served-name", "shapes-v1"], "served model already"),
+        (["--served-name", "shapes"], "served model already"),
         (["-m", "shapes", "-m", "shapes", "--vae", "x"], "one --model"), (["--precision", "fp33"], "fp33"),
         (["--backend", "metal"], "mlx"), (["a prompt"], "unexpected extra argument"),
     ],

@@ -133,7 +133,7 @@ def test_interrupt_stops_no_job_of_another_api(http: httpx2.Client) -> None:
 def test_the_lists_of_webuiapi(api: webuiapi.WebUIApi) -> None:
     names = [row["name"] for row in api.get_samplers()]
     assert "Euler" in names and "DPM++ 2M" in names
-    assert api.util_get_model_names() == ["shapes-v1"] and api.util_get_current_model() == "shapes-v1"
+    assert api.util_get_model_names() == ["shapes"] and api.util_get_current_model() == "shapes"
     assert api.get_schedulers()[0]["name"] == "automatic"
     assert api.get_loras() == [] and api.get_upscalers()[0]["name"] == "None" and api.get_sd_vae() == []
     assert api.get_embeddings() == {"loaded": {}, "skipped": {}} and api.get_hypernetworks() == []
