@@ -111,7 +111,7 @@ $(VENV)/.made:
 $(VENV)/.test-ready: $(VENV)/.made pyproject.toml constraints.txt
 	@echo 'Installing torch, MLX and the tools of the tests into $(VENV), once: 2.5 GB with the CPU build of torch and several'
 	@echo 'with that for CUDA, so a few minutes, or more on a slow line. pip prints nothing until it is done.'
-	$(PIP) -e ".[mlx,torch,dev]"
+	$(PIP) -e ".[mlx,torch,serve,dev]"
 	@touch $@ $(VENV)/.demo-ready
 
 $(VENV)/.demo-ready: $(VENV)/.made pyproject.toml constraints.txt

@@ -23,14 +23,13 @@ COMMANDS = {
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
+    "serve": "draw for programs and browsers, over HTTP",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",
     "samplers": "the samplers and schedules to choose from",
     "completion": "print the completion script for bash, zsh or fish",
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
-RESERVED = (
-    "serve", "train",
-)  # fmt: skip
+RESERVED = ("train",)
 
 HELP_NAMES = ["-h", "--help"]
 # Options besides those of images and of opening a model, which have their own section.

@@ -20,10 +20,11 @@ OTHERS = {
     **dict.fromkeys(("metadata", "inspect"), "info"),
     **dict.fromkeys(("complete", "completions"), "completion"),
     **dict.fromkeys(("benchmark",), "bench"),
+    **dict.fromkeys(("server", "api"), "serve"),
     **dict.fromkeys(("usage", "commands"), "--help"),
     **dict.fromkeys(("version",), "--version"),
 }
-NOT_BUILT = ("web", "webui", "gui", "server", "upscale", "quantize", "controlnet", "caption", "edit")
+NOT_BUILT = ("web", "webui", "gui", "upscale", "quantize", "controlnet", "caption", "edit")
 
 
 def meant(word: str, commands: tuple[str, ...]) -> str | None:

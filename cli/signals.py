@@ -35,6 +35,7 @@ class Stop:
         self.number: int | None = None
         self.event: Callable[[int], bytes] | None = None  # returns the `error` event of --json for an exit code
         self.until = 0.0  # a time of the monotonic clock; infinite while a picture whose steps are done is written
+        self.hears: Callable[[], None] | None = None  # called by the thread that watches, at the first signal
         self._step = 0.0  # seconds of the last step, or the expected ones
         self._ending = threading.Lock()
 
@@ -65,6 +66,17 @@ class Stop:
             if self.number is None:
                 self.until = 0.0
 
+    @contextmanager
+    def serving(self, hears: Callable[[], None]) -> Iterator[None]:
+        """Let a signal call `hears` in this context, in another thread, and wait for the end without a limit."""
+        self.hears, self.until = hears, math.inf
+        try:
+            yield
+        finally:
+            self.hears = None
+            if self.number is None:
+                self.until = 0.0
+
     def step(self, index: int, total: int, seconds: float) -> None:
         """Note that step `index` of `total` is done and took `seconds`. Raise Stopped if a signal came, but not after
         the last step: its image is decoded and written first."""
@@ -92,6 +104,8 @@ class Stop:
         """Return what happens now, for the sender of the signal; "" if the process ends at once."""
         if not self.patience():
             return ""
+        if self.hears is not None:
+            return "stopping when what is being drawn is done; again to stop at once"
         what = "after this step" if self.until < math.inf else "when this picture is decoded and written"
         return f"stopping {what}; again to stop at once"
 
@@ -155,6 +169,8 @@ def _watch(inlet: int, stop: Stop) -> None:
             first, stop.number = time.monotonic(), number[0]
             if words := stop.words():
                 _tell(f"qwenimg: {words}")
+            if stop.hears is not None:
+                stop.hears()
         elif time.monotonic() - first >= REPEAT:
             stop.end(number[0])
 

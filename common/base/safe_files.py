@@ -9,6 +9,7 @@ import errno
 import io
 import os
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,6 +84,15 @@ def open_regular(path: Path) -> OpenFile:
         os.close(descriptor)
         raise bad(path, f"is {'a folder' if stat.S_ISDIR(status.st_mode) else _SPECIAL}, not a regular file")
     return OpenFile(path=path, stream=io.FileIO(descriptor), identity=_identity(status))
+
+
+def in_memory(name: str, data: bytes) -> OpenFile:
+    """Return `data`, from a request, as an open file that is nowhere on the disk by a name; messages call it `name`."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        descriptor = os.dup(file.fileno())
+    return OpenFile(path=Path(name), stream=io.FileIO(descriptor), identity=_identity(os.fstat(descriptor)))
 
 
 _SPECIAL = "a pipe, device or socket"

@@ -6,7 +6,7 @@ There are more than in a `Request`: a size can be given in three ways, and a lin
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -50,6 +50,24 @@ ALL = options_of(_Sizes) | OPTIONS | options_of(_Numbers)
 """Every option of an image."""
 SAID = {name: ALL[name] for name in ALL if ALL[name].kind is not None}
 """The options whose value is a number or a text, not an array or a file."""
+
+
+class OptionFault(UsageError):
+    """A fault of one option in JSON."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def said_in(data: Mapping[str, Any]) -> Fields:
+    """Return the options in `data`, a JSON object, once their names and types are checked. Raises OptionFault."""
+    for key, value in data.items():
+        if key not in SAID:
+            raise OptionFault(key, f"unknown field {clean(key, 40)!r}; known are {', '.join(SAID)}")
+        if not isinstance(value, SAID[key].types) or isinstance(value, bool):
+            raise OptionFault(key, f"{key} is {clean(value, 40)!r}; expected {SAID[key].expected}")
+    return dict(data) | ({"seed": str(data["seed"])} if "seed" in data else {})
 
 
 def sides(

@@ -7,13 +7,13 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, kind, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import MAX_PICTURES, SAID, Fields, fields, option_in
+from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, fields, option_in, said_in
 from qwenimg.common.prompts.check import MAX_CHARACTERS
 
 MAX_PROMPT_FILE = 32 << 20  # bytes
@@ -81,19 +81,8 @@ def _object(line: bytes, where: str) -> Fields:
     data = strict_json(line, where, depth=2, values=100)
     if not isinstance(data, dict):
         raise bad(where, "is not a JSON object")
-    for key, value in data.items():
-        if key not in SAID:
-            raise bad(where, f"unknown field {clean(key, 40)!r}; known are {', '.join(SAID)}")
-        if not isinstance(value, SAID[key].types) or isinstance(value, bool):
-            raise bad(where, f"{key} is {clean(value, 40)!r}; expected {SAID[key].expected}")
-    return _fields(data, where)
-
-
-def _fields(data: dict[str, Any], where: str) -> Fields:
-    if "seed" in data:
-        data["seed"] = str(data["seed"])
     try:
-        return fields(data)
+        return fields(said_in(data))
     except UsageError as error:
         raise bad(where, str(error)) from None
 

@@ -32,30 +32,33 @@ DECODED_BYTES = {"WEBP": 19, "JPEG in several scans": 12, "TIFF": 21}
 MAX_DECODED = 7 * MAX_PIXELS
 
 
-def read_image(path: Path) -> tuple[Uint8, list[str]]:
-    """Read the image at `path` as uint8 [H, W, 3], with a line for each conversion. Raises ModelError.
+def read_image(source: Path | OpenFile) -> tuple[Uint8, list[str]]:
+    """Read the image at a path, or in an open file, as uint8 [H, W, 3], with a line for each conversion. Closes the
+    file. Raises ModelError.
 
     It is turned as its EXIF says and converted to sRGB; transparent parts become white."""
-    return _read(path, input_pixels.rgb)
+    return _read(source, input_pixels.rgb)
 
 
-def read_mask(path: Path, like: Uint8) -> tuple[Uint8, list[str]]:
-    """Read the mask at `path` as uint8 [H, W], at the size of the image `like`, with lines as from `read_image`. White
-    is regenerated, black is kept. Raises ModelError."""
+def read_mask(source: Path | OpenFile, like: Uint8, *, transparent: bool = False) -> tuple[Uint8, list[str]]:
+    """Read the mask at a path, or in an open file, as uint8 [H, W], at the size of the image `like`, with lines as from
+    `read_image`. White is regenerated, black is kept; with `transparent` it is the transparent parts that are
+    regenerated, whatever their colour. Raises ModelError."""
 
     def decode(picture: Image) -> tuple[Uint8, list[str]]:
-        mask, notes = input_pixels.grey(picture)
+        mask, notes = (input_pixels.transparent if transparent else input_pixels.grey)(picture)
         mask, more = input_pixels.fitted(mask, like)
         return mask, notes + more
 
-    return _read(path, decode)
+    return _read(source, decode)
 
 
-def _read(path: Path, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tuple[Uint8, list[str]]:
-    """Decode the image at `path` with `decode`, once its header has passed the limits. Raises ModelError."""
+def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tuple[Uint8, list[str]]:
+    """Decode the image of `source` with `decode`, once its header has passed the limits. Raises ModelError."""
     from PIL import Image, UnidentifiedImageError
 
-    with closing(open_regular(path)) as file:
+    path = source.path if isinstance(source, OpenFile) else source
+    with closing(source if isinstance(source, OpenFile) else open_regular(source)) as file:
         if file.size > MAX_FILE:
             raise bad(path, f"has {file.size / 1e6:,.0f} MB; pictures of at most {MAX_FILE / 1e6:,.0f} MB are read")
         kind = format_of(file)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.pixels import HALF, Uint8, fit
 
@@ -80,6 +81,17 @@ def grey(picture: Image) -> tuple[Uint8, list[str]]:
             strip = strip.convert("RGBA").convert("RGB")
         pixels[top : top + ROWS] = np.asarray(strip.convert("L"))
     return _upright(picture, pixels), notes
+
+
+def transparent(picture: Image) -> tuple[Uint8, list[str]]:
+    """Return 255 where the image is transparent and 0 where it is opaque, [H, W], upright, and the lines. Raises
+    ModelError for an image without transparency."""
+    if "A" not in picture.mode and "transparency" not in picture.info:
+        raise ModelError("the mask has no transparency: what is drawn anew must be transparent in it")
+    pixels = np.empty((picture.height, picture.width), np.uint8)
+    for top in range(0, picture.height, ROWS):
+        pixels[top : top + ROWS] = 255 - np.asarray(_strip(picture, top).convert("RGBA").getchannel("A"))
+    return _upright(picture, pixels), _about(picture)
 
 
 def fitted(mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:

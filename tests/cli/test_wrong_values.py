@@ -28,6 +28,7 @@ NEEDED = {  # what a command cannot do without
     "doctor": [MISSING],
     "convert": [MISSING, "out"],
     "selftest": ["-m", MISSING],
+    "serve": ["-m", MISSING],
     "models": [],
     "pull": ["./none"],
     "completion": ["zzz"],

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image, ImageCms, ImageOps
 
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import in_memory
 from qwenimg.common.pictures.input import read_image, read_mask
 from qwenimg.common.pictures.texts import read_texts
 
@@ -343,3 +344,26 @@ def test_a_baseline_jpeg_in_several_scans_has_the_limit_of_a_progressive_one(tmp
         read_image(path)
     path.write_bytes(_jpeg(128, 0xC0, 3, 3))
     assert read_image(path)[0].shape == (128, 128, 3)
+
+
+def test_a_picture_of_a_request_is_read_from_memory() -> None:
+    out = io.BytesIO()
+    Image.fromarray(PIXELS).save(out, "PNG")
+    pixels, _ = read_image(in_memory("image", out.getvalue()))
+    assert np.array_equal(pixels, PIXELS)
+    for data in (b"", b"no picture", out.getvalue()[:60]):
+        with pytest.raises(ModelError, match=r"^image: "):
+            read_image(in_memory("image", data))
+
+
+def test_a_mask_may_be_where_a_picture_is_transparent(tmp_path: Path) -> None:
+    layer = np.dstack([PIXELS, np.full((5, 7), 255, np.uint8)])
+    layer[:2, :, 3], layer[2, :, 3] = 0, 55
+    for kind in ("PNG", "WEBP"):
+        out = io.BytesIO()
+        Image.fromarray(layer).save(out, kind, lossless=True)
+        mask, _ = read_mask(in_memory("mask", out.getvalue()), PIXELS, transparent=True)
+        assert mask.dtype == np.uint8 and np.array_equal(mask, 255 - layer[..., 3])
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    with pytest.raises(ModelError, match="no transparency"):
+        read_mask(tmp_path / "a.png", PIXELS, transparent=True)

@@ -1,0 +1,221 @@
+"""The command `serve`: draw for programs and browsers, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qwenimg.cli import places, streams
+from qwenimg.cli.options import FILE
+from qwenimg.cli.places import WEIGHTS
+from qwenimg.cli.signals import Stop
+from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.families.opening import Opening, opening_of
+
+MAX_TOKEN = 4096  # bytes of the file
+MIN_TOKEN = 16  # characters
+_NEEDED = ("starlette", "uvicorn", "python_multipart", "prometheus_client")
+_OF_ALL = (
+    *WEIGHTS,
+    "refiner",
+    "models_dir",
+    "preset",
+    "precision",
+    "compile",
+    "fallback",
+    "max_memory",
+    "cache_prompts",
+    "offline",
+)
+
+
+@click.command("serve")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Default 127.0.0.1; others need --token-file.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=7860, metavar="N", help="Default 7860; 0 takes a free one."
+)
+@click.option("--host-name", "host_names", multiple=True, metavar="NAME", help="Also serve requests to this name.")
+@click.option("--token-file", type=FILE, metavar="FILE", help="Serve only those who send the token in FILE.")
+@click.option(
+    "-o", "--output", type=FILE, metavar="FOLDER", help="Of the gallery and its jobs; default a folder of this user."
+)
+@click.option(
+    "--queue", type=click.IntRange(1, 10_000), default=16, metavar="N", help="Requests that may wait; default 16."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    metavar="SECONDS",
+    help="Of a request; default 600.",
+)
+@click.option(
+    "--served-name",
+    "served_names",
+    multiple=True,
+    metavar="NAME",
+    help="A further name of the first model, such as dall-e-2.",
+)
+@click.option("--lora", "loras", multiple=True, metavar="FILE", help="A LoRA that requests may name.")
+@places.declared("model", multiple=True, help="A model to serve; again for more, of which one is in memory at a time.")
+@places.declared("backend", multiple=True, help="What computes; again for more workers, as cuda:0 and cuda:1.")
+@places.declared(*_OF_ALL)
+@click.pass_context
+def serve(
+    ctx: click.Context,
+    /,
+    host: str,
+    port: int,
+    host_names: tuple[str, ...],
+    token_file: Path | None,
+    output: Path | None,
+    queue: int,
+    deadline: float,
+    served_names: tuple[str, ...],
+    loras: tuple[str, ...],
+    **given: Any,
+) -> int:
+    """Draw for programs and browsers, over HTTP: OpenAI's images API, AUTOMATIC1111's, and jobs with a gallery.
+
+    It prints its address, and on standard error when it is ready. Ctrl-C or SIGTERM stops it once what is being drawn
+    is done."""
+    for package in _NEEDED:
+        if find_spec(package) is None:
+            raise BackendMissing(f"serve needs {package}; in the clone of qwenimg: pip install '.[serve]'")
+    from qwenimg.cli.serve import app
+    from qwenimg.cli.serve.messages import Settings
+
+    stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
+    token = "" if token_file is None else _token(token_file)
+    _check_public(host, token)
+    backends = given.pop("backend") or ("auto",)
+    models, lora_files = _models(given, loras)
+    taken = {*models} & {*served_names}
+    if taken:
+        raise UsageError(f"--served-name {clean(taken.pop(), 60)}: is the name of a served model already")
+    settings = Settings(
+        models=models,
+        aliases=dict.fromkeys(served_names, next(iter(models))),
+        backends=tuple(backends),
+        loras=lora_files,
+        hosts=_hosts(host, host_names),
+        token=token,
+        queue=queue,
+        deadline=deadline,
+    )
+    with contextlib.closing(_listener(host, port)) as listener:
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listener.getsockname()[1]}"
+        streams.put(f"{address}\n".encode())
+        streams.say(f"qwenimg: {', '.join(models)}; loading, then ready; Ctrl-C stops it")
+        folder = _gallery() if output is None else output.absolute()
+        code, text = asyncio.run(app.serve(settings, folder, listener, _say, stop.serving))
+    if code:
+        streams.say(f"qwenimg: error: {text}")
+    return code
+
+
+def _say(text: str) -> None:
+    streams.say(f"qwenimg: {text}")
+
+
+def _gallery() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("qwenimg", appauthor=False) / "gallery"
+
+
+def _models(given: dict[str, Any], loras: tuple[str, ...]) -> tuple[dict[str, Opening], dict[str, str]]:
+    """Return the openings of all models by their served names, and the files of LoRAs by theirs. Raises UsageError, and
+    ModelError for a model that is not here."""
+    from qwenimg.common.hub import part_files
+    from qwenimg.common.hub.resolve import resolve
+
+    names = given.pop("model") or (None,)
+    options = places.taken(given)
+    base = opening_of(options)
+    if len(names) > 1 and (base.parts or base.refiner or base.tokenizer):
+        raise UsageError("files of parts belong to one model; give one --model beside them")
+    models: dict[str, Opening] = {}
+    for name in names:
+        _, opening = part_files.located(replace(base, model=name))
+        resolved = resolve(opening.model, offline=opening.offline, without=opening.choices.elsewhere)
+        at_path = resolved.name.removesuffix(".safetensors").removesuffix(".gguf")
+        served = at_path if resolved.from_path else name or resolved.name
+        if served in models:
+            raise UsageError(f"--model {clean(name, 80)}: another model is served as {clean(served, 60)} already")
+        models[served] = opening
+    return models, _loras(base, loras)
+
+
+def _loras(base: Opening, loras: tuple[str, ...]) -> dict[str, str]:
+    from qwenimg.common.base.safe_files import is_file
+    from qwenimg.common.hub import part_files
+    from qwenimg.common.request.loras import in_cache
+
+    folders, _ = part_files.located(base)
+    files: dict[str, str] = {}
+    for text in loras:
+        file = folders.lora(text).removesuffix(":1.0")
+        if not in_cache(file) and not is_file(Path(file)):
+            raise UsageError(f"--lora {shown_path(text)}: no such file")
+        name = Path(file).stem
+        if name in files or not name or ":" in name or ";" in name:
+            raise UsageError(f"--lora {shown_path(text)}: its name is taken already, or has a colon or a semicolon")
+        files[name] = file if in_cache(file) else str(Path(file).absolute())
+    return files
+
+
+def _token(file: Path) -> str:
+    """Return the token in `file`. Raises UsageError."""
+    from qwenimg.common.base.errors import ModelError
+    from qwenimg.common.base.safe_files import open_regular
+
+    try:
+        with contextlib.closing(open_regular(file)) as opened:
+            raw = opened.read(0, min(opened.size, MAX_TOKEN + 1))
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+    text = raw.decode("ascii", "replace").strip()
+    if len(raw) > MAX_TOKEN or len(text) < MIN_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
+        raise UsageError(f"{shown_path(file)}: a token is one line of at least {MIN_TOKEN} printable ASCII characters")
+    return text
+
+
+def _check_public(host: str, token: str) -> None:
+    """Raise UsageError for an address that others can reach, without a token."""
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if not is_local and not token:
+        raise UsageError(f"--host {clean(host, 60)}: others could use this server; give --token-file FILE too")
+
+
+def _hosts(host: str, names: tuple[str, ...]) -> frozenset[str]:
+    """Return the names in the header Host that are served besides those of this machine."""
+    bound = () if host in ("0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)
+    return frozenset(name.lower() for name in (*bound, *names))
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there. Raises UsageError."""
+    try:
+        [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # from here on clients wait for the server, and are not refused
+    except OSError as error:
+        reason = clean(error.strerror or error, 80)
+        raise UsageError(f"--host {clean(host, 60)} --port {port}: {reason}; give another --port") from None
+    return listener

@@ -1,0 +1,1 @@
+"""The HTTP server: pictures for programs and browsers. Its own process imports no framework; workers draw."""

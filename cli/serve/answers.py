@@ -1,0 +1,68 @@
+"""Answers to a client that waits: the pictures of its order, or a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import StreamingResponse
+
+from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.orders import Event, Fault, PictureOrder
+
+ALIVE = 15.0  # seconds without an event, after which a comment keeps the connection open
+
+
+async def wait(dispatcher: Dispatcher, order: PictureOrder, request: HttpRequest) -> None:
+    """Wait until the order has ended; end it if the client goes. Raises Fault."""
+    gone = asyncio.create_task(_until_gone(request))
+    ended = asyncio.create_task(order.ended.wait())
+    try:
+        await asyncio.wait({gone, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not order.ended.is_set():
+            raise Fault(499, "the client has gone")
+    finally:
+        gone.cancel()
+        ended.cancel()
+        dispatcher.cancel(order)  # nothing, if it has ended
+    if order.fault is not None:
+        raise order.fault
+
+
+async def _until_gone(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def events(order: PictureOrder) -> AsyncGenerator[Event | None, None]:
+    """Yield the order's events until its end, which is the last; None after a while without one."""
+    watcher: asyncio.Queue[Event] = asyncio.Queue()
+    order.watchers.add(watcher)
+    try:
+        if order.ended.is_set():
+            yield Event("end", {"state": order.state} | ({} if order.fault is None else {"error": order.fault.text}))
+            return
+        while True:
+            try:
+                event = await asyncio.wait_for(watcher.get(), ALIVE)
+            except TimeoutError:
+                yield None
+                continue
+            yield event
+            if event.name == "end":
+                return
+    finally:
+        order.watchers.discard(watcher)
+
+
+def event_line(data: Mapping[str, Any], name: str = "") -> str:
+    """Return one server-sent event."""
+    return f"{f'event: {name}' + chr(10) if name else ''}data: {json.dumps(data)}\n\n"
+
+
+def event_stream(lines: AsyncIterator[str]) -> StreamingResponse:
+    """Return a response of server-sent events. When the client goes, `lines` is closed."""
+    return StreamingResponse(lines, media_type="text/event-stream", headers={"x-accel-buffering": "no"})

@@ -1,0 +1,145 @@
+"""The application: the routes of all APIs behind the guards, and its run until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.guards import Guards, HastyProtocol, plain_answer
+from qwenimg.cli.serve.images_api import ImagesApi
+from qwenimg.cli.serve.jobs_api import JobsApi
+from qwenimg.cli.serve.journal import Journal
+from qwenimg.cli.serve.messages import Settings
+from qwenimg.cli.serve.metrics import Metrics
+from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.sdapi import PREFIX, SdApi, sdapi_answer
+
+CONNECTIONS = 256  # at once
+LINGER = 10  # seconds for answers to be sent, beyond those for orders to be drawn
+
+
+class QuietServer(uvicorn.Server):
+    """A server whose signals the command line watches."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Service:
+    """A dispatcher with all its routes."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+        self.dispatcher, self.settings = dispatcher, settings
+
+    def app(self) -> ASGIApp:
+        """Return the application, which must run in the event loop of the dispatcher."""
+        dispatcher, settings = self.dispatcher, self.settings
+        routes = [
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics),
+            *ImagesApi(dispatcher, settings, int(time.time())).routes(),
+            *JobsApi(dispatcher, dispatcher.journal, settings).routes(),
+            *SdApi(dispatcher, settings).routes(),
+        ]
+        handlers = {Fault: _answer_fault, HTTPException: _answer_http, Exception: _answer_bug}
+        app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+        return Guards(app, settings, answer)
+
+    async def health(self, request: HttpRequest) -> Response:
+        """Say that the process lives."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: HttpRequest) -> Response:
+        """Say whether requests are taken. Raises Fault."""
+        if not self.dispatcher.is_ready:
+            raise self.dispatcher.not_ready()
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        """Return the figures for Prometheus."""
+        metrics = self.dispatcher.metrics
+        for number, worker in enumerate(self.dispatcher.workers):
+            metrics.up.labels(str(number)).set(worker.state == "ready")
+            metrics.peak.labels(str(number)).set(worker.peak)
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def answer(path: str, fault: Fault) -> Response:
+    """Return a fault in the form of the API that `path` belongs to."""
+    return sdapi_answer(fault) if path.startswith(PREFIX) else plain_answer(fault)
+
+
+async def _answer_fault(request: HttpRequest, error: Fault) -> Response:
+    return answer(request.url.path, error)
+
+
+async def _answer_http(request: HttpRequest, error: HTTPException) -> Response:
+    kinds = {404: "there is nothing here", 405: "this method is not served here"}
+    fault = Fault(error.status_code, kinds.get(error.status_code, "the request cannot be read"))
+    return answer(request.url.path, fault)
+
+
+async def _answer_bug(request: HttpRequest, error: Exception) -> Response:
+    return answer(request.url.path, Fault(500, "a bug in the server; its log says more", kind="server_error"))
+
+
+async def serve(
+    settings: Settings,
+    folder: Path,
+    listener: socket.socket,
+    say: Callable[[str], None],
+    watch: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]],
+) -> tuple[int, str]:
+    """Serve until a signal, and return 0 and "", or the exit code and the text of the error that ended it.
+
+    say: prints a line. watch: calls its argument, in any thread, when a signal comes within its context."""
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(Journal(folder)) as journal:
+        dispatcher = Dispatcher(settings, journal, Metrics(), say)
+        server = QuietServer(
+            uvicorn.Config(
+                Service(dispatcher, settings).app(),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                http=HastyProtocol,
+                ws="none",
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=CONNECTIONS,
+                timeout_graceful_shutdown=round(settings.patience) + LINGER,
+            )
+        )
+
+        def stop() -> None:
+            dispatcher.stop()
+            server.should_exit = True
+
+        def hears() -> None:
+            loop.call_soon_threadsafe(stop)
+
+        dispatcher.unusable.add_done_callback(lambda _: stop())
+        try:
+            with watch(hears):
+                await server.serve([listener])
+        finally:
+            await dispatcher.close()
+        if dispatcher.unusable.done():
+            unusable = dispatcher.unusable.result()
+            return unusable.exit_code, unusable.text
+        return 0, ""

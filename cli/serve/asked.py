@@ -1,0 +1,140 @@
+"""Conversion of JSON, as several APIs name things, to the fields of an order."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from qwenimg.cli.serve.messages import Settings
+from qwenimg.cli.serve.orders import Fault
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.strict_json import strict_json
+from qwenimg.common.base.text import clean
+from qwenimg.common.jobs import fields as said
+from qwenimg.common.jobs.fields import SAID, Fields, OptionFault
+from qwenimg.common.request.option import Option
+from qwenimg.common.request.request import random_seed
+
+_OURS = {"guidance_scale": "guidance"}  # names of other servers that are no alias on the command line
+_DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
+
+
+async def json_object(request: HttpRequest) -> dict[str, Any]:
+    """Return the body, a JSON object, without members that are null. Raises Fault."""
+    body = await request.body()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and (body or kind):
+        raise Fault(415, "the content type is application/json here", code="content_type")
+    try:
+        data = strict_json(body or b"{}", "the request", depth=8, values=10_000)
+    except ModelError as error:
+        raise Fault(400, str(error)) from None
+    if not isinstance(data, dict):
+        raise Fault(400, "the request is not a JSON object")
+    return {name: value for name, value in data.items() if value is not None}
+
+
+def spelled() -> dict[str, str]:
+    """Return the name of each option by all names that requests may give it."""
+    names = dict(_OURS)
+    for name, one in SAID.items():
+        others = (*one.aliases, *(flag[2:] for flag in one.flags if flag.startswith("--")))
+        names |= dict.fromkeys((name, *(other.replace("-", "_") for other in others)), name)
+    return names
+
+
+def options(data: Mapping[str, Any], *, texts: bool = False) -> Fields:
+    """Return the options in `data` by our names. texts: they come from a form, where numbers are texts. Raises Fault
+    for an unknown name, a value of another type, and two names of one option with two values."""
+    names, values, origin = spelled(), dict[str, Any](), dict[str, str]()
+    for key, value in data.items():
+        if key not in names:
+            raise Fault(400, f"unknown field {clean(key, 40)!r}", param=clean(key, 40), code="unknown_parameter")
+        name = names[key]
+        if texts and isinstance(value, str):
+            value = _from_text(SAID[name], value)
+        elif SAID[name].kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if name in values and values[name] != value:
+            raise Fault(400, f"{origin[name]} and {key} say different things", param=key)
+        values[name], origin[name] = value, key
+    try:
+        return said.said_in(values)
+    except OptionFault as error:
+        raise Fault(400, str(error), param=origin[error.name]) from None
+
+
+def ordered(values: Fields, settings: Settings, *, most: int) -> tuple[Fields, tuple[int, ...]]:
+    """Return the fields and the seeds of an order, once all is checked that needs no model. most: pictures of an order.
+    Raises Fault."""
+    if not values.get("prompt"):
+        raise Fault(400, "a prompt is missing", param="prompt")
+    values = dict(values)
+    for name, value in values.items():
+        try:
+            values[name] = SAID[name].converted(value) if SAID[name].joined else value
+            said.check({name: values[name]})
+            if name == "seed":
+                said.parse_seeds(value)
+            if name == "aspect":
+                SAID[name].check(value)
+        except UsageError as error:
+            raise Fault(400, str(error), param=name) from None
+    try:
+        fields = said.fields(values)
+        seeds = said.seeds(fields, random_seed())
+    except UsageError as error:
+        raise Fault(400, str(error)) from None
+    if len(seeds) > most:
+        raise Fault(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
+    if fields.get("lora"):
+        fields["lora"] = _loras(fields["lora"], settings)
+    return {name: value for name, value in fields.items() if name not in ("seed", "num_images")}, seeds
+
+
+def model_named(name: object, settings: Settings) -> str:
+    """Return the model that a request names. Raises Fault."""
+    if isinstance(name, str) and (name in settings.models or name in settings.aliases):
+        return settings.aliases.get(name, name)
+    served = ", ".join([*settings.models, *settings.aliases])
+    text = f"no model {clean(name, 60)!r} here; served are {served}"
+    raise Fault(404, text, param="model", code="model_not_found")
+
+
+def picture_bytes(value: object, name: str) -> bytes:
+    """Return the file in base64, with or without the head of a data URL. Nothing is ever fetched. Raises Fault."""
+    if not isinstance(value, str):
+        raise Fault(400, f"{name} is not a text in base64", param=name)
+    head = _DATA_URL.match(value)
+    try:
+        data = base64.b64decode(value[head.end() :] if head else value, validate=True)
+    except (binascii.Error, ValueError):
+        raise Fault(400, f"{name} is no picture in base64; addresses are not fetched", param=name) from None
+    if not data:
+        raise Fault(400, f"{name} is empty", param=name)
+    return data
+
+
+def _from_text(one: Option, value: str) -> Any:
+    """Return a form's text as a number, where the option is one; else the text, for which its check has the words."""
+    try:
+        return one.kind(value) if one.kind in (int, float) and not one.several else value
+    except ValueError:
+        return value
+
+
+def _loras(text: str, settings: Settings) -> str:
+    """Return the LoRAs of a request, which have served names, with the paths of their files. Raises Fault."""
+    paths = list[str]()
+    for one in filter(None, map(str.strip, text.split(";"))):
+        name, colon, scale = one.partition(":")
+        if name.strip() not in settings.loras:
+            served = ", ".join(settings.loras) or "none; start with --lora FILE"
+            raise Fault(400, f"no LoRA {clean(name, 60)!r} here; served are {served}", param="lora")
+        paths.append(f"{settings.loras[name.strip()]}{colon}{scale}")
+    return "; ".join(paths)

@@ -1,0 +1,201 @@
+"""The process of a worker: it opens models and draws, and ends when the server's process does, however that ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from contextlib import closing
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import qwenimg
+from qwenimg.cli import failures
+from qwenimg.cli.serve import messages
+from qwenimg.common.base import leftovers
+from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
+from qwenimg.common.base.safe_files import in_memory
+from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.jobs.run import Job, completed, estimated, prepare
+from qwenimg.common.request.request import OPTIONS
+
+if TYPE_CHECKING:
+    from qwenimg.common.pipeline.pipeline import Pipeline
+
+
+def main(descriptor: int) -> None:
+    """Draw what is asked for through the pipe with this number. Never returns: the end of the pipe ends the process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all; the server says when to end
+        signal.signal(number, signal.SIG_IGN)
+    pipe = Connection(descriptor)
+    process = DrawingProcess(pipe, pipe.recv())
+    threading.Thread(target=process.listen, daemon=True).start()
+    process.run()
+
+
+class DrawingProcess:
+    """The loop of a worker, with at most one model open."""
+
+    def __init__(self, pipe: Connection, start: messages.Start) -> None:
+        self.models = start.models
+        self._pipe = pipe
+        self._orders: queue.SimpleQueue[messages.Draw] = queue.SimpleQueue()
+        self._halts: set[str] = set()  # orders
+        self._skips: set[str] = set()  # orders whose current picture is not drawn any further
+        self._open: tuple[str, Pipeline] | None = None
+
+    def listen(self) -> None:
+        """Receive messages in a thread of its own, and end the process when the server's has ended."""
+        try:
+            while True:
+                message = self._pipe.recv()
+                if isinstance(message, messages.End):
+                    raise EOFError
+                if isinstance(message, messages.Halt):
+                    (self._skips if message.skip else self._halts).add(message.order)
+                else:
+                    self._orders.put(message)
+        except (EOFError, OSError):
+            leftovers.remove_all()
+            os._exit(0)
+
+    def run(self) -> None:
+        """Open the first model, draw a picture of one step, and then every order."""
+        try:
+            self._warm_up()
+        except Exception as error:
+            code, text = failures.report(error)
+            self._send(messages.Unusable(exit_code=code, text=text))
+            self._orders.get()  # until the end
+        self._send(messages.Ready())
+        while True:
+            self._draw(self._orders.get())
+
+    def _warm_up(self) -> None:
+        from qwenimg.common.hub.open_model import open_files
+
+        for opening in self.models.values():
+            open_files(opening).close()
+        pipe = self._opened(next(iter(self.models)))
+        try:
+            with closing(pipe.stream("warm-up", seed=0, steps=1)) as events:
+                for _ in events:
+                    pass
+        except UsageError:  # this model needs more than a prompt, or more steps; its first picture loads its weights
+            pass
+
+    def _opened(self, name: str) -> Pipeline:
+        """Return the model `name`, opened if another one was. Raises QwenimgError."""
+        if self._open is not None and self._open[0] == name:
+            return self._open[1]
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+        pipe = qwenimg.open_pipeline(self.models[name])
+        self._open = name, pipe
+        defaults = {key: value for key, value in asdict(pipe.defaults).items() if key != "trained"}
+        facts = messages.ModelFacts(
+            name=name, family=pipe.family, defaults=defaults, options=tuple(sorted(pipe.model.options))
+        )
+        self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
+        return pipe
+
+    def _draw(self, order: messages.Draw) -> None:
+        code, text = 0, ""
+        try:
+            pipe = self._opened(order.model)
+            job, notes = _job(order)
+            wanted = [completed(_picture(order, index), pipe, job) for index in range(len(order.seeds))]
+            wanted = wanted[order.first :]
+            if wanted:  # else a server was killed between the last picture and the end of the job
+                _check(pipe, job, wanted[0], order.suffix)
+                prepare(pipe, wanted)
+            for picture in wanted:
+                if order.order in self._halts:
+                    break
+                self._skips.discard(order.order)
+                self._draw_one(pipe, job, order, picture, notes)
+        except Exception as error:
+            code, text = failures.explain(error)
+            if code not in (2, 4) or not isinstance(error, QwenimgError):
+                failures.report(error, "while drawing for the server: ")
+        self._halts.discard(order.order)
+        self._send(messages.Finished(order=order.order, error=text, exit_code=code, peak=_peak()))
+
+    def _draw_one(
+        self, pipe: Pipeline, job: Job, order: messages.Draw, picture: Picture, notes: tuple[str, ...]
+    ) -> None:
+        """Draw one picture and send it, unless a halt comes between two steps."""
+        from qwenimg.common.pipeline.encode import encode
+        from qwenimg.common.pipeline.result import Result
+
+        seconds, index = 0.0, picture.index - 1
+        with closing(pipe.stream(**job.asked(picture))) as events:
+            for event in events:
+                if isinstance(event, Result):
+                    data = encode(event.pixels, event.recipe, order.suffix)
+                    # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
+                    recipe = json.loads(json.dumps(event.recipe))
+                    self._send(
+                        messages.PictureDrawn(
+                            order=order.order, index=index, data=data, recipe=recipe,
+                            seconds=sum(event.timing.values()) or seconds, warnings=(*notes, *event.warnings),
+                        )
+                    )  # fmt: skip
+                    return
+                seconds += event.seconds
+                self._send(
+                    messages.Stepped(
+                        order=order.order, index=index, step=event.index, steps=event.total, seconds=event.seconds
+                    )
+                )
+                if event.index < event.total and (order.order in self._halts or order.order in self._skips):
+                    return
+
+    def _send(self, message: messages.FromWorker) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError:  # the server's process has ended; `listen` ends this one
+            self._orders.get()
+
+
+def _picture(order: messages.Draw, index: int) -> Picture:
+    asked = {name: order.fields[name] for name in OPTIONS if name in order.fields} | {"seed": order.seeds[index]}
+    return Picture(index=index + 1, where="", asked=asked, aspect=order.fields.get("aspect"), path=None)
+
+
+def _job(order: messages.Draw) -> tuple[Job, tuple[str, ...]]:
+    """Decode the order's image and mask, and return them with a line for each conversion. Raises UsageError."""
+    if order.image is None:
+        return Job(), ()
+    from qwenimg.common.pictures import input
+
+    try:
+        image, notes = input.read_image(in_memory("image", order.image))
+        mask, more = None, list[str]()
+        if order.mask is not None:
+            mask, more = input.read_mask(in_memory("mask", order.mask), image, transparent=order.mask_alpha)
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+    return Job(image=image, mask=mask), (*notes, *more)
+
+
+def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:
+    """Raise UsageError for a picture that the model or the file cannot have, and DoesNotFit, before anything is
+    loaded."""
+    from qwenimg.common.pipeline import encode
+
+    texts = picture.prompt + (picture.said("negative_prompt") or "")
+    encode.check(suffix, picture.said("width"), picture.said("height"), texts)
+    estimated(pipe, job, picture)
+
+
+def _peak() -> int:
+    """Return the most bytes of memory that this process has had."""
+    peak: Any = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)

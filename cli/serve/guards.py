@@ -1,0 +1,184 @@
+"""The checks of every request before it is read: who sends it, from which page, how much, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from qwenimg.cli.serve.messages import Settings
+from qwenimg.cli.serve.orders import Fault
+
+MAX_BODY = 32 << 20  # bytes
+MAX_BODIES = 256 << 20  # bytes of all bodies that are being received
+MAX_IGNORED = 128 << 20  # bytes of a body that is too large, after which the connection is closed
+SLOW = 30.0  # seconds for the head of a request, and for its body
+LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
+OPEN = ("/health", "/ready", "/internal/ping")  # paths that need no token
+_ALWAYS = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+Answer = Callable[[str, Fault], Response]
+
+
+class Guards:
+    """An ASGI application around another one, which gets no request that a check refuses."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, answer: Answer) -> None:
+        """Guard `app`. answer: returns the response for the fault of a request for a path."""
+        self.app, self.settings, self.answer = app, settings, answer
+        self._receiving = 0  # bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await (self.app(scope, receive, send) if scope["type"] == "lifespan" else _refuse(send))
+            return
+        headers = Headers(scope=scope)
+        held = 0
+        try:
+            self._check(scope, headers)
+            body = await self._body(headers, receive)
+            held = len(body)
+            await self.app(scope, _received(body, receive), _marked(send))
+        except Fault as fault:
+            response = self.answer(scope["path"], fault)
+            response.headers["connection"] = "close"  # the rest of a body is not read
+            await response(scope, receive, _marked(send))
+        finally:
+            self._receiving -= held
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raise Fault for a request by its headers."""
+        host = headers.get("host", "")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        if name.lower() not in LOCAL | self.settings.hosts:
+            raise Fault(403, "this Host is not served; start with --host-name to allow it", code="host")
+        origin = headers.get("origin")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            raise Fault(403, "requests of other sites' pages are not served", code="origin")
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+            raise Fault(403, "requests of other sites' pages are not served", code="origin")
+        if self.settings.token and scope["path"] not in OPEN and not self._knows_token(headers):
+            raise Fault(401, "a token is needed: Authorization: Bearer TOKEN", kind="authentication_error")
+
+    def _knows_token(self, headers: Headers) -> bool:
+        scheme, _, value = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "basic":
+            try:
+                value = base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
+            except (binascii.Error, ValueError):
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(value.strip().encode(), self.settings.token.encode())
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Return the whole body, counted in `_receiving` if it is returned. Raises Fault."""
+        declared = headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared[:20]) > MAX_IGNORED:
+            raise _too_large()
+        chunks, size, held = list[bytes](), 0, 0
+        try:
+            async with asyncio.timeout(SLOW):
+                is_whole = False
+                while not is_whole:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Fault(499, "the client has gone")
+                    chunk = message.get("body", b"")
+                    size, is_whole = size + len(chunk), not message.get("more_body", False)
+                    if size <= MAX_BODY:
+                        chunks.append(chunk)
+                        self._receiving, held = self._receiving + len(chunk), held + len(chunk)
+                    elif size > MAX_IGNORED:
+                        raise _too_large()
+                    else:  # read on, and keep nothing: most clients listen only when they have sent all
+                        chunks.clear()
+                        self._receiving, held = self._receiving - held, 0
+                    if self._receiving > MAX_BODIES:
+                        raise Fault(503, "too many large requests at once", kind="server_error", after=5.0)
+            if size > MAX_BODY:
+                raise _too_large()
+            return b"".join(chunks)
+        except TimeoutError:
+            self._receiving -= held
+            raise Fault(408, f"the body did not arrive within {SLOW:g} seconds") from None
+        except BaseException:
+            self._receiving -= held
+            raise
+
+
+class HastyProtocol(H11Protocol):
+    """A connection that is closed if it stays without a request, or in the middle of the head of one."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(SLOW, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
+def _too_large() -> Fault:
+    return Fault(413, f"a request has at most {MAX_BODY >> 20} MiB", code="too_large")
+
+
+def _received(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body, and then what comes after it, which is the end of the connection."""
+    rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return rest.pop() if rest else await receive()
+
+    return next_message
+
+
+def _marked(send: Send) -> Send:
+    """Return a `send` that adds the headers of every response."""
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = {name for name, _ in message["headers"]}
+            more = [(key.encode(), value.encode()) for key, value in _ALWAYS.items() if key.encode() not in given]
+            message = message | {"headers": [*message["headers"], *more]}  # type: ignore[operator]
+        await send(message)
+
+    return marked
+
+
+async def _refuse(send: Callable[[Message], Awaitable[None]]) -> None:
+    await send({"type": "websocket.close", "code": 1008})
+
+
+def plain_answer(fault: Fault) -> Response:
+    """Return a fault in OpenAI's form, which our own API shares."""
+    error = {"message": fault.text, "type": fault.kind, "param": fault.param, "code": fault.code}
+    return JSONResponse({"error": error}, fault.status, headers=fault.headers)

@@ -1,0 +1,212 @@
+"""OpenAI's API of images: /v1/images/generations, /v1/images/edits and /v1/models.
+
+There is no usage, for nothing is billed, and a stream has no partial pictures: comments tell the steps instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from qwenimg.cli.serve import answers, asked
+from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.messages import PictureDrawn, Settings
+from qwenimg.cli.serve.orders import Fault, PictureOrder
+
+MOST = 10  # pictures of a request
+IGNORED = ("user", "quality", "style", "moderation", "safety_identifier", "output_compression", "input_fidelity")
+_SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
+# The only values of fields that have no other meaning here.
+_ONLY = {"response_format": ("b64_json",), "background": ("auto", "opaque"), "partial_images": (0, 1, 2, 3)}
+_ECHOED = ("seed", "steps", "guidance", "sampler")
+
+
+class ImagesApi:
+    """The routes, over a dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings, created: int) -> None:
+        self.dispatcher, self.settings, self.created = dispatcher, settings, created
+
+    def routes(self) -> list[Route]:
+        """Return the routes, with and without the prefix that clients put before them."""
+        rows = (
+            ("/images/generations", self.generate, "POST"),
+            ("/images/edits", self.edit, "POST"),
+            ("/models", self.models, "GET"),
+            ("/models/{name}", self.model, "GET"),
+        )
+        return [Route(f"/v1{path}", endpoint, methods=[method]) for path, endpoint, method in rows]
+
+    async def models(self, request: HttpRequest) -> Response:
+        """List the served models."""
+        names = [*self.settings.models, *self.settings.aliases]
+        return JSONResponse({"object": "list", "data": [self._row(name) for name in names]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """Describe one model. Raises Fault."""
+        name = request.path_params["name"]
+        asked.model_named(name, self.settings)
+        return JSONResponse(self._row(name))
+
+    def _row(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "qwenimg"}
+
+    async def generate(self, request: HttpRequest) -> Response:
+        """Draw pictures of a prompt. Raises Fault."""
+        data = await asked.json_object(request)
+        return await self._answer(request, data, "image_generation", texts=False)
+
+    async def edit(self, request: HttpRequest) -> Response:
+        """Draw pictures that start from one, given as a form. Raises Fault."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "multipart/form-data":
+            raise Fault(415, "the content type is multipart/form-data here", code="content_type")
+        try:
+            async with request.form(max_files=20, max_fields=200) as form:
+                data, image, mask = await _parts(form)
+        except HTTPException as error:  # of the parser
+            raise Fault(400, f"the form cannot be read: {error.detail}") from None
+        return await self._answer(request, data, "image_edit", texts=True, image=image, mask=mask)
+
+    async def _answer(
+        self,
+        request: HttpRequest,
+        data: Mapping[str, Any],
+        kind: str,
+        *,
+        texts: bool,
+        image: bytes | None = None,
+        mask: bytes | None = None,
+    ) -> Response:
+        data = dict(data)
+        streams = str(data.pop("stream", False)).lower() == "true"
+        order = self._order(request, data, texts=texts, image=image, mask=mask)
+        self.dispatcher.submit(order)
+        if streams:
+            return answers.event_stream(self._stream(order, kind))
+        await answers.wait(self.dispatcher, order, request)
+        body = {"created": int(time.time()), "data": [_image(drawn) for drawn in order.pictures]}
+        return JSONResponse(body | _about(order))
+
+    def _order(
+        self, request: HttpRequest, data: dict[str, Any], *, texts: bool, image: bytes | None, mask: bytes | None
+    ) -> PictureOrder:
+        """Return the order that `data` asks for. Raises Fault."""
+        model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
+        suffix = self._suffix(data)
+        _check_fixed(data, texts)
+        deadline = deadline_of(data, self.settings)
+        if data.get("size") == "auto":
+            del data["size"]
+        if "n" in data:
+            data["num_images"] = data.pop("n")
+        fields, seeds = asked.ordered(asked.options(data, texts=texts), self.settings, most=MOST)
+        return PictureOrder(
+            model=model,
+            fields=fields,
+            seeds=seeds,
+            image=image,
+            mask=mask,
+            mask_alpha=True,
+            suffix=suffix,
+            kind="images",
+            client=client_of(request),
+            deadline=deadline,
+        )
+
+    def _suffix(self, data: dict[str, Any]) -> str:
+        name = data.pop("output_format", "png")
+        if name not in _SUFFIXES:
+            raise Fault(400, f"output_format is one of {', '.join(_SUFFIXES)}", param="output_format")
+        return _SUFFIXES[name]
+
+    async def _stream(self, order: PictureOrder, kind: str) -> AsyncIterator[str]:
+        """Yield server-sent events: a comment for each step, `completed` for each picture, an error for a fault."""
+        try:
+            sent = 0
+            async with aclosing(answers.events(order)) as news:
+                async for event in news:
+                    if event is None or event.name == "step":
+                        yield ": waiting\n\n" if event is None else f": step {order.step}/{order.steps}\n\n"
+                    for drawn in order.pictures[sent:]:
+                        about = {"type": f"{kind}.completed", "created_at": int(time.time())}
+                        yield answers.event_line(about | _image(drawn) | _about(order), f"{kind}.completed")
+                    sent = len(order.pictures)
+            if (fault := order.fault) is not None:
+                yield answers.event_line(
+                    {"error": {"message": fault.text, "type": fault.kind, "param": fault.param, "code": fault.code}},
+                    "error",
+                )
+        finally:
+            self.dispatcher.cancel(order)  # nothing, if it has ended
+
+
+def client_of(request: HttpRequest) -> str:
+    """Return a name for the client, "" on this machine, where all share one address."""
+    host = "" if request.client is None else request.client.host
+    return "" if host in ("127.0.0.1", "::1", "testclient") else host
+
+
+def deadline_of(data: dict[str, Any], settings: Settings) -> float:
+    """Take `deadline`, seconds, out of `data`; no request has more than the server gives. Raises Fault."""
+    value = data.pop("deadline", settings.deadline)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if isinstance(value, bool) or not seconds > 0:
+        raise Fault(400, "deadline is a number of seconds above 0", param="deadline")
+    return min(seconds, settings.deadline)
+
+
+async def _parts(form: FormData) -> tuple[dict[str, Any], bytes, bytes | None]:
+    """Return a form's texts, and the files of image and mask. Raises Fault."""
+    texts, files = dict[str, Any](), dict[str, list[bytes]]()
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            files.setdefault(name.removesuffix("[]"), []).append(await value.read())
+        elif name in texts:
+            raise Fault(400, "this field occurs twice", param=name[:40])
+        else:
+            texts[name] = value
+    images, masks = files.pop("image", []), files.pop("mask", [])
+    if files:
+        raise Fault(400, f"unknown file {next(iter(files))[:40]!r}", param=next(iter(files))[:40])
+    if len(images) != 1:
+        found_text = "an image is missing" if not images else f"{len(images)} images; a picture starts from one here"
+        raise Fault(400, found_text, param="image")
+    if len(masks) > 1:
+        raise Fault(400, f"{len(masks)} masks; there is one at most", param="mask")
+    return texts, images[0], masks[0] if masks else None
+
+
+def _check_fixed(data: dict[str, Any], texts: bool) -> None:
+    """Take out of `data` what has no meaning here. Raises Fault for a value that cannot be given."""
+    for name in IGNORED:
+        data.pop(name, None)
+    for name, values in _ONLY.items():
+        value = data.pop(name, values[0])
+        if value not in values and not (texts and value in map(str, values)):
+            raise Fault(400, f"{name} is {' or '.join(map(str, values))} here", param=name)
+
+
+def _image(drawn: PictureDrawn) -> dict[str, Any]:
+    echo = {name: drawn.recipe[name] for name in _ECHOED if name in drawn.recipe}
+    return {"b64_json": base64.b64encode(drawn.data).decode()} | echo
+
+
+def _about(order: PictureOrder) -> dict[str, Any]:
+    """Return what an answer says of its pictures beside them."""
+    formats = {suffix: name for name, suffix in _SUFFIXES.items()}
+    recipe = order.pictures[0].recipe if order.pictures else {}
+    size = f"{recipe['width']}x{recipe['height']}" if recipe else None
+    return {"background": "opaque", "output_format": formats[order.suffix], "quality": "auto", "size": size}

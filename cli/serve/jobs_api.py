@@ -1,0 +1,189 @@
+"""Our own API: jobs that outlive their client, the gallery of their pictures, and what a page needs to ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from qwenimg.cli.serve import answers, asked
+from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.images_api import client_of, deadline_of
+from qwenimg.cli.serve.journal import Journal, Kept
+from qwenimg.cli.serve.messages import Settings
+from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.common.jobs.schema import request_schema
+
+MOST = 100  # pictures of a job
+LISTED = 100  # jobs or pictures of one answer
+_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
+
+
+class JobsApi:
+    """The routes, over a dispatcher and its journal."""
+
+    def __init__(self, dispatcher: Dispatcher, journal: Journal, settings: Settings) -> None:
+        self.dispatcher, self.journal, self.settings = dispatcher, journal, settings
+
+    def routes(self) -> list[Route]:
+        rows = (
+            ("/jobs", self.list_jobs, "GET"),
+            ("/jobs", self.add_job, "POST"),
+            ("/jobs/{id}", self.job, "GET"),
+            ("/jobs/{id}", self.cancel, "DELETE"),
+            ("/jobs/{id}/events", self.events, "GET"),
+            ("/pictures", self.list_pictures, "GET"),
+            ("/pictures/{id}", self.picture, "GET"),
+            ("/pictures/{id}", self.remove, "DELETE"),
+            ("/pictures/{id}/recipe", self.recipe, "GET"),
+            ("/schema", self.schema, "GET"),
+            ("/models", self.models, "GET"),
+        )
+        return [Route(f"/api{path}", endpoint, methods=[method]) for path, endpoint, method in rows]
+
+    # Jobs
+
+    async def add_job(self, request: HttpRequest) -> Response:
+        """Keep a job and put it in line. Raises Fault."""
+        data = await asked.json_object(request)
+        model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
+        deadline = deadline_of(data, self.settings)
+        files = {name: asked.picture_bytes(data.pop(name), name) for name in ("image", "mask") if name in data}
+        if "mask" in files and "image" not in files:
+            raise Fault(400, "a mask needs the image that it belongs to", param="mask")
+        fields, seeds = asked.ordered(asked.options(data), self.settings, most=MOST)
+        order = PictureOrder(
+            model=model,
+            fields=fields,
+            seeds=seeds,
+            image=files.get("image"),
+            mask=files.get("mask"),
+            kind="job",
+            client=client_of(request),
+            deadline=deadline,
+        )
+        self.dispatcher.submit(order)
+        return JSONResponse(self._described(order.id), 202, headers={"location": f"/api/jobs/{order.id}"})
+
+    async def list_jobs(self, request: HttpRequest) -> Response:
+        """List the newest jobs."""
+        rows = self.journal.jobs(_number(request, "limit", LISTED, LISTED))
+        return JSONResponse({"jobs": [self._live(row) for row in rows]})
+
+    async def job(self, request: HttpRequest) -> Response:
+        """Describe a job. Raises Fault."""
+        return JSONResponse(self._described(request.path_params["id"]))
+
+    async def cancel(self, request: HttpRequest) -> Response:
+        """End a job that has not ended. Raises Fault."""
+        name = request.path_params["id"]
+        self._described(name)
+        if (order := self.dispatcher.order(name)) is not None:
+            self.dispatcher.cancel(order)
+        return JSONResponse(self._described(name))
+
+    async def events(self, request: HttpRequest) -> Response:
+        """Stream what happens to a job. Raises Fault."""
+        about = self._described(request.path_params["id"])
+        return answers.event_stream(self._news(about))
+
+    async def _news(self, about: dict[str, Any]) -> AsyncIterator[str]:
+        """Yield the job as it is now, and every event until its end."""
+        yield answers.event_line(self._described(about["id"]), "job")
+        order = self.dispatcher.order(about["id"])
+        if order is None:
+            yield answers.event_line({"state": self._described(about["id"])["state"]}, "end")
+            return
+        async with aclosing(answers.events(order)) as news:
+            async for event in news:
+                yield ": waiting\n\n" if event is None else answers.event_line(event.data, event.name)
+
+    def _described(self, name: str) -> dict[str, Any]:
+        """Return a job for clients. Raises Fault."""
+        row = self.journal.job(name)
+        if row is None:
+            raise Fault(404, "there is no job of this id", code="not_found")
+        return self._live(row)
+
+    def _live(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row of the journal with how far the job is."""
+        lora = row["request"].get("lora")
+        if lora:  # the paths of files are not shown
+            for name, file in self.settings.loras.items():
+                lora = lora.replace(file, name)
+            row["request"]["lora"] = lora
+        order = self.dispatcher.order(row["id"])
+        if order is None:
+            return row
+        now = {"state": order.state, "position": self.dispatcher.position(order)}
+        return row | now | {"picture": order.index, "step": order.step, "steps": order.steps}
+
+    # The gallery
+
+    async def list_pictures(self, request: HttpRequest) -> Response:
+        """List pictures, the newest first; `before` is the `next` of the answer before. Raises Fault."""
+        before = _number(request, "before", 0, 2**62)
+        pictures = self.journal.pictures(before or None, _number(request, "limit", LISTED, LISTED))
+        after = pictures[-1].number if pictures else None
+        return JSONResponse({"pictures": [kept.described() for kept in pictures], "next": after})
+
+    async def picture(self, request: HttpRequest) -> Response:
+        """Send a picture's file. Raises Fault."""
+        kept = self._kept(request)
+        file = self.journal.folder / kept.name
+        if not file.is_file():
+            raise Fault(404, "the file of this picture is gone", code="not_found")
+        caching = {"cache-control": "private, max-age=31536000, immutable"}
+        return FileResponse(file, media_type=_TYPES[file.suffix], headers=caching)
+
+    async def recipe(self, request: HttpRequest) -> Response:
+        """Send a picture's recipe. Raises Fault."""
+        return JSONResponse(self._kept(request).recipe)
+
+    async def remove(self, request: HttpRequest) -> Response:
+        """Remove a picture and its file. Raises Fault."""
+        kept = self._kept(request)
+        with suppress(OSError):
+            await asyncio.to_thread(self.journal.remove, kept)
+        return Response(status_code=204)
+
+    def _kept(self, request: HttpRequest) -> Kept:
+        kept = self.journal.picture(request.path_params["id"])
+        if kept is None:
+            raise Fault(404, "there is no picture of this id", code="not_found")
+        return kept
+
+    # For a page
+
+    async def schema(self, request: HttpRequest) -> Response:
+        """Send the JSON Schema of the options of a picture."""
+        return JSONResponse(request_schema())
+
+    async def models(self, request: HttpRequest) -> Response:
+        """List the served models, with the facts of those that are open."""
+        is_open = {w.model.name: w.model for w in self.dispatcher.workers if w.model is not None}
+        rows = [
+            {"id": name}
+            | (
+                {"family": facts.family, "defaults": dict(facts.defaults), "options": list(facts.options)}
+                if (facts := is_open.get(name))
+                else {}
+            )
+            for name in self.settings.models
+        ]
+        return JSONResponse({"models": rows, "loras": list(self.settings.loras)})
+
+
+def _number(request: HttpRequest, name: str, usual: int, most: int) -> int:
+    """Return a number of the query. Raises Fault."""
+    text = request.query_params.get(name)
+    if text is None:
+        return usual
+    if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
+        raise Fault(400, f"{name} is a whole number from 1 to {most}", param=name)
+    return int(text)

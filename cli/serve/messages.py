@@ -1,0 +1,136 @@
+"""What the server's process and a worker send each other through their pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.jobs.fields import Fields
+
+# To a worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The first message: the models that the worker may open, by their served names; the first is opened at once."""
+
+    models: Mapping[str, Opening]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """An order to draw."""
+
+    order: str
+    model: str
+    fields: Fields  # as `jobs.fields.fields` returns them, without seed and number
+    seeds: tuple[int, ...]  # a picture for each
+    first: int = 0  # the number of seeds that are drawn already
+    image: bytes | None = None  # the file of an initial image
+    mask: bytes | None = None
+    mask_alpha: bool = False  # True: a mask's transparent parts are drawn anew, else its white ones
+    suffix: str = ".png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halt:
+    """An order that is not drawn any further after the current step; with `skip`, only its current picture is not."""
+
+    order: str
+    skip: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The worker's process ends at once."""
+
+
+ToWorker = Start | Draw | Halt | End
+
+
+# From a worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """The facts of a model once it is opened."""
+
+    name: str
+    family: str
+    defaults: Mapping[str, Any]
+    options: tuple[str, ...]  # the special options that it takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOpened:
+    """The model that is open now."""
+
+    model: ModelFacts
+    headline: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The first model is open and has drawn a picture of one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unusable:
+    """A worker that cannot work: the error of a model that does not open."""
+
+    exit_code: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped:
+    """A finished step."""
+
+    order: str
+    index: int  # of the picture, from 0
+    step: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureDrawn:
+    """A picture."""
+
+    order: str
+    index: int
+    data: bytes
+    recipe: Mapping[str, Any]
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The end of an order: all its pictures are drawn, or it was halted, or `error` says why not."""
+
+    order: str
+    error: str = ""
+    exit_code: int = 0  # of the error, as the command line would return it
+    peak: int = 0  # bytes, of the worker so far
+
+
+FromWorker = ModelOpened | Ready | Unusable | Stepped | PictureDrawn | Finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a server."""
+
+    models: Mapping[str, Opening]  # by served names, the first is opened at the start
+    aliases: Mapping[str, str] = field(default_factory=dict)  # further names of models
+    backends: tuple[str, ...] = ("auto",)  # a worker for each
+    loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give
+    hosts: frozenset[str] = frozenset()  # accepted in the header Host, besides those of this machine
+    token: str = ""
+    queue: int = 16  # orders that may wait
+    share: int = 4  # of these of one client on another machine
+    deadline: float = 600.0  # seconds
+    patience: float = 60.0  # seconds for running orders after SIGTERM

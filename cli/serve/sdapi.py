@@ -1,0 +1,323 @@
+"""The part of AUTOMATIC1111's API that its clients call: /sdapi/v1."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from qwenimg.cli.serve import answers, asked
+from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.images_api import client_of
+from qwenimg.cli.serve.messages import Settings
+from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.fields import Fields
+from qwenimg.common.jobs.foreign import LIKE_THE_MODELS, SCHEDULES, known_sampler, plain
+from qwenimg.common.request.recipe import Recipe, png_text
+from qwenimg.common.sampling.schedules import SCHEDULES as OURS
+from qwenimg.common.sampling.table import SAMPLERS
+
+PREFIX = "/sdapi/v1"
+MOST = 16  # pictures of a request
+# Lists that clients ask for and that are empty here.
+EMPTY: Mapping[str, Any] = {
+    "sd-vae": [],
+    "latent-upscale-modes": [],
+    "hypernetworks": [],
+    "prompt-styles": [],
+    "face-restorers": [],
+    "script-info": [],
+    "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1.0}],
+    "embeddings": {"loaded": {}, "skipped": {}},
+    "scripts": {"txt2img": [], "img2img": []},
+    "memory": {"ram": {}, "cuda": {}},
+    "cmd-flags": {},
+}
+# Fields that are not done here, unless their value means that nothing is asked for.
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "enable_hr": (False,),
+    "restore_faces": (False,),
+    "tiling": (False,),
+    "alwayson_scripts": ({},),
+    "script_name": ("", "None"),
+    "script_args": ([],),
+    "styles": ([],),
+    "subseed_strength": (0, 0.0),
+    "refiner_checkpoint": ("", "None"),
+    "inpainting_mask_invert": (0, False),
+    "inpaint_full_res": (False, 0, True),
+}
+_NAMES = {
+    "prompt": "prompt",
+    "negative_prompt": "negative_prompt",
+    "width": "width",
+    "height": "height",
+    "steps": "steps",
+    "cfg_scale": "guidance",
+    "seed": "seed",
+}
+
+
+class SdApi:
+    """The routes, over a dispatcher. `chosen`: the model that these clients have set."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
+        self.dispatcher, self.settings = dispatcher, settings
+        self.chosen = next(iter(settings.models))
+
+    def routes(self) -> list[Route]:
+        rows = {
+            "txt2img": self.txt2img,
+            "img2img": self.img2img,
+            "interrupt": self.interrupt,
+            "skip": self.skip,
+            "png-info": self.png_info,
+            "options": self.set_options,
+            "refresh-checkpoints": self.nothing,
+        }
+        gets = {
+            "options": self.options,
+            "progress": self.progress,
+            "samplers": self.samplers,
+            "schedulers": self.schedulers,
+            "sd-models": self.models,
+            "loras": self.loras,
+        }
+        routes = [Route(f"{PREFIX}/{path}", endpoint, methods=["POST"]) for path, endpoint in rows.items()]
+        routes += [Route(f"{PREFIX}/{path}", endpoint, methods=["GET"]) for path, endpoint in gets.items()]
+        routes += [Route(f"{PREFIX}/{path}", self.empty, methods=["GET"]) for path in EMPTY]
+        return [*routes, Route("/internal/ping", self.nothing, methods=["GET"])]
+
+    # Pictures
+
+    async def txt2img(self, request: HttpRequest) -> Response:
+        """Draw pictures of a prompt. Raises Fault."""
+        return await self._answer(request, await asked.json_object(request), None, None)
+
+    async def img2img(self, request: HttpRequest) -> Response:
+        """Draw pictures that start from one. Raises Fault."""
+        data = await asked.json_object(request)
+        images = data.get("init_images")
+        if not isinstance(images, list) or len(images) != 1:
+            raise Fault(400, "init_images is a list of one picture here", param="init_images")
+        mask = asked.picture_bytes(data["mask"], "mask") if data.get("mask") else None
+        return await self._answer(request, data, asked.picture_bytes(images[0], "init_images"), mask)
+
+    async def _answer(
+        self, request: HttpRequest, data: dict[str, Any], image: bytes | None, mask: bytes | None
+    ) -> Response:
+        _check_off(data)
+        overrides = data.get("override_settings") or {}
+        if not isinstance(overrides, dict):
+            raise Fault(400, "override_settings is not an object", param="override_settings")
+        values = self._values(data, overrides, with_image=image is not None)
+        fields, seeds = asked.ordered(asked.options(values), self.settings, most=MOST)
+        order = PictureOrder(
+            model=self._model(overrides.get("sd_model_checkpoint")),
+            fields=fields,
+            seeds=seeds,
+            image=image,
+            mask=mask,
+            kind="sdapi",
+            client=client_of(request),
+            deadline=self.settings.deadline,
+        )
+        self.dispatcher.submit(order)
+        await answers.wait(self.dispatcher, order, request)
+        sent = {name: value for name, value in data.items() if name not in ("init_images", "mask")}
+        images = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
+        return JSONResponse({"images": images, "parameters": sent, "info": json.dumps(_info(order))})
+
+    def _values(self, data: Mapping[str, Any], overrides: Mapping[str, Any], *, with_image: bool) -> Fields:
+        """Return the options that `data` gives, by our names. Raises Fault."""
+        values = {ours: data[name] for name, ours in _NAMES.items() if name in data}
+        if with_image and "denoising_strength" in data:
+            values["strength"] = data["denoising_strength"]
+        counts = [data.get(name, 1) for name in ("batch_size", "n_iter")]
+        if not all(type(count) is int and count >= 1 for count in counts):
+            raise Fault(400, "batch_size and n_iter are whole numbers from 1 on", param="batch_size")
+        if counts[0] * counts[1] > 1:
+            values["num_images"] = counts[0] * counts[1]
+        values |= _sampler(data.get("sampler_name") or data.get("sampler_index"), data.get("scheduler"))
+        if isinstance(skip := overrides.get("CLIP_stop_at_last_layers"), int) and skip > 1:
+            values["clip_skip"] = skip - 1
+        return values
+
+    def _model(self, name: object) -> str:
+        """Return the model of a name that clients were told, with or without what they append. Raises Fault."""
+        return self.chosen if name in (None, "") else asked.model_named(name, self.settings)
+
+    async def interrupt(self, request: HttpRequest) -> Response:
+        """Stop the orders of this API that are being drawn; their finished pictures are their answers."""
+        return self._halted(skip=False)
+
+    async def skip(self, request: HttpRequest) -> Response:
+        """Stop the picture that is being drawn, and go on with the next one of its order."""
+        return self._halted(skip=True)
+
+    def _halted(self, *, skip: bool) -> Response:
+        for order in self._mine():
+            self.dispatcher.halt(order, skip=skip)
+        return JSONResponse({})
+
+    def _mine(self) -> list[PictureOrder]:
+        return [order for order in self.dispatcher.drawing if order.kind == "sdapi"]
+
+    async def progress(self, request: HttpRequest) -> Response:
+        """Say how far the order of this API is that is being drawn."""
+        drawing = self._mine()
+        waiting = [order for order in self.dispatcher.waiting if order.kind == "sdapi"]
+        order = drawing[0] if drawing else None
+        spent = 0.0 if order is None else time.monotonic() - order.arrived
+        share = 0.0 if order is None else order.share
+        state = {
+            "skipped": False,
+            "interrupted": False,
+            "stopping_generation": False,
+            "job": "" if order is None else order.kind,
+            "job_count": len(drawing) + len(waiting),
+            "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(order.created)) if order else "0",
+            "job_no": 0,
+            "sampling_step": 0 if order is None else order.step,
+            "sampling_steps": 0 if order is None else order.steps,
+        }
+        left = spent * (1 - share) / share if share else 0.0
+        return JSONResponse(
+            {"progress": share, "eta_relative": left, "state": state, "current_image": None, "textinfo": None}
+        )
+
+    async def png_info(self, request: HttpRequest) -> Response:
+        """Return the recipe in a picture, as A1111's text. Raises Fault."""
+        data = await asked.json_object(request)
+        texts = await asyncio.to_thread(_texts, asked.picture_bytes(data.get("image"), "image"))
+        return JSONResponse({"info": texts.get("parameters", ""), "items": texts, "parameters": {}})
+
+    # Lists
+
+    async def options(self, request: HttpRequest) -> Response:
+        """Return the settings that clients read."""
+        return JSONResponse(
+            {
+                "sd_model_checkpoint": self.chosen,
+                "sd_checkpoint_hash": "",
+                "samples_format": "png",
+                "CLIP_stop_at_last_layers": 1,
+                "sd_vae": "Automatic",
+            }
+        )
+
+    async def set_options(self, request: HttpRequest) -> Response:
+        """Set the model; other settings are ignored. Raises Fault."""
+        data = await asked.json_object(request)
+        try:
+            self.chosen = self._model(data.get("sd_model_checkpoint"))
+        except Fault as fault:  # clients take a 404 for a missing route
+            raise Fault(400, fault.text, param="sd_model_checkpoint", code=fault.code) from None
+        return JSONResponse(None)
+
+    async def models(self, request: HttpRequest) -> Response:
+        """List the served models."""
+        rows = [
+            {"title": name, "model_name": name, "hash": None, "sha256": None, "filename": name, "config": None}
+            for name in self.settings.models
+        ]
+        return JSONResponse(rows)
+
+    async def loras(self, request: HttpRequest) -> Response:
+        """List the served LoRAs."""
+        return JSONResponse([{"name": n, "alias": n, "path": n, "metadata": {}} for n in self.settings.loras])
+
+    async def samplers(self, request: HttpRequest) -> Response:
+        """List the samplers by A1111's names of them."""
+        rows = [{"name": one.title, "aliases": [one.name, f"k_{one.name}"], "options": {}} for one in SAMPLERS.values()]
+        return JSONResponse(rows)
+
+    async def schedulers(self, request: HttpRequest) -> Response:
+        """List the schedules."""
+        names = ("automatic", *OURS)
+        about = {"aliases": None, "default_rho": -1, "need_inner_model": False}
+        return JSONResponse([{"name": name, "label": name.replace("_", " ").title()} | about for name in names])
+
+    async def empty(self, request: HttpRequest) -> Response:
+        """Return a list that is empty here."""
+        return JSONResponse(EMPTY[request.url.path.removeprefix(f"{PREFIX}/")])
+
+    async def nothing(self, request: HttpRequest) -> Response:
+        """Return that all is well."""
+        return JSONResponse({})
+
+
+def sdapi_answer(fault: Fault) -> Response:
+    """Return a fault in A1111's form."""
+    about = {"error": fault.code or fault.kind, "detail": fault.text, "body": "", "errors": fault.text}
+    return JSONResponse(about, fault.status, headers=fault.headers)
+
+
+def _check_off(data: Mapping[str, Any]) -> None:
+    """Raise Fault for a field that asks for what is not done here."""
+    for name, values in OFF.items():
+        if name in data and data[name] not in values:
+            raise Fault(400, f"{name} is not supported here; leave it out", param=name, code="unsupported")
+
+
+def _sampler(name: object, scheduler: object) -> Fields:
+    """Return sampler and schedule by their names there; the first may include the second. Raises Fault."""
+    values: Fields = {}
+    ending = ""
+    if name not in (None, ""):
+        known, ending = known_sampler(name) if isinstance(name, str) else (None, "")
+        if known is None:
+            raise Fault(404, f"Sampler not found: {clean(name, 60)}", param="sampler_name")
+        values["sampler"] = known
+    wanted = plain(scheduler) if isinstance(scheduler, str) else ""
+    wanted = ending if wanted in ("", "automatic") else wanted
+    if wanted in SCHEDULES or wanted in OURS:
+        values["schedule"] = SCHEDULES.get(wanted, wanted)
+    elif wanted and wanted not in LIKE_THE_MODELS:
+        raise Fault(404, f"Scheduler not found: {clean(scheduler, 60)}", param="scheduler")
+    return values
+
+
+def _info(order: PictureOrder) -> dict[str, Any]:
+    """Return the `info` of an answer."""
+    recipes = [cast(Recipe, drawn.recipe) for drawn in order.pictures]
+    first: Mapping[str, Any] = recipes[0] if recipes else {"seed": order.seeds[0]} | order.fields
+    names = {"guidance": "cfg_scale", "sampler": "sampler_name", "model": "sd_model_name"}
+    about = {
+        names.get(name, name): first.get(name)
+        for name in ("prompt", "negative_prompt", "seed", "width", "height", "steps", "guidance", "sampler", "model")
+    }
+    return about | {
+        "all_prompts": [one["prompt"] for one in recipes],
+        "all_negative_prompts": [one["negative_prompt"] for one in recipes],
+        "all_seeds": [one["seed"] for one in recipes],
+        "all_subseeds": [0 for _ in recipes],
+        "batch_size": len(order.seeds),
+        "infotexts": [png_text(one)["parameters"] for one in recipes],
+        "index_of_first_image": 0,
+        "extra_generation_params": {},
+    }
+
+
+def _texts(data: bytes) -> dict[str, str]:
+    """Return the texts in a picture's file. Raises Fault."""
+    from qwenimg.common.pictures.texts import read_texts
+
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        file.write(data)
+        file.flush()
+        try:
+            return read_texts(Path(file.name))
+        except ModelError:
+            raise Fault(400, "image is no picture whose recipe can be read", param="image") from None

@@ -1,0 +1,102 @@
+"""The server's end of a worker: the process, and the thread that reads from its pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Literal
+
+from qwenimg.cli.serve.messages import End, FromWorker, Halt, ModelFacts, Settings, Start, ToWorker
+from qwenimg.cli.serve.orders import PictureOrder
+
+_CODE = "import sys; from qwenimg.cli.serve.drawing_process import main; main(int(sys.argv[1]))"
+
+_GRACE = 5.0  # seconds for a worker to end by itself
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The end of a worker's process."""
+
+    code: int  # negative: minus the number of the signal that ended it
+
+
+class Worker:
+    """A process that draws, on one device. It is started anew after its end by who reads its messages."""
+
+    def __init__(self, backend: str, settings: Settings) -> None:
+        self.backend = backend
+        self.state: Literal["loading", "ready", "down"] = "loading"
+        self.order: PictureOrder | None = None  # that it draws, even if that has ended for its client
+        self.model: ModelFacts | None = None  # the open one
+        self.headline = ""
+        self.peak = 0  # bytes
+        self._models = {
+            name: replace(opening, backend=backend if backend != "auto" else opening.backend)
+            for name, opening in settings.models.items()
+        }
+        self._pipe: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> asyncio.Queue[FromWorker | Lost]:
+        """Start the process, and return the queue that gets all that it says. The last is Lost."""
+        inbox: asyncio.Queue[FromWorker | Lost] = asyncio.Queue()
+        ours, theirs = multiprocessing.Pipe()
+        descriptor = theirs.fileno()
+        command = [sys.executable, "-c", _CODE, str(descriptor)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(descriptor,))
+        theirs.close()
+        self.state, self.order, self.model = "loading", None, None
+        self._pipe, self._process = ours, process
+        self._send(Start(models=self._models))
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_read, args=(ours, process, loop, inbox), daemon=True).start()
+        return inbox
+
+    def draw(self, order: PictureOrder) -> None:
+        self.order = order
+        self._send(order.draw())
+
+    def halt(self, order: PictureOrder, *, skip: bool = False) -> None:
+        self._send(Halt(order=order.id, skip=skip))
+
+    async def close(self) -> None:
+        """End the process. A kill while a GPU works may leak its memory, so it is the last resort."""
+        if self._process is None:
+            return
+        self._send(End())
+        try:
+            await asyncio.to_thread(self._process.wait, _GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _send(self, message: ToWorker) -> None:
+        assert self._pipe is not None
+        with suppress(OSError):  # it has ended, and Lost will say so
+            self._pipe.send(message)
+
+
+def _read(
+    pipe: Connection,
+    process: subprocess.Popen[bytes],
+    loop: asyncio.AbstractEventLoop,
+    inbox: asyncio.Queue[FromWorker | Lost],
+) -> None:
+    """Put all that a worker says into `inbox`, until its end."""
+    with suppress(RuntimeError):  # the loop is closed: the server has ended
+        try:
+            while True:
+                loop.call_soon_threadsafe(inbox.put_nowait, pipe.recv())
+        except (EOFError, OSError):
+            pipe.close()
+            loop.call_soon_threadsafe(inbox.put_nowait, Lost(process.wait()))

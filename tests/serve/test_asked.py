@@ -1,0 +1,159 @@
+"""Requests in JSON as fields: names, types, bounds, and what hostile clients send; no server."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_worker import SETTINGS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwenimg.cli.serve import asked
+from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.public import public
+from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.request.option import Option, option, options_of
+
+LORAS = replace(SETTINGS, loras={"style": "/home/me/loras/style.safetensors"})
+
+
+def fault(data: dict[str, Any], **more: Any) -> Fault:
+    with pytest.raises(Fault) as caught:
+        asked.ordered(asked.options(data, **more), SETTINGS, most=10)
+    return caught.value
+
+
+def test_every_option_is_asked_by_its_name_and_by_those_of_others() -> None:
+    names = asked.spelled()
+    assert set(SAID) == set(names.values())
+    for name in ("num_inference_steps", "guidance_scale", "true_cfg_scale", "cfg_scale", "cfg", "steps", "guidance"):
+        assert names[name] in ("steps", "guidance")
+
+
+def test_a_new_option_of_a_picture_needs_no_line_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class More:
+        sparkle: int = option(0, Option(help="sparkle", aliases=("more-glitter",), least=0, most=9))
+
+    monkeypatch.setitem(SAID, "sparkle", options_of(More)["sparkle"])
+    assert asked.ordered(asked.options({"prompt": "x", "more_glitter": 3}), SETTINGS, most=1)[0]["sparkle"] == 3
+    assert fault({"prompt": "x", "sparkle": 10}).param == "sparkle"
+
+
+def test_fields_and_seeds() -> None:
+    data = {"prompt": "x", "seed": 7, "num_images": 3, "cfg_scale": 2, "num_inference_steps": 9.0, "size": "64x32"}
+    fields, seeds = asked.ordered(asked.options(data), SETTINGS, most=3)
+    assert fields == {"prompt": "x", "guidance": 2, "steps": 9, "width": 64, "height": 32} and seeds == (7, 8, 9)
+    _, seeds = asked.ordered(asked.options({"prompt": "x", "seed": -1}), SETTINGS, most=1)
+    assert len(seeds) == 1 and seeds[0] >= 0
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        ({}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": 3}, "prompt"), ({"prompt": "x", "steps": 0}, "steps"),
+        ({"prompt": "x", "steps": True}, "steps"), ({"prompt": "x", "steps": 2.5}, "steps"),
+        ({"prompt": "x", "steps": "20"}, "steps"), ({"prompt": "x", "steps": [1]}, "steps"),
+        ({"prompt": "x", "steps": 10**19}, "steps"), ({"prompt": "x", "guidance": -1}, "guidance"),
+        ({"prompt": "x", "num_inference_steps": 10**9}, "steps"), ({"prompt": "x", "sampler": "nope"}, "sampler"),
+        ({"prompt": "x", "seed": "1-99"}, "num_images"), ({"prompt": "x", "seed": "a"}, "seed"),
+        ({"prompt": "x", "size": "9999999x9"}, "size"), ({"prompt": "x", "aspect": "0:0"}, "aspect"),
+        ({"prompt": "x", "width": 0}, "width"), ({"prompt": "x", "num_images": 0}, "num_images"),
+        ({"prompt": "x", "image": "/etc/passwd"}, "image"), ({"prompt": "x", "latents": "/x.npy"}, "latents"),
+        ({"prompt": "x", "output": "/x.png"}, "output"), ({"prompt": "x", "cfg": 1, "guidance": 2}, "guidance"),
+        ({"prompt": "x", "lora": "/etc/passwd"}, "lora"), ({"prompt": "x", "lora": "../x:0.5"}, "lora"),
+        ({"prompt": "x", "lora": ["a/b/c"]}, "lora"), ({"prompt": "x", "lora": [1]}, "lora"),
+        ({"prompt": "\ud800"}, "prompt"), ({"prompt": "x" * 10**6}, "prompt"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_names_its_field(data: dict[str, Any], param: str) -> None:
+    error = fault(data)
+    print(error.text)
+    assert (error.status, error.param) == (400, param) and len(error.text) < 500 and error.text.isprintable()
+
+
+def test_numbers_of_a_form_are_texts() -> None:
+    values = {"prompt": "x", "steps": "4", "guidance": "1.5", "seed": "7"}
+    assert asked.ordered(asked.options(values, texts=True), SETTINGS, most=1) == (
+        {"prompt": "x", "steps": 4, "guidance": 1.5}, (7,),
+    )  # fmt: skip
+    assert fault({"prompt": "x", "steps": "four"}, texts=True).param == "steps"
+    assert fault({"prompt": "x", "guidance": "nan"}, texts=True).param == "guidance"
+
+
+def test_loras_have_served_names_alone() -> None:
+    fields, _ = asked.ordered(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1)
+    assert fields["lora"] == "/home/me/loras/style.safetensors:0.5"
+    fields, _ = asked.ordered(asked.options({"prompt": "x", "lora": ["style:0.5", "style"]}), LORAS, most=1)
+    assert fields["lora"].count("/home/me/loras/style.safetensors") == 2
+    with pytest.raises(Fault) as caught:
+        asked.ordered(asked.options({"prompt": "x", "lora": "/home/me/loras/style.safetensors"}), LORAS, most=1)
+    assert caught.value.param == "lora"
+
+
+def test_models_have_served_names_alone() -> None:
+    settings = replace(SETTINGS, aliases={"dall-e-2": "two"})
+    assert asked.model_named("dall-e-2", settings) == "two" and asked.model_named("one", settings) == "one"
+    for name in ("/etc", "../one", "three", "", 3, None, ["one"], {"one": 1}, "owner/name"):
+        with pytest.raises(Fault) as caught:
+            asked.model_named(name, settings)
+        assert caught.value.status == 404 and caught.value.code == "model_not_found"
+
+
+def test_pictures_are_in_base64_and_never_fetched() -> None:
+    data = base64.b64encode(b"PNG").decode()
+    assert asked.picture_bytes(data, "image") == b"PNG"
+    assert asked.picture_bytes(f"data:image/png;base64,{data}", "image") == b"PNG"
+    for wrong in (
+        "http://127.0.0.1/x.png",
+        "https://x/y",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "",
+        "a",
+        3,
+        None,
+        [data],
+    ):
+        with pytest.raises(Fault) as caught:
+            asked.picture_bytes(wrong, "image")
+        assert caught.value.param == "image" and caught.value.status == 400
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(asked.spelled())) | st.text(max_size=8), ANY, max_size=6))
+def test_any_json_is_an_order_or_a_fault(data: dict[str, Any]) -> None:
+    for texts in (False, True):
+        try:
+            fields, seeds = asked.ordered(asked.options(data, texts=texts), SETTINGS, most=4)
+        except Fault as error:
+            assert error.status in (400, 404)
+            json.dumps([error.text, error.param])
+        else:
+            assert fields["prompt"] and 1 <= len(seeds) <= 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/home/me/x.safetensors: is broken", "~/x.safetensors: is broken", "weights of '/opt/x/y' do not fit",
+     "…models/deep/x.safetensors: ends early", "in ../models/x.gguf: no"],
+)  # fmt: skip
+def test_no_path_is_told(text: str) -> None:
+    assert "/" not in public(text, SETTINGS)
+
+
+def test_plain_reasons_are_told() -> None:
+    for text in ("steps is 0; choose 1 to 1000", "64x64 needs 12.5 GB and 3 GB are free: -q 4", "16:9 and/or 3/4"):
+        assert public(text, SETTINGS) == text
+    assert public("lora /home/me/loras/style.safetensors: does not fit", LORAS) == "lora style: does not fit"

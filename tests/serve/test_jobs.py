@@ -1,0 +1,202 @@
+"""Our own API: jobs with events, and the gallery."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fake_worker import order
+from PIL import Image
+from processes import pixels, qwenimg
+from servers import LONG, RunningServer, events, until_end
+
+from qwenimg.cli.serve.journal import Journal
+from qwenimg.cli.serve.messages import PictureDrawn
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.jobs.schema import request_schema
+
+FEW = {"steps": 2, "size": "64x64"}
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx2.Client]:
+    with server.http as http:
+        yield http
+
+
+def test_a_job_from_its_order_to_its_pictures(http: httpx2.Client, tmp_path: Path) -> None:
+    answer = http.post("/api/jobs", json={"prompt": "a red circle", "seed": "7-8", **FEW})
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["location"] == f"/api/jobs/{job['id']}" and job["request"]["seeds"] == [7, 8]
+    with http.stream("GET", f"/api/jobs/{job['id']}/events") as response:
+        news = list(events(response))
+    names = [name for name, _ in news]
+    assert names[0] == "job" and names[-1] == "end" and news[-1][1] == {"state": "done"}
+    assert until_end(http, job["id"])["pictures"] == [f"{job['id']}-0", f"{job['id']}-1"]
+    for i, seed in enumerate((7, 8)):
+        answer = http.get(f"/api/pictures/{job['id']}-{i}")
+        assert answer.headers["content-type"] == "image/png" and "immutable" in answer.headers["cache-control"]
+        (tmp_path / f"ours-{seed}.png").write_bytes(answer.content)
+        assert http.get(f"/api/pictures/{job['id']}-{i}/recipe").json()["seed"] == seed
+    code, _, err = qwenimg("--from", "ours-7.png", "-s", "7-8", "-o", "{seed}.png", cwd=tmp_path)
+    assert code == 0, err
+    for seed in (7, 8):
+        assert (pixels(tmp_path / f"{seed}.png") == pixels(tmp_path / f"ours-{seed}.png")).all()
+
+
+def test_the_events_of_a_job_that_is_drawn(http: httpx2.Client) -> None:
+    job = http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"]
+    with http.stream("GET", f"/api/jobs/{job}/events") as response:
+        news = events(response)
+        assert next(news)[1]["state"] in ("waiting", "drawing")
+        step = next(data for name, data in news if name == "step")
+        assert step["steps"] == LONG and step["picture"] == 0
+        waits = http.post("/api/jobs", json={"prompt": "y", **FEW}).json()
+        assert (waits["state"], waits["position"]) == ("waiting", 1)
+        assert http.delete(f"/api/jobs/{waits['id']}").json()["state"] == "cancelled"
+        http.delete(f"/api/jobs/{job}")
+        assert next(data for name, data in news if name == "end") == {"state": "cancelled"}
+    assert http.get(f"/api/jobs/{job}").json()["state"] == "cancelled"
+    assert [row["state"] for row in http.get("/api/jobs?limit=2").json()["jobs"]] == ["cancelled"] * 2
+
+
+def test_a_job_with_a_picture_and_a_mask(http: httpx2.Client) -> None:
+    grey, mask = np.full((64, 64, 3), 128, np.uint8), np.zeros((64, 64), np.uint8)
+    files = {}
+    for name, array in (("image", grey), ("mask", mask)):
+        out = io.BytesIO()
+        Image.fromarray(array).save(out, "PNG")
+        files[name] = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    job = http.post("/api/jobs", json={"prompt": "a red circle", "steps": 2, **files}).json()
+    done = until_end(http, job["id"])
+    there = np.asarray(Image.open(io.BytesIO(http.get(f"/api/pictures/{done['pictures'][0]}").content)))
+    difference = float(np.abs(there.astype(int) - 128).mean())
+    print(f"a black mask keeps the picture: mean difference {difference:.1f}")
+    assert there.shape == (64, 64, 3) and difference < 12
+    answer = http.post("/api/jobs", json={"prompt": "x", "mask": files["mask"]})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "mask"
+
+
+def test_a_job_that_fails_says_why(http: httpx2.Client) -> None:
+    image = base64.b64encode(b"no picture").decode()
+    done = until_end(http, http.post("/api/jobs", json={"prompt": "x", "image": image, **FEW}).json()["id"])
+    assert done["state"] == "failed" and done["error"].startswith("image: is no PNG") and done["pictures"] == []
+
+
+def test_the_deadline_of_a_job(http: httpx2.Client) -> None:
+    done = until_end(http, http.post("/api/jobs", json={"prompt": "x", "steps": LONG, "deadline": 0.01}).json()["id"])
+    assert done["state"] == "failed" and "not done within 0.01 seconds" in done["error"]
+
+
+def test_the_gallery_is_read_in_pages_and_a_picture_is_removed(http: httpx2.Client) -> None:
+    done = until_end(http, http.post("/api/jobs", json={"prompt": "x", "num_images": 3, **FEW}).json()["id"])
+    first = http.get("/api/pictures?limit=2").json()
+    assert [row["id"] for row in first["pictures"]] == [f"{done['id']}-2", f"{done['id']}-1"]
+    second = http.get(f"/api/pictures?limit=1&before={first['next']}").json()
+    assert [row["id"] for row in second["pictures"]] == [f"{done['id']}-0"]
+    assert http.delete(f"/api/pictures/{done['id']}-1").status_code == 204
+    assert http.get(f"/api/pictures/{done['id']}-1").status_code == 404
+    assert http.get(f"/api/jobs/{done['id']}").json()["pictures"] == [f"{done['id']}-0", f"{done['id']}-2"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%2e%2e", "x", "gallery.sqlite3", "%00", "' or 1=1 --", "a" * 5000],
+)
+def test_ids_are_no_paths(http: httpx2.Client, name: str) -> None:
+    for path in (
+        f"/api/pictures/{name}",
+        f"/api/pictures/{name}/recipe",
+        f"/api/jobs/{name}",
+        f"/api/jobs/{name}/events",
+    ):
+        answer = http.get(path)
+        assert answer.status_code == 404 and "sqlite" not in answer.text and "root:" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=101", "limit=-1", "limit=x", "before=0", f"before={'9' * 30}", "limit=²"]
+)
+def test_wrong_pages(http: httpx2.Client, query: str) -> None:
+    answer = http.get(f"/api/pictures?{query}")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] in ("limit", "before")
+
+
+def test_what_a_page_needs_for_its_form(http: httpx2.Client) -> None:
+    assert http.get("/api/schema").json() == json.loads(json.dumps(request_schema()))
+    [model] = http.get("/api/models").json()["models"]
+    assert (model["id"], model["family"]) == ("shapes", "qwen-image")
+    assert model["defaults"]["steps"] >= 1 and "step_cache" in model["options"]
+
+
+def test_other_paths_and_methods(http: httpx2.Client) -> None:
+    assert http.get("/nothing").status_code == 404 and http.get("/").status_code == 404
+    assert http.put("/api/jobs").status_code == 405 and http.get("/v1/images/generations").status_code == 405
+    assert http.post("/v1/images/variations").status_code == 404
+    assert http.get("/health").json() == {"status": "ok"} and http.get("/ready").status_code == 200
+
+
+def test_the_figures(http: httpx2.Client) -> None:
+    until_end(http, http.post("/api/jobs", json={"prompt": "x", **FEW}).json()["id"])
+    text = http.get("/metrics").text
+    figures = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    assert figures["qwenimg_pictures_total"] >= 1 and figures['qwenimg_worker_up{worker="0"}'] == 1
+    assert figures['qwenimg_worker_peak_bytes{worker="0"}'] > 50e6 and figures["qwenimg_worker_restarts_total"] == 0
+
+
+# The journal alone
+
+
+def drawn(of: Any, index: int, data: bytes = b"PNG") -> PictureDrawn:
+    return PictureDrawn(order=of.id, index=index, data=data, recipe={"seed": index}, seconds=0.1)
+
+
+def test_the_journal_is_used_by_one_server(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    with pytest.raises(UsageError, match="another server"):
+        Journal(tmp_path)
+    first.close()
+    Journal(tmp_path).close()
+    assert tmp_path.stat().st_mode & 0o077 == 0 and (tmp_path / "gallery.sqlite3").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(100)])
+def test_a_broken_journal_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "gallery.sqlite3").write_bytes(content)
+    for _ in range(2):  # and leaves nothing locked
+        with pytest.raises(UsageError, match=r"gallery\.sqlite3 cannot be used"):
+            Journal(tmp_path)
+
+
+def test_a_journal_of_another_version_is_named(tmp_path: Path) -> None:
+    Journal(tmp_path).close()
+    with sqlite3.connect(tmp_path / "gallery.sqlite3") as base:
+        base.execute("pragma user_version = 2")
+    base.close()
+    with pytest.raises(UsageError, match="format 2"):
+        Journal(tmp_path)
+
+
+def test_a_picture_whose_row_was_lost_is_written_again(tmp_path: Path) -> None:
+    """As after kill -9 between the file and its row."""
+    journal = Journal(tmp_path)
+    job = order(kind="job", seeds=(1, 2))
+    journal.add(job)
+    (tmp_path / f"{job.id}-0.png").write_bytes(b"of the killed server")
+    journal.keep(job, drawn(job, 0, b"again"))
+    assert (tmp_path / f"{job.id}-0.png").read_bytes() == b"again"
+    [unfinished] = journal.unfinished()
+    assert (unfinished.id, unfinished.first, unfinished.seeds) == (job.id, 1, (1, 2))
+    job.end("done")
+    journal.end(job)
+    assert journal.unfinished() == [] and len(journal.pictures(None, 9)) == 1
+    journal.close()

@@ -1,0 +1,252 @@
+"""OpenAI's API of images, with the official client."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import psutil
+import pytest
+from PIL import Image
+from processes import pixels, qwenimg
+from servers import LONG, RunningServer, until_end, until_step
+
+FEW = {"steps": 2}
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def picture(data: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+
+
+def png(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(array.astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["shapes", "dall-e-2"]
+    assert client.models.retrieve("shapes").owned_by == "qwenimg"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nope")
+
+
+def test_pictures_are_those_of_the_command_line(client: openai.OpenAI, tmp_path: Path) -> None:
+    answer = client.images.generate(prompt="a red circle", n=2, extra_body={"seed": 7, **FEW})
+    code, _, err = qwenimg(
+        "a red circle", "-s", "7-8", "--steps", "2", "--backend", "cpu", "-o", "{seed}.png", cwd=tmp_path
+    )
+    assert code == 0, err
+    assert answer.data is not None
+    assert [one.model_extra["seed"] for one in answer.data] == [7, 8]
+    assert [one.model_extra["steps"] for one in answer.data] == [2, 2]
+    for one in answer.data:
+        assert (picture(one.b64_json) == pixels(tmp_path / f"{one.model_extra['seed']}.png")).all()
+
+
+def test_fields_that_are_none_or_have_no_meaning_here(client: openai.OpenAI) -> None:
+    answer = client.images.generate(
+        prompt="a red circle", n=None, size=None, model="dall-e-2", quality="high", style="vivid", user="me",
+        background="auto", moderation="low", response_format="b64_json", extra_body=FEW,
+    )  # fmt: skip
+    assert answer.created > 0 and len(answer.data) == 1
+    answer = client.images.generate(prompt="a red circle", size="auto", extra_body=FEW)
+    assert picture(answer.data[0].b64_json).shape == (256, 256, 3)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("png", "PNG"), ("jpeg", "JPEG"), ("webp", "WEBP")])
+def test_formats_and_sizes(client: openai.OpenAI, name: Any, kind: str) -> None:
+    answer = client.images.generate(prompt="a red circle", size="128x64", output_format=name, extra_body=FEW)
+    image = Image.open(io.BytesIO(base64.b64decode(answer.data[0].b64_json)))
+    assert (image.format, image.size, answer.output_format, answer.size) == (kind, (128, 64), name, "128x64")
+
+
+def test_a_stream_has_steps_as_comments_and_one_event_for_each_picture(client: openai.OpenAI) -> None:
+    """No partial picture: there are no previews yet."""
+    body = {"seed": 7, **FEW}
+    stream = client.images.generate(prompt="a red circle", n=2, stream=True, partial_images=2, extra_body=body)
+    news = list(stream)
+    assert [one.type for one in news] == ["image_generation.completed"] * 2
+    whole = client.images.generate(prompt="a red circle", n=2, extra_body=body)
+    assert all((picture(a.b64_json) == picture(b.b64_json)).all() for a, b in zip(news, whole.data, strict=True))
+    address = client.base_url.copy_with(path="/v1/images/generations")
+    json = {"prompt": "a red circle", "stream": True, **body}
+    with httpx2.stream("POST", address, json=json, timeout=None) as response:
+        assert ": step 1/2" in list(response.iter_lines())
+
+
+def test_an_error_after_the_stream_began(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIError) as caught:
+        list(client.images.generate(prompt="x", stream=True, extra_body={"deadline": 1e-9, "steps": LONG}))
+    assert caught.value.code == "deadline" and caught.value.type == "server_error"
+
+
+GREY = np.full((64, 64, 3), 128)
+HOLE = np.dstack([np.zeros((64, 64, 3)), np.full((64, 64, 1), 255)])
+HOLE[:, 32:, 3] = 0  # the right half is drawn anew
+
+
+def test_edits_start_from_a_picture(client: openai.OpenAI) -> None:
+    body = {"seed": 3, "strength": 1.0, **FEW}
+    alone = client.images.edit(image=png(GREY), prompt="a red circle", extra_body=body)
+    listed = client.images.edit(image=[png(GREY)], prompt="a red circle", extra_body=body)
+    assert (picture(alone.data[0].b64_json) == picture(listed.data[0].b64_json)).all()
+    assert picture(alone.data[0].b64_json).shape == (64, 64, 3)
+    masked = client.images.edit(image=png(GREY), mask=png(HOLE), prompt="a red circle", extra_body=body)
+    there = picture(masked.data[0].b64_json)
+    kept, drawn = (np.abs(there[:, part] - 128).mean() for part in (slice(0, 24), slice(40, 64)))
+    print(f"mean difference from grey: kept {kept:.1f}, drawn anew {drawn:.1f}")
+    assert kept < 12 < 30 < drawn, "alpha 0 is drawn anew, and alpha 255 is kept"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "code"),
+    [
+        ({"extra_body": {"stepz": 3}}, "stepz", "unknown_parameter"),
+        ({"extra_body": {"steps": 3, "num_inference_steps": 4}}, "num_inference_steps", None),
+        ({"background": "transparent"}, "background", None), ({"output_format": "gif"}, "output_format", None),
+        ({"response_format": "url"}, "response_format", None), ({"n": 11}, "num_images", None),
+        ({"size": "100000x1"}, "size", None), ({"extra_body": {"deadline": "soon"}}, "deadline", None),
+        ({"extra_body": {"lora": "/etc/passwd"}}, "lora", None),
+    ],
+)  # fmt: skip
+def test_a_bad_request_names_its_field(client: openai.OpenAI, asked: Any, param: str, code: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.generate(prompt="x", **asked)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_faults_that_only_the_model_knows(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.edit(image=b"no picture", prompt="x")
+    assert "image: is no PNG" in caught.value.message and "/" not in caught.value.message.replace("None", "")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.edit(image=png(GREY), mask=png(GREY), prompt="x")
+    assert "transparency" in caught.value.message
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.generate(prompt="x", size="16384x16384")
+    assert "choose another size" in caught.value.message
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.images.generate(prompt="x", model="gpt-image-1")
+    assert missing.value.code == "model_not_found" and missing.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("files", "param"),
+    [
+        ([], "image"), ([("image", b""), ("image", b"")], "image"), ([("image[]", b"")] * 3, "image"),
+        ([("image", b""), ("mask", b""), ("mask", b"")], "mask"), ([("image", b""), ("other", b"")], "other"),
+    ],
+)  # fmt: skip
+def test_forms_with_other_files(server: RunningServer, files: Any, param: str) -> None:
+    parts = [(name, (name, data)) for name, data in files] or [("prompt", (None, b"x"))]
+    answer = server.http.post("/v1/images/edits", files=parts)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ("application/json", b"{", 400), ("application/json", b"[]", 400), ("application/json", b"\xff", 400),
+        ("application/json", b'{"prompt":"x","prompt":"y"}', 400), ("application/json", b'{"steps":NaN}', 400),
+        ("application/json", b"[" * 10_000, 400), ("application/json", b'{"a":' * 900 + b"1" + b"}" * 900, 400),
+        ("application/json", b'{"prompt":' + b"9" * 9000 + b"}", 400), ("application/json", b"", 400),
+        ("text/plain", b'{"prompt":"x"}', 415), ("application/x-www-form-urlencoded", b"prompt=x", 415),
+        ("multipart/form-data; boundary=x", b"--x\r\n", 415),
+    ],
+)  # fmt: skip
+def test_hostile_json(server: RunningServer, kind: str, body: bytes, status: int) -> None:
+    for path in ("/v1/images/generations", "/sdapi/v1/txt2img", "/api/jobs"):
+        answer = server.http.post(path, content=body, headers={"content-type": kind})
+        assert answer.status_code == status, answer.text
+        assert "Traceback" not in answer.text and "/work" not in answer.text and len(answer.text) < 800
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"x"), ("multipart/form-data; boundary=", b"x"),
+        ("multipart/form-data; boundary=x", b"garbage"),
+        ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--\r\n"),
+        ("multipart/form-data; boundary=x",
+         b"".join(b'--x\r\nContent-Disposition: form-data; name="f%d"\r\n\r\n1\r\n' % i for i in range(500))
+         + b"--x--\r\n"),
+        ("multipart/form-data; boundary=x",
+         b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n' + b"x" * (2 << 20) + b"\r\n--x--\r\n"),
+        ("multipart/form-data; boundary=x",
+         b"".join(b'--x\r\nContent-Disposition: form-data; name="image"; filename="../../x%d"\r\n\r\n1\r\n' % i
+                  for i in range(21)) + b"--x--\r\n"),
+    ],
+)  # fmt: skip
+def test_hostile_forms(server: RunningServer, kind: str, body: bytes) -> None:
+    answer = server.http.post("/v1/images/edits", content=body, headers={"content-type": kind})
+    assert answer.status_code == 400, answer.text
+    assert "Traceback" not in answer.text and len(answer.text) < 500
+
+
+def test_a_body_that_is_too_large_is_answered(client: openai.OpenAI) -> None:
+    """Also for a client that listens only once it has sent all."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.images.generate(prompt="x" * (33 << 20))
+    assert (caught.value.status_code, caught.value.code) == (413, "too_large")
+
+
+def test_a_client_that_goes_frees_the_worker(server: RunningServer, client: openai.OpenAI) -> None:
+    """Its own time-out of half a second with two retries: no order is left, whether it was drawn or waited."""
+    impatient = client.with_options(timeout=0.5, max_retries=2)
+    with pytest.raises(openai.APITimeoutError):
+        impatient.images.generate(prompt="a red circle", extra_body={"steps": LONG})
+    job = server.http.post("/api/jobs", json={"prompt": "a red circle", **FEW}).json()
+    assert until_end(server.http, job["id"])["state"] == "done"
+    assert "qwenimg_waiting 0.0" in server.http.get("/metrics").text
+
+
+def test_many_clients_are_served_or_told_when_to_come_again(server: RunningServer, client: openai.OpenAI) -> None:
+    """Twenty at once at a queue of four: each gets its own picture, or 429."""
+
+    def ask(seed: int) -> int | str:
+        try:
+            answer = client.images.generate(prompt="a red circle", extra_body={"seed": seed, **FEW})
+        except openai.RateLimitError as error:
+            assert error.code == "queue_full" and 1 <= int(error.response.headers["retry-after"]) <= 120
+            return "full"
+        seeds = [one.model_extra["seed"] for one in answer.data]
+        assert seeds == [seed]
+        return base64.b64decode(answer.data[0].b64_json)[:4] == b"\x89PNG"
+
+    with ThreadPoolExecutor(20) as pool:
+        results = list(pool.map(ask, range(20)))
+    print(f"{results.count(True)} served, {results.count('full')} told to come again")
+    assert results.count(True) >= 5 and set(results) <= {True, "full"}
+
+
+def test_the_front_stays_small_and_imports_no_framework(server: RunningServer, client: openai.OpenAI) -> None:
+    client.images.generate(prompt="a red circle", extra_body=FEW)
+    maps = Path(f"/proc/{server.process.pid}/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    loaded = {line.rpartition("/")[2].strip() for line in maps.read_text().splitlines() if ".so" in line}
+    assert not [name for name in loaded if name.startswith(("libtorch", "libmlx", "core.cpython"))]
+    megabytes = psutil.Process(server.process.pid).memory_info().rss / 1e6
+    print(f"the front has {megabytes:.1f} MB")
+    assert megabytes < 65
+
+
+def test_a_job_that_is_drawn_does_not_stop_the_lists(server: RunningServer, client: openai.OpenAI) -> None:
+    job = server.http.post("/api/jobs", json={"prompt": "a red circle", "steps": LONG}).json()["id"]
+    until_step(server.http, job)
+    assert len(list(client.models.list())) == 2 and server.http.get("/health").status_code == 200
+    assert server.http.delete(f"/api/jobs/{job}").json()["state"] == "cancelled"

@@ -1,0 +1,220 @@
+"""Kills, signals and restarts of real processes, and options that are refused before a model is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from cli_runner import cli
+from processes import pixels, qwenimg
+from servers import LONG, RunningServer, gone, serving, until_end, until_step
+
+from qwenimg.common.shapes import builtin
+
+FEW = {"steps": 2, "size": "64x64"}
+
+
+def test_a_killed_worker_is_answered_and_replaced(tmp_path: Path) -> None:
+    with serving(tmp_path / "g") as server, server.http as http, ThreadPoolExecutor(1) as pool:
+        ask = {"prompt": "x", "steps": LONG}
+        answer = pool.submit(server.http.post, "/v1/images/generations", json=ask)
+        while not [order for order in http.get("/metrics").text.splitlines() if order == "qwenimg_waiting 0.0"]:
+            pass
+        job = http.post("/api/jobs", json={"prompt": "a red circle", "seed": 3, **FEW}).json()
+        assert job["state"] == "waiting"
+        [worker] = server.workers
+        os.kill(worker, signal.SIGKILL)
+        lost = answer.result()
+        assert lost.status_code == 507 and lost.headers["x-should-retry"] == "false"
+        assert "memory" in lost.json()["error"]["message"]
+        assert until_end(http, job["id"])["state"] == "done", "the next one is served by a new worker"
+        assert server.workers not in ([], [worker])
+
+
+def test_a_killed_server_leaves_no_worker_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    """kill -9 while a job of three pictures is drawn and another one waits: nothing is lost, nothing is there twice,
+    and the pixels are those of an unbroken run."""
+    with serving(tmp_path / "g") as server, server.http as http:
+        first = http.post(
+            "/api/jobs", json={"prompt": "a red circle", "seed": "7-9", "steps": 40, "size": "64x64"}
+        ).json()
+        second = http.post("/api/jobs", json={"prompt": "a blue star", "seed": 5, **FEW}).json()
+        while not http.get(f"/api/jobs/{first['id']}").json()["pictures"]:
+            pass
+        workers = server.workers
+        assert len(workers) == 1
+        server.send(signal.SIGKILL)
+        server.end()
+        gone(workers[0])
+    with contextlib.closing(sqlite3.connect(tmp_path / "g" / "gallery.sqlite3")) as base, base:
+        # A third job, as if the server was killed between its last picture and its end.
+        columns = "state, model, request, mask_alpha, deadline, created"
+        base.execute(
+            f"insert into jobs (id, {columns}) select 'drawn', {columns} from jobs where id = ?", (second["id"],)
+        )
+        base.execute(
+            "insert into pictures (id, job, place, name, sha256, recipe, seconds, created)"
+            " values ('drawn-0', 'drawn', 0, 'drawn-0.png', '', '{\"seed\": 5}', 1, 1)"
+        )
+    with serving(tmp_path / "g") as server, server.http as http:
+        assert (
+            until_end(http, "drawn")["pictures"] == ["drawn-0"] and http.get("/api/pictures/drawn-0").status_code == 404
+        )
+        http.delete("/api/pictures/drawn-0")
+        done = [until_end(http, job["id"]) for job in (first, second)]
+        assert [job["state"] for job in done] == ["done", "done"]
+        assert [len(job["pictures"]) for job in done] == [3, 1]
+        rows = http.get("/api/pictures").json()["pictures"]
+        assert sorted(row["recipe"]["seed"] for row in rows) == [5, 7, 8, 9]
+    files = sorted(path.name for path in (tmp_path / "g").iterdir() if path.suffix not in (".sqlite3", ""))
+    assert [name for name in files if "sqlite3" not in name] == sorted(f"{row['id']}.png" for row in rows)
+    asked = ("-s", "7-9", "--steps", "40", "--size", "64x64", "--backend", "cpu", "-o", "{seed}.png")
+    assert qwenimg("a red circle", *asked, cwd=tmp_path)[0] == 0
+    for i, seed in enumerate((7, 8, 9)):
+        assert (pixels(tmp_path / f"{seed}.png") == pixels(tmp_path / "g" / f"{first['id']}-{i}.png")).all()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_when_what_is_drawn_is_done(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path / "g") as server, server.http as http, ThreadPoolExecutor(1) as pool:
+        ask = {"prompt": "x", "steps": 300, "size": "64x64"}
+        job = http.post("/api/jobs", json=ask).json()["id"]
+        until_step(http, job)
+        [worker] = server.workers
+        os.kill(worker, signal.SIGSTOP)
+        answer = pool.submit(server.http.post, "/v1/images/generations", json=ask)
+        while "qwenimg_waiting 1.0" not in http.get("/metrics").text:
+            pass
+        waits = http.post("/api/jobs", json={"prompt": "y", **FEW}).json()["id"]
+        assert http.get(f"/api/jobs/{waits}").json()["position"] == 2
+        server.send(number)
+        server.says("stopping when what is being drawn is done")
+        refused = answer.result()
+        assert refused.status_code == 503 and "retry-after" in refused.headers, "what waits is refused at once"
+        os.kill(worker, signal.SIGCONT)
+        assert server.end() == (143 if number is signal.SIGTERM else 130)
+        assert not psutil.pid_exists(worker)
+    assert not [path for path in (tmp_path / "g").iterdir() if path.name.endswith(".part")]
+    with serving(tmp_path / "g") as server, server.http as http:
+        assert http.get(f"/api/jobs/{job}").json()["state"] == "done", "the running job was finished"
+        assert until_end(http, waits)["state"] == "done", "the waiting job goes on"
+
+
+def test_an_answer_is_delivered_after_sigterm(tmp_path: Path) -> None:
+    with serving(tmp_path / "g") as server, server.http as http, ThreadPoolExecutor(1) as pool:
+        ask = {"prompt": "x", "steps": 300, "width": 64, "height": 64}
+        answer = pool.submit(server.http.post, "/sdapi/v1/txt2img", json=ask)
+        while not http.get("/sdapi/v1/progress").json()["state"]["sampling_step"]:
+            pass
+        [worker] = server.workers
+        os.kill(worker, signal.SIGSTOP)
+        server.send(signal.SIGTERM)
+        server.says("stopping")
+        os.kill(worker, signal.SIGCONT)
+        assert answer.result().status_code == 200 and len(answer.result().json()["images"]) == 1
+        assert server.end() == 143
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path / "g") as server, server.http as http:
+        until_step(http, http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"])
+        [worker] = server.workers
+        server.send(signal.SIGTERM)
+        server.says("again to stop at once")
+        while server.process.poll() is None:  # signals that follow at once count as the first
+            server.send(signal.SIGTERM)
+        assert server.end() == 143
+        gone(worker)
+
+
+def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
+    other = shutil.copytree(builtin.folder(), tmp_path / "other")
+    with serving(tmp_path / "g", "-m", other) as server, server.http as http:
+        for name in ("shapes", "other", "shapes"):
+            done = until_end(http, http.post("/api/jobs", json={"prompt": "x", "model": name, **FEW}).json()["id"])
+            [picture] = done["pictures"]
+            model = http.get(f"/api/pictures/{picture}/recipe").json()["model"]
+            assert (done["state"], model.removesuffix("-v1")) == ("done", name)
+            served = [row["id"] for row in http.get("/api/models").json()["models"] if "defaults" in row]
+            assert served == [name], "one is open at a time"
+
+
+def test_a_model_that_does_not_open_ends_it_with_its_error(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"x" * 100)
+    server = RunningServer(tmp_path / "g", "-m", broken)
+    try:
+        assert server.end() == 5 and "broken.safetensors" in "".join(server.lines)
+    finally:
+        server.close()
+
+
+def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    with serving(tmp_path / "g", "--host", "0.0.0.0", "--token-file", token, "--host-name", "box.local") as server:
+        port = server.address.rpartition(":")[2]
+        server.address = f"http://127.0.0.1:{port}"
+        with server.http as http:
+            knows = {"authorization": "Bearer 0123456789abcdef"}
+            assert http.get("/v1/models").status_code == 401
+            assert http.get("/v1/models", headers=knows).status_code == 200
+            assert http.get("/sdapi/v1/options", auth=("me", "0123456789abcdef")).status_code == 200
+            assert http.get("/sdapi/v1/options", auth=("0123456789abcdef", "x")).status_code == 401
+            assert http.get("/v1/models", headers=knows | {"host": "box.local"}).status_code == 200
+            assert http.get("/v1/models", headers=knows | {"host": f"0.0.0.0:{port}"}).status_code == 403
+            assert http.get("/v1/models", headers=knows | {"host": "evil.example"}).status_code == 403
+            assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--host", "0.0.0.0"], "--token-file"), (["--host", "::"], "--token-file"),
+        (["--host", "192.168.0.3"], "--token-file"), (["--host", "no.such.host.invalid"], "--token-file"),
+        (["--token-file", "short"], "16 printable"), (["--token-file", "missing"], "missing"),
+        (["--token-file", "."], "folder"), (["--port", "70000"], "--port"), (["--queue", "0"], "--queue"),
+        (["--deadline", "0"], "--deadline"), (["--lora", "missing.safetensors"], "no such file"),
+        (["-m", "shapes", "-m", "shapes"], "served as shapes"),
+        (["--served-name", "shapes"], "served model already"),
+        (["-m", "shapes", "-m", "shapes", "--vae", "x"], "one --model"), (["--precision", "fp33"], "fp33"),
+        (["--backend", "metal"], "mlx"), (["a prompt"], "unexpected extra argument"),
+    ],
+)  # fmt: skip
+def test_wrong_options(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short").write_text("secret")
+    model = [] if "-m" in args else ["-m", "shapes"]
+    cli("serve", *model, *args).refused(2, words)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        cli("serve", "-m", "shapes", "--port", port, "-o", str(tmp_path / "g")).refused(2, port, "give another --port")
+
+
+def test_a_gallery_that_is_taken(tmp_path: Path) -> None:
+    with serving(tmp_path / "g"):
+        other = RunningServer(tmp_path / "g")
+        try:
+            assert other.end() == 2 and "another server" in "".join(other.lines)
+        finally:
+            other.close()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qwenimg.cli.commands import serve
+
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
+    cli("serve", "-m", "shapes").refused(3, "uvicorn", ".[serve]")

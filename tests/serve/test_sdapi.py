@@ -1,0 +1,169 @@
+"""AUTOMATIC1111's API: with the client `webuiapi`, and with requests as other clients send them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import webuiapi
+from PIL import Image
+from servers import LONG, RunningServer
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "sdapi_requests.json").read_text(encoding="utf-8"))
+FEW: Any = {"steps": 2, "width": 64, "height": 64, "sampler_name": "Euler a", "cfg_scale": 2}
+
+
+@pytest.fixture
+def api(server: RunningServer) -> webuiapi.WebUIApi:
+    return webuiapi.WebUIApi(baseurl=f"{server.address}/sdapi/v1")
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[httpx2.Client]:
+    with server.http as http:
+        yield http
+
+
+def wait_for_step(http: httpx2.Client) -> dict[str, Any]:
+    """Ask for the progress until a step is done, as clients do."""
+    while not (progress := http.get("/sdapi/v1/progress").json())["state"]["sampling_step"]:
+        pass
+    assert isinstance(progress, dict)
+    return progress
+
+
+def test_a_picture_of_webuiapi(api: webuiapi.WebUIApi) -> None:
+    answer = api.txt2img(prompt="a red circle", seed=7, batch_size=2, scheduler="automatic", **FEW)
+    assert [image.size for image in answer.images] == [(64, 64)] * 2
+    assert answer.info["all_seeds"] == [7, 8] and answer.info["sampler_name"] == "euler_ancestral"
+    assert answer.info["infotexts"][0].startswith("a red circle\nSteps: 2, Sampler: Euler ancestral")
+    assert answer.parameters["prompt"] == "a red circle"
+    info = api.png_info(answer.image)
+    assert info.info.startswith("a red circle\nSteps: 2")
+
+
+def test_a_picture_to_start_from_and_its_mask(api: webuiapi.WebUIApi) -> None:
+    grey = Image.new("RGB", (64, 64), (128, 128, 128))
+    mask = Image.fromarray(np.where(np.arange(64) < 32, 0, 255).astype(np.uint8)[None].repeat(64, 0))
+    given = {"prompt": "a red circle", "seed": 7, "denoising_strength": 1.0, **FEW}
+    answer = api.img2img(images=[grey], mask_image=mask, inpaint_full_res=False, **given)
+    there = np.asarray(answer.image.convert("RGB")).astype(int)
+    kept, drawn = (np.abs(there[:, part] - 128).mean() for part in (slice(0, 24), slice(40, 64)))
+    print(f"mean difference from grey: kept {kept:.1f}, drawn anew {drawn:.1f}")
+    assert kept < 12 < 30 < drawn, "white is drawn anew"
+    with pytest.raises(RuntimeError, match="init_images"):
+        api.img2img(images=[grey, grey], **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"enable_hr": True}, "enable_hr"), ({"restore_faces": True}, "restore_faces"), ({"tiling": True}, "tiling"),
+        ({"subseed_strength": 0.5}, "subseed_strength"), ({"script_name": "X/Y/Z"}, "script_name"),
+        ({"alwayson_scripts": {"controlnet": {"args": []}}}, "alwayson_scripts"), ({"styles": ["x"]}, "styles"),
+        ({"batch_size": 0}, "batch_size"), ({"batch_size": 4, "n_iter": 5}, "at most 16"), ({"steps": 0}, "steps"),
+        ({"override_settings": {"sd_model_checkpoint": "nope"}}, "nope"), ({"override_settings": [1]}, "override"),
+    ],
+)  # fmt: skip
+def test_what_is_not_done_names_its_field(http: httpx2.Client, given: dict[str, Any], name: str) -> None:
+    answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", **given})
+    assert answer.status_code in (400, 404) and set(answer.json()) == {"error", "detail", "body", "errors"}
+    assert name in json.dumps(answer.json()), answer.text
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_names_of_samplers_and_schedulers(http: httpx2.Client) -> None:
+    def drawn(**given: Any) -> dict[str, Any]:
+        answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", **FEW, **given})
+        assert answer.status_code == 200, answer.text
+        info: dict[str, Any] = json.loads(answer.json()["info"])
+        return info
+
+    assert drawn(sampler_name="DPM++ 2M", scheduler="automatic")["sampler_name"] == "dpmpp_2m"
+    assert drawn(sampler_name="k_euler_a", scheduler="Normal")["sampler_name"] == "euler_ancestral"
+    for given in ({"sampler_name": "DPM++ 2M Karras"}, {"sampler_name": "DPM++ 2M", "scheduler": "karras"}):
+        answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", **FEW, **given})
+        assert answer.status_code == 400 and "--schedule karras: a flow model" in answer.json()["detail"]
+    assert drawn(sampler_name="", sampler_index="Euler")["sampler_name"] == "euler"
+    for field in ("sampler_name", "scheduler"):
+        answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", **FEW, field: "nope"})
+        assert answer.status_code == 404 and "not found: nope" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("image", ["http://127.0.0.1:1/x.png", "https://example.org/x.png", "file:///etc/passwd"])
+def test_no_address_is_fetched(http: httpx2.Client, image: str) -> None:
+    given = {"prompt": "x", **FEW}
+    for body, path in (({"init_images": [image]}, "img2img"), ({"image": image}, "png-info")):
+        answer = http.post(f"/sdapi/v1/{path}", json=given | body)
+        assert answer.status_code == 400 and "addresses are not fetched" in answer.json()["detail"]
+
+
+def test_interrupt_gives_what_is_finished(server: RunningServer, http: httpx2.Client) -> None:
+    """`skip` leaves out one picture and goes on; both answers are 200."""
+    with ThreadPoolExecutor(1) as pool:
+        slow = {"prompt": "a red circle", **FEW, "steps": LONG, "batch_size": 3}
+        answer = pool.submit(server.http.post, "/sdapi/v1/txt2img", json=slow)
+        progress = wait_for_step(http)
+        assert 0 < progress["progress"] < 1 and progress["state"]["job_count"] == 1
+        assert progress["state"]["sampling_steps"] == LONG and progress["eta_relative"] > 0
+        assert http.post("/sdapi/v1/skip").json() == {}
+        while http.get("/sdapi/v1/progress").json()["progress"] < 1 / 3:
+            pass
+        assert http.post("/sdapi/v1/interrupt").json() == {}
+        assert answer.result().status_code == 200 and answer.result().json()["images"] == []
+    idle = http.get("/sdapi/v1/progress").json()
+    assert idle["progress"] == 0 and idle["state"]["job_count"] == 0
+
+
+def test_interrupt_stops_no_job_of_another_api(http: httpx2.Client) -> None:
+    job = http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()
+    assert http.post("/sdapi/v1/interrupt").status_code == 200
+    assert http.get(f"/api/jobs/{job['id']}").json()["state"] == "drawing"
+    http.delete(f"/api/jobs/{job['id']}")
+
+
+def test_the_lists_of_webuiapi(api: webuiapi.WebUIApi) -> None:
+    names = [row["name"] for row in api.get_samplers()]
+    assert "Euler" in names and "DPM++ 2M" in names
+    assert api.util_get_model_names() == ["shapes"] and api.util_get_current_model() == "shapes"
+    assert api.get_schedulers()[0]["name"] == "automatic"
+    assert api.get_loras() == [] and api.get_upscalers()[0]["name"] == "None" and api.get_sd_vae() == []
+    assert api.get_embeddings() == {"loaded": {}, "skipped": {}} and api.get_hypernetworks() == []
+    assert api.get_face_restorers() == [] and api.get_prompt_styles() == [] and api.get_cmd_flags() == {}
+    assert set(api.get_memory()) == {"ram", "cuda"}
+    api.refresh_checkpoints()
+    api.util_wait_for_ready()
+
+
+def test_the_model_is_set_by_options(http: httpx2.Client) -> None:
+    options = http.get("/sdapi/v1/options").json()
+    assert http.post("/sdapi/v1/options", json=options | {"samples_format": "jpg", "unknown": 1}).status_code == 200
+    answer = http.post("/sdapi/v1/options", json={"sd_model_checkpoint": "/etc/passwd"})
+    assert answer.status_code == 400 and "served are" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("client", sorted(RECORDED))
+def test_requests_of_other_clients(http: httpx2.Client, client: str) -> None:
+    """As their source sends them, in their order; each answer has what the client reads from it."""
+    pictures = 0
+    for step in RECORDED[client]:
+        answer = http.request(step["method"], step["path"], json=step.get("json"), headers=step.get("headers"))
+        assert answer.status_code == 200, (step["path"], answer.text)
+        body = answer.json()
+        for name in step["reads"]:
+            row: Any = body
+            for key in name.split("."):
+                row = row[int(key)] if key.isdecimal() else row[key]
+        if "images" in step["reads"]:
+            for image in body["images"]:
+                assert Image.open(io.BytesIO(base64.b64decode(image))).format == "PNG"
+                pictures += 1
+    assert pictures
