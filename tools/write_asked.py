@@ -59,7 +59,7 @@ def load(
 {options}
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
-    Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end of the block."""
+    Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end."""
     given = dict(locals())'''
 
 

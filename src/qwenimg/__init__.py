@@ -114,7 +114,7 @@ def load(
         variant: which Qwen-Image a file is, where that is not known: text, edit, 2509 or 2511.
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
-    Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end of the block."""
+    Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end."""
     given = dict(locals())  # written by tools/write_asked.py up to here
     from qwenimg.common.base import arguments
     from qwenimg.common.families.opening import OPENING, from_call
