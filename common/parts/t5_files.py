@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import parse
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import t5
 from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.parts import clip_files
 from qwenimg.common.parts.components import component, open_component, read_config
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.runtime.checkpoint import Component
@@ -34,6 +35,15 @@ def is_alone(names: Iterable[str]) -> bool:
     every = list(names)
     prefix = prefix_of(every)
     return prefix is not None and all(name.startswith(prefix) for name in every)
+
+
+def is_t5(path: Path) -> bool:
+    """Return whether the text encoder in a folder or file is T5. Raises ModelError for a file that cannot be read."""
+    if is_folder(path):
+        return is_file(path / "config.json") and read_json(path / "config.json").get("model_type") == t5.MODEL_TYPE
+    header = read_header(path)
+    header.file.close()
+    return prefix_of(header.tensors) is not None and clip_files.find(header.tensors) is None
 
 
 def open_t5(path: Path, title: str, *, whole: bool = False) -> Component:

@@ -16,11 +16,10 @@ from qwenimg.common.families.flux.published import vae as published_vae
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import open_transformer
-from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
 from qwenimg.common.networks.flux_dit import FluxConfig
 from qwenimg.common.networks.t5 import T5Config
-from qwenimg.common.parts import clip_files
+from qwenimg.common.parts import clip_files, t5_files
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.vae_files import open_vae
@@ -39,8 +38,6 @@ REFUSED = {
     "FluxPrior": "is Flux.1 Redux: not supported",
 }
 _NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
-_T5_SIGN = "SelfAttention.relative_attention_bias.weight"
-_T5_GGUF_SIGN = "enc.blk.0.attn_rel_b.weight"
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
@@ -76,26 +73,12 @@ def _places(choices: Choices) -> dict[str, Path]:
     Raises ModelError and UsageError."""
     places: dict[str, Path] = {}
     for part, path in choices.parts.items():
-        name = (T5 if is_t5(path) else CLIP) if part.startswith("text_encoder") else part
+        name = (T5 if t5_files.is_t5(path) else CLIP) if part.startswith("text_encoder") else part
         if name in places:
             names = " and ".join(clean(file.name, 60) for file in (places[name], path))
             raise UsageError(f"--text-encoder: {names} are both the model's {name}; give one of them")
         places[name] = path
     return places
-
-
-def is_t5(path: Path) -> bool:
-    """Return whether a folder or file has a T5 encoder. Raises ModelError."""
-    if is_folder(path):
-        return read_json(path / "config.json").get("model_type") == t5.MODEL_TYPE
-    header = read_header(path)
-    header.file.close()
-    return is_t5_file(header.tensors)
-
-
-def is_t5_file(names: Any) -> bool:
-    """Return whether a file with these names of tensors has a T5 encoder."""
-    return any(name.endswith(_T5_SIGN) or name == _T5_GGUF_SIGN for name in names)
 
 
 def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
@@ -119,8 +102,7 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
     if name == "vae":
         return open_vae(place, config, whole=whole)
     if name == T5:
-        told = read_config(t5.NETWORK, place) if is_folder(place) else config
-        return open_component(t5.NETWORK, place, told, name, whole=whole)
+        return t5_files.open_t5(place, name, whole=whole)
     if is_folder(place):
         return open_component(clip.NETWORK, place, read_config(clip.NETWORK, place), name, whole=whole)
     return clip_files.open_file(place, name, config, is_known=is_file(folder / name / "config.json"))

@@ -6,12 +6,11 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.flux import published, transformer_file
-from qwenimg.common.families.flux.checkpoint import is_t5_file
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import flux_dit, t5
 from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.parts import vae_files
+from qwenimg.common.parts import t5_files, vae_files
 from qwenimg.common.parts.vae_files import open_vae
 
 _INPUTS = {64: "", 384: ", Fill: inpainting, not supported yet", 128: ", for control images, not supported"}
@@ -26,7 +25,7 @@ def part_of(header: Header) -> str | None:
         return next((part for part, network in parts.items() if architecture in network.architectures), None)
     if transformer_file.is_transformer(header):
         return "transformer"
-    if is_t5_file(header.tensors):
+    if t5_files.prefix_of(header.tensors) is not None:
         return "text_encoder"
     return "vae" if vae_files.latent_channels(header.tensors) == published.vae().latent_channels else None
 

@@ -19,7 +19,6 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3 import published, single_file
 from qwenimg.common.families.sd3.small_files import PADS, SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
-from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import clip_files, t5_files
@@ -104,16 +103,7 @@ def _is_wanted(name: str, choices: Choices, has_t5: bool) -> bool:
     if name != T5:
         return True
     given = [path for part, path in choices.parts.items() if part.startswith("text_encoder")]
-    return LEFT_OUT not in given and (has_t5 or any(map(_is_t5, given)))
-
-
-def _is_t5(path: Path) -> bool:
-    """Return whether a text encoder that the user gives is T5. Raises ModelError for one that cannot be read."""
-    if is_folder(path):
-        return is_file(path / "config.json") and read_json(path / "config.json").get("model_type") == t5.MODEL_TYPE
-    header = read_header(path)
-    header.file.close()
-    return t5_files.prefix_of(header.tensors) is not None and clip_files.find(header.tensors) is None
+    return LEFT_OUT not in given and (has_t5 or any(map(t5_files.is_t5, given)))
 
 
 def _may_be_given(name: str, choices: Choices) -> bool:
@@ -184,7 +174,7 @@ def _opened(checkpoint: Checkpoint, part: str, path: Path, *, whole: bool) -> tu
         return part, single_file.open_transformer(path, checkpoint[part].config, whole=whole)
     if part == "vae":
         return part, open_vae(path, checkpoint[part].config, whole=whole)
-    if _is_t5(path):
+    if t5_files.is_t5(path):
         return T5, t5_files.open_t5(path, T5, whole=whole)
     clips = {name: text for name, text in checkpoint.components.items() if name != T5}
     return clip_files.open_text(replace(checkpoint, components=clips), path)
