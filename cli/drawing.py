@@ -41,7 +41,7 @@ class Flags:
     prompt_file: str | None
     keep_going: bool
     replay: Path | None
-    image: Path | None
+    image: tuple[Path, ...]
     mask: Path | None
     step_cache_check: bool
     latents: Path | None
@@ -104,7 +104,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
         report.headline(pipe.headline(), expected)
         report.decided(opening.compile, compiled)
         report.plan(pipe, wanted)
-        prepare(pipe, wanted)
+        prepare(pipe, wanted, job.images)
         with stop.waits(step):
             listener = RunReport(report, stop, failed)
             return listener.code(run(pipe, job, wanted, listener))
@@ -216,7 +216,8 @@ def _check_files(flags: Flags, opening: Opening, replay: Replay | None, wanted: 
         from qwenimg.common.hub.replayed import with_recorded_parts
 
         completed_opening = with_recorded_parts(opening, replay)
-        given = {"image_sha256": flags.image, "mask_sha256": flags.mask, "latents": flags.latents}
+        given: dict[str, object] = {"mask_sha256": flags.mask, "latents": flags.latents}
+        given |= {"image_sha256": flags.image or None, "more_images_sha256": flags.image[1:] or None}
         parts = {part: completed_opening.value(part) for part in PARTS}
         check_replay(replay, given | parts | {name: flags.options[name] for name in ("lora", "seed")}, opening.model)
     if flags.save_latents is not None:
@@ -234,11 +235,11 @@ def _is_number(word: str) -> bool:
 def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: RunPrinter) -> Job:
     """Read the arrays that were given, and collect how images are written. Raises UsageError and ModelError."""
     noise = None if flags.latents is None else read_noise(flags.latents, wanted)
-    image, mask, notes = read_pictures(flags.image, flags.mask, flags.options["strength"])
+    images, mask, notes = read_pictures(flags.image, flags.mask, flags.options["strength"])
     for line in notes:
         report.notify("warning", line)
     return Job(
-        image=image,
+        images=images,
         mask=mask,
         noise=noise,
         replay=replay,

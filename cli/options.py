@@ -45,7 +45,8 @@ def of_picture(one: Option) -> Callable[[_F], _F]:
     """Return the option of the command line for an option of images."""
     kind = TEXTS if one.joined else FILE if one.kind is None else str if one.several else one.kind
     spelled, shown = described(one)
-    return click.option(one.name, *spelled, type=kind, multiple=bool(one.joined), **shown)
+    repeated = bool(one.joined) or (one.several and kind is FILE)
+    return click.option(one.name, *spelled, type=kind, multiple=repeated, **shown)
 
 
 def described(one: Option) -> tuple[list[str], dict[str, Any]]:

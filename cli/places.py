@@ -19,7 +19,7 @@ from qwenimg.common.request.parts import PARTS
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Values that no room of common knows.
 _MORE: dict[str, dict[str, Any]] = {"backend": {"type": Backend(NAMES), "metavar": "|".join(NAMES)}}
-WEIGHTS = (*PARTS, "tokenizer", "prediction", "quantize")
+WEIGHTS = (*PARTS, "tokenizer", "prediction", "variant", "quantize")
 _COUNTS = {1: "one text encoder", 2: "two text encoders", 3: "three text encoders"}
 
 

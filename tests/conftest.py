@@ -153,11 +153,61 @@ def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_flux(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Flux.1 folders of both variants, written by diffusers; see `tiny_flux`."""
+    folders = {}
+    for variant in ("dev", "schnell"):
+        folder = shared_folder / f"tiny-flux-{variant}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                from tiny_flux import write_tiny_flux
+
+                write_tiny_flux(folder, variant)
+        folders[variant] = folder
+    return folders
+
+
+@pytest.fixture(scope="session")
+def tiny_sd3(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Stable Diffusion 3 folders of every kind, written by diffusers; see `tiny_sd3`."""
+    from tiny_sd3 import KINDS, write_tiny_sd3
+
+    found = {}
+    for name in KINDS:
+        folder = found[name] = shared_folder / f"tiny-sd3-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                write_tiny_sd3(folder, name)
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny_edit(shared_folder: Path) -> dict[str, Path]:
+    """Tiny Qwen-Image-Edit folders of each variant, written by diffusers; see `tiny_edit`."""
+    found = {}
+    for name in ("edit", "2509", "2511"):
+        folder = shared_folder / f"tiny-qwen-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                from tiny_edit import write_tiny_edit
+
+                write_tiny_edit(folder, name)
+        found[f"qwen-{name}"] = folder
+    return found
+
+
+@pytest.fixture(scope="session")
 def tiny(
-    tiny_folder: Path, tiny_zimage: Path, tiny_flux2: dict[str, Path], folders: dict[str, Path]
+    tiny_folder: Path,
+    tiny_zimage: Path,
+    tiny_flux: dict[str, Path],
+    tiny_flux2: dict[str, Path],
+    tiny_sd3: dict[str, Path],
+    folders: dict[str, Path],
 ) -> dict[str, Path]:
     """The tiny folders of all families that have files, by kind."""
-    return {"qwen": tiny_folder, "z-image": tiny_zimage} | tiny_flux2 | folders
+    flux = {f"flux-{variant}": folder for variant, folder in tiny_flux.items()}
+    return {"qwen": tiny_folder, "z-image": tiny_zimage, "sd3": tiny_sd3["medium"]} | flux | tiny_flux2 | folders
 
 
 @pytest.fixture(scope="session")

@@ -179,7 +179,7 @@ def peer_arm(case: Case, file: Path, dtype: torch.dtype) -> Arm:
 
 def our_arm(engine: Any, case: Case, file: Path, policy: Any) -> Arm:
     network = case.network
-    plan = keys.plan(file, network.role, network.manifest(case.config), uses=network.uses)
+    plan = keys.plan(file, network.role, network.manifest(case.config), uses=lambda stored: network.uses(case.config))
     opened = engine.open(network.name, case.config, plan.stored(policy).only(case.wanted), policy)
     plan.close()
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -22,8 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
 import frameworks  # noqa: F401
+from tiny_flux import write_tiny_flux
+from tiny_flux2 import write_tiny_flux2
 from tiny_model import write_tiny_model
 from tiny_sd import write_tiny_sd
+from tiny_zimage import write_tiny_zimage
 
 import qwenimg
 from qwenimg import backends
@@ -33,9 +37,18 @@ from qwenimg.common.parity.passport.passport import Figure
 
 ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
+NO_FP16 = ("flux2", "z-image")  # they refuse the dtype
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
-MODELS = ("shapes", "qwen", "sd15", "sdxl")
+WRITERS = {
+    "qwen": write_tiny_model,
+    "sd15": partial(write_tiny_sd, kind="sd15"),
+    "sdxl": partial(write_tiny_sd, kind="sdxl"),
+    "flux": partial(write_tiny_flux, variant="dev"),
+    "flux2": partial(write_tiny_flux2, distilled=False),
+    "z-image": write_tiny_zimage,
+}
+MODELS = ("shapes", *WRITERS)
 
 
 def main() -> None:
@@ -72,8 +85,8 @@ def measured(folder: Path) -> Iterator[tuple[str, str, float]]:
     for name in MODELS:
         place = "shapes" if name == "shapes" else str(folder / name)
         if name != "shapes":
-            write_tiny_model(folder / name) if name == "qwen" else write_tiny_sd(folder / name, name)
-        for policy in POLICIES:
+            WRITERS[name](folder / name)
+        for policy in POLICIES[:2] if name in NO_FP16 else POLICIES:
             yield from of_model(place, policy)
 
 

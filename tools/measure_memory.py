@@ -1,5 +1,5 @@
 """Peak memory of whole runs against their plans: on this CPU what is resident, on both backends, and on the pretend
-accelerator what its allocator counts. Three families with random weights.
+accelerator what its allocator counts. Models of several families with random weights.
 
     python tools/measure_memory.py                 # all runs
     python tools/measure_memory.py qwen-cpu-512    # only runs whose name begins so
@@ -29,7 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from doc_tables import DOCS, table, write
+from random_flux import write_random_flux
+from random_flux2 import write_random_flux2
 from random_sd import write_random_sd
+from random_sd3 import write_random_sd3
+from random_zimage import write_random_zimage
 from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
 
@@ -95,6 +99,11 @@ RUNS = (
     Run("qwen", "cpu", "--size 512x384 --precision bf16 --guidance 1"),
     Run("qwen", "mlx", "--size 256x256 --precision fp32"),
     Run("qwen", "mlx", "--size 128x128 --precision fp32 -q 4"),
+    Run("flux", "cpu", "--size 512x512 --precision fp32"),
+    Run("flux", "cpu", "--size 512x512 --precision fp32 -q 8"),
+    Run("flux", "cpu", "--size 512x384 --precision bf16"),
+    Run("flux", "mlx", "--size 128x128 --precision fp32"),
+    Run("flux2", "cpu", "--size 256x256 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32 --guidance 1"),
     Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
@@ -103,6 +112,11 @@ RUNS = (
     Run("sdxl", "cpu", "--size 512x512 --precision bf16"),
     Run("sdxl", "cpu", "--size 512x512 --precision fp32 -q 8"),
     Run("sdxl", "mlx", "--size 128x128 --precision fp32"),
+    Run("z-image", "cpu", "--size 512x512 --precision fp32"),
+    Run("z-image", "cpu", "--size 512x512 --precision fp32 -q 8 --guidance 3"),
+    Run("z-image", "cpu", "--size 512x384 --precision bf16"),
+    Run("z-image", "mlx", "--size 128x128 --precision fp32"),
+    Run("sd3", "cpu", "--size 512x512 --precision fp32"),
     # 30 % of the denoiser
     Run("deep", "cpu", "--size 256x256 --precision fp32 --max-memory 725MB"),
     Run("deep", "mlx", "--size 128x128 --precision fp32 --max-memory 725MB"),
@@ -121,15 +135,27 @@ COUNTED = (
     Run("qwen", PRETEND, "--size 128x128 --precision fp32"),
     Run("qwen", PRETEND, "--size 128x128 --precision fp32 -q 8"),
     Run("qwen", PRETEND, "--size 128x128 --precision fp32 --max-memory 400MB"),
+    Run("flux", PRETEND, "--size 128x128 --precision fp32"),
+    Run("flux", PRETEND, "--size 128x128 --precision fp32 -q 8"),
+    Run("flux2", PRETEND, "--size 128x128 --precision fp32"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32"),
     Run("sd15", PRETEND, "--size 128x128 --precision fp32 --max-memory 270MB"),
     Run("sdxl", PRETEND, "--size 128x128 --precision fp32 --max-memory 770MB"),
+    Run("z-image", PRETEND, "--size 128x128 --precision fp32"),
+    Run("z-image", PRETEND, "--size 128x128 --precision fp32 --max-memory 330MB"),
+    Run("sd3", PRETEND, "--size 128x128 --precision fp32"),
 )
 
 STARTS = {
     "loading text encoder": "text", "loading transformer": "modulation", "loading unet": "denoise",
     "loading refiner": "refine", "loading vae encoder": "encode", "loading vae decoder": "decode",
 }  # fmt: skip
+
+
+def starts(model: str) -> dict[str, str]:
+    """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
+    return STARTS | ({"loading transformer": "denoise"} if model in ("z-image", "flux2") else {})
+
 
 ONE = """
 import ctypes, gc, json, sys
@@ -205,6 +231,14 @@ def made(folder: Path, model: str) -> Path:
     if not (path / "model_index.json").exists():
         if model in ("qwen", "deep"):
             write_qwen(path, DIT if model == "qwen" else DEEP)
+        elif model == "z-image":
+            write_random_zimage(path)
+        elif model == "flux":
+            write_random_flux(path)
+        elif model == "flux2":
+            write_random_flux2(path)
+        elif model == "sd3":
+            write_random_sd3(path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path
@@ -224,7 +258,7 @@ def planned(path: Path, run: Run) -> dict[str, Any]:
 
 def measured(path: Path, run: Run) -> dict[str, Any]:
     load, draw = run.asked(path)
-    asked = json.dumps({"backend": run.backend, "load": load, "draw": draw, "starts": STARTS})
+    asked = json.dumps({"backend": run.backend, "load": load, "draw": draw, "starts": starts(run.model)})
     done = subprocess.run([sys.executable, "-c", ONE, asked], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{run.name}: {done.stderr}")
@@ -255,7 +289,7 @@ def counted(path: Path, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
     from allocated import counted  # which imports torch: only the processes that measure need it otherwise
 
-    return counted(*run.asked(path), STARTS)
+    return counted(*run.asked(path), starts(run.model))
 
 
 def compared(path: Path, run: Run) -> dict[str, Any]:

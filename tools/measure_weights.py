@@ -43,7 +43,7 @@ def sizes(policy: str | None) -> list[str]:
     """GB of the transformer's weights that stay in memory, of all of them, and of the text encoder's."""
     found: list[str] = []
     for network, config in ((qwen_dit.NETWORK, QwenDiTConfig()), (qwen_vl.NETWORK, QwenVLConfig())):
-        plan = on_paper.plan(network.name, network.uses(network.manifest(config)))
+        plan = on_paper.plan(network.name, network.uses(config))
         if policy is not None and network.blocks is not None:
             plan = quantise.quantised(plan, quantise.parse(policy)[network.role], network.blocks)
         counts = [plan.when(ALWAYS).nbytes, plan.nbytes] if network.role == "transformer" else [plan.nbytes]

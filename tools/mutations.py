@@ -21,10 +21,14 @@ import conftest  # noqa: F401  (the environment of the tests, before a framework
 import frameworks  # noqa: F401
 import mutants_qwen
 import mutants_sd
+import mutants_sd3
+import mutants_zimage
 from doc_tables import table, write
 from lora_cases import write_lora
 from mutant import PRECISIONS, Judge, Mutant
 from tiny_sd import write_tiny_sd
+from tiny_sd3 import write_tiny_sd3
+from tiny_zimage import write_tiny_zimage
 
 from qwenimg.common.base.text import clean
 from qwenimg.common.hub.resolve import resolve
@@ -43,10 +47,26 @@ def sdxl(folder: Path) -> str:
     return str(folder / "sdxl")
 
 
+def z_image(folder: Path) -> str:
+    write_tiny_zimage(folder / "z-image")
+    return str(folder / "z-image")
+
+
+def sd3(folder: Path) -> str:
+    write_tiny_sd3(folder / "sd3")
+    return str(folder / "sd3")
+
+
+def nothing(pipe: Any) -> None:
+    """Set nothing in a pipeline."""
+
+
 # Of each family the model, what is set in its pipeline, and the faults.
 FAMILIES: Mapping[str, Model] = {
     "qwen": (built_in, mutants_qwen.prepare, mutants_qwen.MUTANTS),
     "sd": (sdxl, mutants_sd.prepare, mutants_sd.MUTANTS),
+    "z-image": (z_image, nothing, mutants_zimage.MUTANTS),
+    "sd3": (sd3, nothing, mutants_sd3.MUTANTS),
 }
 
 

@@ -71,7 +71,7 @@ def write_random_sd(folder: Path, kind: Kind, dtype: str = "F16") -> None:
         kept = "CLIPTextModelWithProjection" if text.projection_dim else "CLIPTextModel"
         about = {"architectures": [kept], "model_type": clip.MODEL_TYPE} | asdict(text)
         _write(folder / f"text_encoder{name}", about, clip.manifest(text), dtype, "model")
-        _tokenizer(folder / f"tokenizer{name}")
+        write_clip_tokenizer(folder / f"tokenizer{name}")
         index |= {f"text_encoder{name}": ["transformers", kept], f"tokenizer{name}": ["transformers", "CLIPTokenizer"]}
     index["_class_name"] = "StableDiffusionXLPipeline" if kind == "sdxl" else "StableDiffusionPipeline"
     _json(folder / "scheduler" / "scheduler_config.json", {"_class_name": "EulerDiscreteScheduler"} | TRAINED)
@@ -85,7 +85,8 @@ def vocabulary() -> dict[str, int]:
     return {token: i for i, token in enumerate(tokens)}
 
 
-def _tokenizer(folder: Path) -> None:
+def write_clip_tokenizer(folder: Path) -> None:
+    """CLIP's tokenizer with these words."""
     _json(folder / "vocab.json", vocabulary())
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     _json(folder / "tokenizer_config.json", {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": EOS})

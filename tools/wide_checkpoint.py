@@ -89,6 +89,8 @@ def _gain(name: str, shape: tuple[int, ...]) -> tuple[np.float32, np.float32]:
     """Middle and deviation of a tensor's values."""
     if name.endswith("gamma") or (len(shape) == 1 and "norm" in name and name.endswith("weight")):
         return np.float32(1), np.float32(0.3)
+    if name.endswith("running_var"):
+        return np.float32(1), np.float32(0.1)
     if len(shape) == 1:
         return np.float32(0), np.float32(0.2)
     return np.float32(0), np.float32(prod(shape[1:]) ** -0.5)

@@ -32,7 +32,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.given import Loras, Picture
+from qwenimg.common.request.given import Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):
@@ -42,7 +42,7 @@ class CallOptions(TypedDict, total=False):
 
 
 def text() -> str:
-    plain = {field.name: str(field.type).removesuffix(" | None") for field in fields(Request)}
+    plain = {one.name: str(one.type).removesuffix(" | None") for one in fields(Request) if one.name in OPTIONS}
     types = {name: OPTIONS[name].python or kind for name, kind in plain.items()}
     return HEAD + "".join(f"    {name}: {kind} | None\n" for name, kind in types.items() if name != "prompt")
 
@@ -59,8 +59,7 @@ def load(
 {options}
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
-    The forms of all are checked before any file is opened. Raises QwenimgError; UnknownOption, which is a TypeError
-    too, for other keywords. As a context manager the pipeline is closed at the end of the block."""
+    Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end."""
     given = dict(locals())'''
 
 

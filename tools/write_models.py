@@ -16,17 +16,20 @@ from doc_tables import table, write
 
 from qwenimg.backends.paper import on_paper
 from qwenimg.common.base.amounts import parse_bytes, size_text
-from qwenimg.common.families.catalog import KNOWN, KnownModel
+from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.hub.outlook import NO_MODELS, PROMPT
 from qwenimg.common.measure.machines import machine
+from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.fit_options import needs
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.runtime.runtime import Change
 
 PAGE, BLOCK = "models.md", "models"
-HEADS = ("name", "what it is for", "size", "steps", "download", "in 16 bits", "8 bits", "4 bits", "LoRAs", "license")
+MEMORY = ("in 16 bits", "8 bits", "4 bits")
+HEADS = ("name", "what it is for", "size", "steps", "download", *MEMORY, "edits", "LoRAs", "license")
 MACHINE, MEMORIES = "m4-max", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # GB that are free
 BITS = (None, "8", "4")
 
@@ -41,9 +44,10 @@ def _row(known: KnownModel) -> tuple[str, ...]:
     size = f"{known.width}x{known.height}"
     download = size_text(known.bytes) if known.bytes else "comes with qwenimg"
     with closing(_planned(known, MEMORIES[-1])) as pipe:
-        loras = "yes" if pipe.model.lora_names else "no"
+        least, most = pipe.model.images
+        edits, loras = ("yes" if has else "no" for has in (least or most > 1, pipe.model.lora_names))
     peaks = [size_text(_peak(known, bits)) for bits in BITS]
-    return f"`{known.name}`", known.purpose, size, str(known.steps), download, *peaks, loras, known.license
+    return f"`{known.name}`", known.purpose, size, str(known.steps), download, *peaks, edits, loras, known.license
 
 
 def _peak(known: KnownModel, bits: str | None) -> int:
@@ -51,7 +55,7 @@ def _peak(known: KnownModel, bits: str | None) -> int:
     for gigabytes in MEMORIES:
         with closing(_planned(known, gigabytes)) as pipe:
             model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
-            plan = needs(model, pipe.check(PROMPT), counted=False)
+            plan = needs(model, pipe.check(PROMPT, **start.stand_in(pipe.model)), counted=False)
             if plan.largest.peak <= plan.budget:
                 return plan.largest.peak
     raise AssertionError(f"{known.name} fits into no memory")

@@ -26,6 +26,7 @@ _PATH = click.Path(path_type=Path, readable=False)  # an unreadable file is repo
 @click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
 @places.declared(*PARTS, "tokenizer")
 @places.declared("prediction", metavar=None, help="What the UNet of a Stable Diffusion file predicts.")
+@places.declared("variant")
 @click.option("--quiet", is_flag=True, help="Only errors on standard error.")
 @places.with_opening
 def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:

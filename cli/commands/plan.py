@@ -261,6 +261,7 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     from qwenimg.common.jobs.replay import read_replay
     from qwenimg.common.jobs.run import Job, completed
     from qwenimg.common.pictures.input import read_image
+    from qwenimg.common.pipeline import start
     from qwenimg.common.request.request import OPTIONS
 
     if (steps := given["lightning"]) is not None:
@@ -271,13 +272,14 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     counted = "prompt" in asked
     asked.setdefault("prompt", PROMPT)
     image_fields.check(asked)
-    job = Job(image=None if given["image"] is None else read_image(given["image"])[0])
+    job = Job(images=tuple(read_image(path)[0] for path in given["image"]))
+    images: dict[str, Any] = {"image": job.images} if job.images else start.stand_in(pipe.model)
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
     asked = picture.asked
     if given["few_steps"] and not given["lora"]:
         asked = without_missing_loras(asked)
-    return pipe.check(**asked, image=job.image), counted
+    return pipe.check(**asked, **images), counted
 
 
 def _as_json(planned: _Plan) -> dict[str, object]:

@@ -182,7 +182,7 @@ def _job(order: messages.Draw) -> tuple[Job, tuple[str, ...]]:
             mask, more = input.read_mask(in_memory("mask", order.mask), image, transparent=order.mask_alpha)
     except ModelError as error:
         raise UsageError(str(error)) from None
-    return Job(image=image, mask=mask), (*notes, *more)
+    return Job(images=(image,), mask=mask), (*notes, *more)
 
 
 def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:

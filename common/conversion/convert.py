@@ -78,6 +78,7 @@ def convert(
         converted = parts(changed, dtype and DTYPES[dtype])
         small = small_files(changed, choices.prediction)
         options = {"model": name, "quantize": choices.quantize, "dtype": dtype, "prediction": choices.prediction}
+        options["variant"] = choices.variant
         note = _note(changed, converted, small, options | loras.recorded(lora))
         stack.enter_context(_building(out, work, note))
         stack.enter_context(_clearing(work))

@@ -135,20 +135,24 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     if not is_file(source / "model_index.json"):
         assert opened.family.small_files is not None
         tables = opened.family.small_files(checkpoint)
-        for name, tokenizer in checkpoint.tokenizers.items():
-            folder = name.replace("text_encoder", "tokenizer")
-            data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
     else:
+        weights = {name for group in opened.family.components for name in group}  # of a part that was left out, too
         for path in repository.used(source):
             inside = path.relative_to(source).as_posix()
-            if inside.split("/")[0] not in checkpoint.components:
+            if inside.split("/")[0] not in weights:
                 data_of[inside] = _read(path)
         data_of |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
         tables["model_index.json"] = _index(read_json(source / "model_index.json"), data_of, checkpoint.components)
+        if opened.family.class_name is not None:
+            tables["model_index.json"]["_class_name"] = opened.family.class_name(checkpoint)
         if prediction is not None:
             scheduler = "scheduler/scheduler_config.json"
             fields = read_json(source / scheduler, infinities=True)
             tables[scheduler] = fields | {"prediction_type": checkpoint.scheduler.prediction_type}
+    for name, tokenizer in checkpoint.tokenizers.items():
+        folder = name.replace("text_encoder", "tokenizer")
+        if not any(path.startswith(f"{folder}/") for path in data_of):  # it is elsewhere
+            data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
     return data_of | {path: as_json(data) for path, data in tables.items()}
 
 

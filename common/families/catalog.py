@@ -6,58 +6,23 @@ Another model (a folder, another hub id) takes its family's `Defaults` and nothi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from qwenimg.common.base.hf_cache import REPO
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, QWEN_IMAGE_FILES, Piece
+from qwenimg.common.families.flux import known as flux
+from qwenimg.common.families.flux2 import known as flux2
+from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.families.qwen_image import known as qwen_image
+from qwenimg.common.families.sd3 import known as sd3
+from qwenimg.common.families.stable_diffusion import known as stable_diffusion
+from qwenimg.common.families.z_image import known as z_image
+from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
 
-
-@dataclass(frozen=True)
-class KnownModel:
-    """One model. Sizes, steps, guidance and negative prompt are those of its model card."""
-
-    name: str
-    repo: str | None  # hub id, owner/name; None: it ships with this package, see `shapes.builtin`
-    width: int  # pixels
-    height: int
-    steps: int
-    guidance: float
-    negative_prompt: str
-    bytes: int  # of the files that are used, about; for messages
-    memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
-    title: str
-    license: str
-    purpose: str
-    family: str
-
-
-_QWEN, _Z, _SD, _RAIL = "qwen-image", "z-image", "stable-diffusion", "CreativeML Open RAIL++-M"
-# name, hub id, width, height, steps, guidance, negative prompt, bytes, memory; title, license, purpose, family
-_ROWS = (
-    ("qwen-image", "Qwen/Qwen-Image", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000, "Qwen-Image, 20B",
-     "Apache-2.0", "pictures from text, with readable writing, English and Chinese", _QWEN),
-    ("qwen-image-2512", "Qwen/Qwen-Image-2512", 1328, 1328, 50, 4.0, " ", 57_700_000_000, 30_000_000_000,
-     "Qwen-Image, 20B, of December 2025", "Apache-2.0", "the same with more natural people and detail", _QWEN),
-    ("z-image-turbo", "Tongyi-MAI/Z-Image-Turbo", 1024, 1024, 8, 0.0, "", 32_850_000_000, 14_000_000_000,
-     "Z-Image-Turbo, 6B", "Apache-2.0", "photographs and writing, English and Chinese, in 8 steps", _Z),
-    ("z-image", "Tongyi-MAI/Z-Image", 1024, 1024, 50, 4.0, "", 20_540_000_000, 14_000_000_000, "Z-Image, 6B",
-     "Apache-2.0", "the model that Turbo is distilled from, with negative prompts and more variety", _Z),
-    ("sd15", "stable-diffusion-v1-5/stable-diffusion-v1-5", 512, 512, 50, 7.5, "", 4_270_000_000, 4_000_000_000,
-     "Stable Diffusion 1.5", "CreativeML Open RAIL-M",
-     "small pictures on small machines; inpainting by -i and --mask", _SD),
-    ("sdxl", "stabilityai/stable-diffusion-xl-base-1.0", 1024, 1024, 50, 5.0, "", 13_880_000_000, 8_000_000_000,
-     "Stable Diffusion XL 1.0", _RAIL, "pictures of 1024 pixels on ordinary machines", _SD),
-    ("sdxl-turbo", "stabilityai/sdxl-turbo", 512, 512, 1, 0.0, "", 13_880_000_000, 8_000_000_000,
-     "SDXL Turbo", "Stability AI Community", "pictures of 512 pixels in 1 to 4 steps", _SD),
-    ("sdxl-refiner", "stabilityai/stable-diffusion-xl-refiner-1.0", 1024, 1024, 50, 5.0, "", 12_150_000_000,
-     8_000_000_000, "the refiner of Stable Diffusion XL 1.0", _RAIL,
-     "ends pictures of sdxl: --refiner sdxl-refiner", _SD),
-    ("shapes-v1", None, 256, 256, 20, 3.0, " ", 0, 400_000_000, "shapes, the built-in demo model",
-     "Apache-2.0", "coloured shapes; shows that everything works here", _QWEN),
-)  # fmt: skip
-KNOWN = {row[0]: KnownModel(*row) for row in _ROWS}
-BUILT_IN = KNOWN["shapes-v1"]  # what the gate in tools/gate.py judges, and `qwenimg selftest` on the user's machine
+_FAMILIES = (qwen_image, z_image, flux2, flux, stable_diffusion, sd3)
+BUILT_IN = qwen_image.BUILT_IN
+KNOWN: dict[str, KnownModel] = {
+    known.name: known for known in (*(known for family in _FAMILIES for known in family.KNOWN), BUILT_IN)
+}
 DEFAULT = "qwen-image"
 
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
@@ -76,39 +41,29 @@ def find_piece(name: str) -> Piece | None:
             purpose="a LoRA, or a part of a model",
             files=(match["file"],),
         )
-    if name.lower() == QWEN_IMAGE_FILES.name:
-        return QWEN_IMAGE_FILES
-    return CLIP_TOKENIZER if name.lower() in (CLIP_TOKENIZER.name, CLIP_TOKENIZER.repo) else None
+    lower = name.lower()
+    return next((one for one in PIECES if lower == one.name or (not one.family and lower == one.repo)), None)
 
 
-ALIASES = {
-    "shapes": BUILT_IN.name,
-    "sd1.5": "sd15",
-    "sd-1.5": "sd15",
-    "sdxl-base": "sdxl",
-    "zimage": "z-image",
-    "z-image-base": "z-image",
-    "zimage-turbo": "z-image-turbo",
-}
+def small_files(family: str) -> Piece | None:
+    """Return the small files beside the weights of a `family`, if they are a piece of their own."""
+    return next((piece for piece in PIECES if piece.family == family), None)
 
-_EDITS = "edits images; this version makes images from text"
-_SD21 = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"
+
+ALIASES = {alias: known.name for known in KNOWN.values() for alias in known.aliases}
+
 _VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by: qwenimg pull {CLIP_TOKENIZER.name}"
-_SMALL = f"files beside the weights, and no model; get them by: qwenimg pull {QWEN_IMAGE_FILES.name}"
+_SMALL = "files beside the weights, and no model; get them by: qwenimg pull "
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
-    QWEN_IMAGE_FILES.name: _SMALL,
+    **{piece.name: _SMALL + piece.name for piece in PIECES if piece.family},
+    T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,
-    "qwen-image-edit": _EDITS,
-    "qwen-image-edit-2509": _EDITS,
-    "qwen-image-edit-2511": _EDITS,
-    "qwen-image-layered": "makes the layers of an image; this version makes images from text",
-    "qwen-image-2.1": "a different architecture that this version does not support",
-    "z-image-edit": _EDITS,
-    "z-image-omni-base": _EDITS,
-    "sd21": _SD21,
-    "sd2.1": _SD21,
-    "sd-2.1": _SD21,
+    **qwen_image.REFUSED,
+    **z_image.REFUSED,
+    **flux.REFUSED,
+    **flux2.REFUSED,
+    **stable_diffusion.REFUSED,
 }
 
 
@@ -122,7 +77,7 @@ def find(name: str) -> KnownModel | None:
 def nearest(name: str) -> str | None:
     """Return the known name that is most like `name`: of a model, a piece, or a repository of theirs."""
     plain = name.lower()
-    names = [*KNOWN, CLIP_TOKENIZER.name, QWEN_IMAGE_FILES.name]
+    names = [*KNOWN, *(piece.name for piece in PIECES)]
     repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None

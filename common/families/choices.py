@@ -22,26 +22,41 @@ def check_prediction(value: object) -> None:
         raise UsageError(f"prediction is {shown(value)}; choose one of {', '.join(PREDICTIONS)}")
 
 
+VARIANTS = ("text", "edit", "2509", "2511")
+"""The models that share the networks of Qwen-Image: text to image, Edit, Edit-2509 and Edit-2511."""
+
+
+def check_variant(value: object) -> None:
+    """Check a value of --variant. Raises UsageError."""
+    if not (isinstance(value, str) and value in VARIANTS):
+        raise UsageError(f"variant is {shown(value)}; choose one of {', '.join(VARIANTS)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choices:
     """The part of an `Opening` that a family reads. None: as the model's files say."""
 
     prediction: Prediction | None = None  # of the UNet
     parts: Mapping[str, Path] = field(default_factory=dict)  # {part, of PARTS: the folder or file of its weights}
+    variant: str | None = None  # the model of those whose files do not tell them apart
     tokenizer: Path | None = None  # the folder of a tokenizer, for a single file, which has none
     quantize: str | None = None  # how weights are quantized: `weights/quantise.py`
     whole: bool = False  # every tensor as it is stored, to be written again and not to generate images
     tokenizer_of_base: Path | None = None  # another folder of a tokenizer: of the model that a refiner refines
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an unknown prediction."""
+        """Raise UsageError for an unknown prediction or variant."""
         if self.prediction is not None:
             check_prediction(self.prediction)
+        if self.variant is not None:
+            check_variant(self.variant)
 
     def made(self) -> list[str]:
         """Return the names of the user's choices."""
-        given = {name for name in ("prediction", "tokenizer") if getattr(self, name) is not None} | self.parts.keys()
-        return [name for name in ("prediction", "tokenizer", *PARTS) if name in given]
+        given = {
+            name for name in ("prediction", "variant", "tokenizer") if getattr(self, name) is not None
+        } | self.parts.keys()
+        return [name for name in ("prediction", "variant", "tokenizer", *PARTS) if name in given]
 
     @property
     def elsewhere(self) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, quantise
@@ -52,9 +53,10 @@ def _folder(folder: Path) -> Description:
     except ModelError as error:
         description.faults.append(str(error))
         return description
+    networks = _networks(folder)
     for name in repository.components(lambda name: is_file(folder / name)):
         try:
-            part = _component(folder / name)
+            part = _component(folder / name, networks.get(name, ""))
         except ModelError as error:
             description.faults.append(str(error))
             continue
@@ -63,6 +65,17 @@ def _folder(folder: Path) -> Description:
     if not description.faults:
         _open(folder, description)
     return description
+
+
+def _networks(folder: Path) -> dict[str, str]:
+    """Return the names of the model's networks by their folders, of which several may have one kind of configuration;
+    nothing for a model that cannot be opened."""
+    try:
+        checkpoint = registry.open_model(folder).checkpoint
+    except ModelError:
+        return {}
+    checkpoint.close()
+    return {name: part.network for name, part in checkpoint.components.items()}
 
 
 def _open(folder: Path, description: Description, *, parts: bool = False) -> None:
@@ -93,32 +106,35 @@ def _resident(opened: Opened) -> str:
     return f"weights: {size_text(checkpoint.file_bytes)} in files; in memory at once {least}"
 
 
-def _component(folder: Path) -> Description:
-    """Compare one component with the manifest of its configuration."""
-    manifest, rename = _expected(folder)
+def _component(folder: Path, wanted: str = "") -> Description:
+    """Compare one component with the manifest of its configuration, for the network `wanted` if several have such a
+    one."""
+    network, manifest = _expected(folder, wanted)
+    rename = network.rename or _same
     with _opened(find_files(folder).files) as headers:
-        named, _ = keys.named_weights(headers, rename, manifest)
+        named, _ = keys.named_weights(headers, rename, manifest, copies=network.copies)
         unused = sum(rename(key) is None for header in headers for key in header.tensors)
     part = Description(lines=[weights_summary(folder.name, named.values())])
     if unused:
         part.lines.append(f"{folder.name}: known and not needed: {counted(unused, 'tensor')}")
-    for kind, names in _differences(named, manifest):
+    needed = {name: shape for name, shape in manifest.items() if name in named or name not in network.optional}
+    for kind, names in _differences(named, needed):
         part.faults.append(f"{folder.name}: {len(names)} {kind}: {listed(names)}")
     return part
 
 
-def _expected(folder: Path) -> tuple[Manifest, Callable[[str], str | None]]:
-    """Return the manifest of the component in `folder`, by its configuration, and the function that renames its keys.
-    Raise ModelError."""
+def _expected(folder: Path, wanted: str) -> tuple[Network, Manifest]:
+    """Return the network of the component in `folder`, and its manifest by its configuration. Raise ModelError."""
     path = folder / "config.json"
     data = read_json(path)
     networks = [network for family in registry.FAMILIES for network in family.networks]
+    networks.sort(key=lambda network: network.name != wanted)
     for network in networks:
         if data.get(network.key) == network.kind:
-            return network.manifest(read_config(network, folder)), network.rename or _same
+            return network, network.manifest(read_config(network, folder))
     if folder.name == "text_encoder":  # some are stored without a type
         network = next(network for network in networks if network.role == "text")
-        return network.manifest(read_config(network, folder)), network.rename or _same
+        return network, network.manifest(read_config(network, folder))
     kind = data.get("_class_name", data.get("model_type"))
     raise ModelError(f"{clean(path)}: a {clean(kind, 60)!r} is not a component that this version knows")
 

@@ -31,9 +31,11 @@ _WRITERS = (
     ("unet.", "diffusers"),
     ("text_encoder", "diffusers"),
 )
-_OTHERS = ("single_transformer_blocks", "double_blocks", "ff_context", "single_blocks")  # of Flux and SD3
+_FLUX = ("single_transformer_blocks", "double_blocks", "single_blocks")
+_SD3 = ("ff_context", "joint_blocks")
 _CROSS = re.compile(r".*attn2[._](processor[._])?to_k")
 _WIDTHS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 2048: "SDXL", 1280: "the refiner of SDXL"}
+_Z_IMAGE = re.compile(r".*((?:layers|noise_refiner|context_refiner)[._]\d+)[._](?:attention[._]|feed_forward|adaLN).*")
 _QWEN = re.compile(r".*transformer_blocks[._](\d+)[._](attn|img_|txt_).*")
 
 
@@ -124,9 +126,13 @@ def _fits(modules: Mapping[str, Module]) -> str:
     names = list(modules)
     if width := _cross_width(modules):
         return _WIDTHS.get(width, f"a UNet with text states of {width} channels")
-    if any(other in name for name in names for other in _OTHERS):
-        return "another model (Flux or Stable Diffusion 3), which this version does not draw with"
-    blocks = {int(match[1]) for name in names if (match := _QWEN.fullmatch(name)) and "attn1" not in name}
+    if any(block in name for name in names for block in _FLUX):
+        return "Flux"
+    if any(other in name for name in names for other in _SD3):
+        return "Stable Diffusion 3"
+    if blocks := {match[1] for name in names if (match := _Z_IMAGE.fullmatch(name))}:
+        return f"Z-Image ({counted(len(blocks), 'block')})"
+    blocks = {match[1] for name in names if (match := _QWEN.fullmatch(name)) and "attn1" not in name}
     if blocks and not any("attn2" in name for name in names):
         return f"Qwen-Image ({counted(len(blocks), 'block')})"
     if any("input_blocks" in name or "down_blocks" in name for name in names):

@@ -50,6 +50,7 @@ class Family:
     parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # of a checkpoint and its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
+    class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
     small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler

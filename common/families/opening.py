@@ -14,7 +14,14 @@ from typing import Any
 
 from qwenimg.common.base import arguments
 from qwenimg.common.base.amounts import parse_max
-from qwenimg.common.families.choices import PREDICTIONS, Choices, Prediction, check_prediction
+from qwenimg.common.families.choices import (
+    PREDICTIONS,
+    VARIANTS,
+    Choices,
+    Prediction,
+    check_prediction,
+    check_variant,
+)
 from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime import compiling
@@ -46,8 +53,7 @@ class Opening:
 
     model: str | None = option(None, Option(
         help="a name that was pulled (qwenimg models), a hub id, a folder or a file",
-        call="a folder, a file, a known name, or a hub id that is in the cache; None is qwen-image if it was pulled or "
-        "has its parts elsewhere, else the built-in model, with a notice",
+        call="a folder, a file, a known name or a hub id that was pulled; None: qwen-image, or the built-in model",
         python="str | Path | None", section="Model", metavar="MODEL", flags=("-m",), config=True,
     ))  # fmt: skip
     backend: str = option("auto", Option(
@@ -110,6 +116,11 @@ class Opening:
         call="what a Stable Diffusion file predicts: eps, v or x0", section=_FILES, words=PREDICTIONS,
         checks=check_prediction,
     ))  # fmt: skip
+    variant: str | None = option(None, Option(
+        help="which Qwen-Image a file is, where that is not known: for text, or Qwen-Image-Edit's",
+        call="which Qwen-Image a file is, where that is not known: text, edit, 2509 or 2511", section=_FILES,
+        words=VARIANTS, checks=check_variant,
+    ))  # fmt: skip
 
     def __post_init__(self) -> None:
         for name, one in OPENING.items():
@@ -128,7 +139,13 @@ class Opening:
     @property
     def choices(self) -> Choices:
         """The choices that the family of the model reads."""
-        return Choices(prediction=self.prediction, parts=self.parts, tokenizer=self.tokenizer, quantize=self.quantize)
+        return Choices(
+            prediction=self.prediction,
+            variant=self.variant,
+            parts=self.parts,
+            tokenizer=self.tokenizer,
+            quantize=self.quantize,
+        )
 
 
 _FIELDS = options_of(Opening)

@@ -11,13 +11,15 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind
-from qwenimg.common.families.catalog import KnownModel
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
+from qwenimg.common.families.flux.family import FAMILY as FLUX
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
+from qwenimg.common.families.sd3.family import FAMILY as SD3
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
@@ -29,7 +31,8 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, Z_IMAGE, FLUX_2)
+FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX_2, FLUX)
+"""In the order in which they are asked what a file is: a GGUF of FLUX.2 may have the architecture of FLUX.1."""
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
 
@@ -169,7 +172,7 @@ def of_file(path: Path) -> Family:
     for family in FAMILIES:
         if family.reads_file and family.reads_file(header):
             return family
-    supported, kind = titles(lambda family: family.reads_file is not None), identify(header)
+    supported, kind = titles(lambda family: family.reads_file is not None, "or"), identify(header)
     if kind is not None:
         beside = ", beside the model that it belongs to (-m)"
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{beside}")
@@ -179,10 +182,10 @@ def of_file(path: Path) -> Family:
     raise bad(path, f"is no {supported} checkpoint in one file; it begins with {listed(header.tensors)}")
 
 
-def titles(chosen: Callable[[Family], bool]) -> str:
+def titles(chosen: Callable[[Family], bool], before_last: str = "and") -> str:
     """Return the names of the families that are `chosen`, for a message."""
     *others, last = (family.title for family in FAMILIES if chosen(family))
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {before_last} {last}" if others else last
 
 
 def check_precision(text: str) -> None:

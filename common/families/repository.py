@@ -21,7 +21,8 @@ _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json")
 _OF_OTHERS = ("model.safetensors.index.json", "model.safetensors", "0.safetensors")  # one shows that a part is there
 _BESIDE = re.compile(
     r"model_index\.json|scheduler/scheduler_config\.json"
-    r"|tokenizer(_\d)?/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt)"
+    r"|processor/((preprocessor_config|chat_template)\.json|chat_template\.jinja)"
+    r"|(tokenizer(_\d)?|processor)/((tokenizer|vocab|tokenizer_config|added_tokens|special_tokens_map)\.json|merges\.txt|spiece\.model)"
 )
 # A dot within the name of a weight file marks a variant (fp16), which is not used.
 _OF_COMPONENT = re.compile(r"config\.json|[A-Za-z0-9_-]{1,100}\.safetensors(\.index\.json)?")
@@ -63,12 +64,13 @@ def in_other_layout(has: Callable[[str], bool]) -> Family | None:
 
 
 def _family(has: Callable[[str], bool]) -> Family:
-    """Return the family with the fewest missing components, if possible one whose denoiser is there: a listing has no
-    class name."""
+    """Return the family with the fewest missing components, and of these the one with the most folders that are there,
+    if possible one whose denoiser is there: a listing has no class name."""
     from qwenimg.common.families import registry
 
-    def lacking(family: Family) -> int:
-        return sum(not any(has(f"{part}/config.json") for part in group) for group in family.components)
+    def lacking(family: Family) -> tuple[int, int]:
+        there = [[has(f"{part}/config.json") for part in group] for group in family.components]
+        return sum(not any(group) for group in there), -sum(map(sum, there))
 
     likely = [family for family in registry.FAMILIES if has(f"{family.denoiser}/config.json")]
     return min(likely or registry.FAMILIES[:1], key=lacking)
@@ -93,7 +95,8 @@ def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
     for tokenizer in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
         if in_other_layout(has) and not is_folder(folder / tokenizer):
             continue  # another folder may have it
-        names += [] if has(f"{tokenizer}/tokenizer.json") else [f"{tokenizer}/vocab.json", f"{tokenizer}/merges.txt"]
+        alone = any(has(f"{tokenizer}/{name}") for name in ("tokenizer.json", "spiece.model"))
+        names += [] if alone else [f"{tokenizer}/vocab.json", f"{tokenizer}/merges.txt"]
     for name in names:
         if not has(name):
             return name

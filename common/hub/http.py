@@ -41,6 +41,11 @@ _HOST = re.compile(
     r"(?=.{1,253}\Z)([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?|(?=[^:]*:)[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?"
 )
 
+HUB = "https://huggingface.co"
+"""The hub itself, where terms are accepted, whatever HF_ENDPOINT is."""
+TOKENS = f"{HUB}/settings/tokens"
+_REPO_OF = re.compile(r"/(?:api/models/)?([\w.-]+/[\w.-]+)/(?:resolve|revision)/", re.ASCII)
+
 Echo = Callable[[str], None]
 T = TypeVar("T")
 
@@ -164,7 +169,7 @@ def open_url(
         elif response.status == 416 and headers:
             headers = {}
         else:
-            _refuse(response, what, on_hub=server.owns(url))
+            _refuse(response, what, url, on_hub=server.owns(url))
     raise ModelError(f"{what}: the server redirects more than {REDIRECTS} times")
 
 
@@ -276,18 +281,25 @@ def _next(url: str, location: str | None, what: str) -> str:
     return target
 
 
-def _refuse(response: http.client.HTTPResponse, what: str, *, on_hub: bool) -> NoReturn:
+def _refuse(response: http.client.HTTPResponse, what: str, url: str, *, on_hub: bool) -> NoReturn:
     status, wait = response.status, number(response.headers.get("Retry-After"))
     # Links to the host of the data expire; the hub gives a new one.
     if status in (408, 429) or status >= 500 or (status in (400, 401, 403) and not on_hub):
         raise Interrupted(f"HTTP {status} {clean(response.reason, 40)}".rstrip(), wait=float(wait or 0))
     if status == 403 or response.headers.get("X-Error-Code") == "GatedRepo":
-        raise ModelError(f"{what}: access is not granted: accept its terms on the hub's page, and set HF_TOKEN")
+        raise ModelError(f"{what}: {not_granted(url)}")
     if status == 401:
         raise ModelError(f"{what}: does not exist or is private: check the name, or set HF_TOKEN")
     if status in (404, 410):
         raise ModelError(f"{what}: is not on the hub (HTTP {status}): check the name and HF_ENDPOINT")
     raise ModelError(f"{what}: the server answers HTTP {status} {clean(response.reason, 40)}")
+
+
+def not_granted(url: str) -> str:
+    """Return what to do for a model whose license its makers ask to accept first, by an address of one of its files."""
+    match = _REPO_OF.search(urlsplit(url).path)
+    page = f"at {HUB}/{match[1]}" if match else "on its page of the hub"
+    return f"access is not granted: accept its terms {page}, and set HF_TOKEN to a token of that account ({TOKENS})"
 
 
 def _reason(error: object) -> str:

@@ -10,10 +10,11 @@ from typing import Literal
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.hub import resolve
 from qwenimg.common.parts.clip_tokenizer import is_tokenizer
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, QWEN_IMAGE_FILES, Piece
+from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
+from qwenimg.common.parts.t5_tokenizer import is_t5_tokenizer
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 
@@ -41,7 +42,7 @@ def entries() -> list[ListedModel]:
     named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [
         *named,
-        *map(_piece, (CLIP_TOKENIZER, QWEN_IMAGE_FILES)),
+        *map(_piece, PIECES),
         *_others({entry.repo for entry in named}),
     ]
 
@@ -66,7 +67,7 @@ def _known_model(known: KnownModel) -> ListedModel:
 
 def _piece(piece: Piece) -> ListedModel:
     folders = hf_cache.snapshots(hf_cache.storage_folder(piece.repo))
-    has = is_tokenizer if piece is CLIP_TOKENIZER else _has_small_files
+    has = {CLIP_TOKENIZER.name: is_tokenizer, T5_TOKENIZER.name: is_t5_tokenizer}.get(piece.name, _has_small_files)
     here: Here = "yes" if any(map(has, folders)) else "no"
     return ListedModel(
         name=piece.name,

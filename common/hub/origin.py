@@ -15,6 +15,7 @@ from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.file_hash import sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.resolve import Resolved, from_path
+from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 MAX_HASHED = 8 << 30  # bytes of the largest file that is hashed: some ten seconds, once
@@ -23,7 +24,8 @@ MAX_HASHED = 8 << 30  # bytes of the largest file that is hashed: some ten secon
 def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, Any]:
     """Return the entries for a model and the choices with which it was opened."""
     checkpoint = opened.checkpoint
-    entries: dict[str, Any] = {} if choices.prediction is None else {"prediction": choices.prediction}
+    declared = {"prediction": choices.prediction, "variant": choices.variant}
+    entries: dict[str, Any] = {name: value for name, value in declared.items() if value is not None}
     if choices.quantize is not None:
         entries["quantize"] = choices.quantize
     denoiser = opened.family.denoiser
@@ -33,6 +35,9 @@ def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, An
     if choices.tokenizer is not None:
         entries["tokenizer"] = label(choices.tokenizer)
     for part, path in choices.parts.items():
+        if path == LEFT_OUT:
+            entries[part] = str(LEFT_OUT)
+            continue
         entries[part] = cached_name(absolute(path)) or from_path(str(path), path).name
         prints[part] = _print_at(checkpoint, path)
     return entries | {"fingerprints": prints} if prints else entries

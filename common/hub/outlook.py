@@ -10,12 +10,13 @@ from typing import Any
 
 from qwenimg.common.base.amounts import duration, size_text
 from qwenimg.common.families import catalog
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, needs
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -133,7 +134,7 @@ def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
     pipe, _ = plan_pipeline(Opening(model=known.name), engine)
     with closing(pipe):
         asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
-        request = pipe.check(PROMPT, **asked)
+        request = pipe.check(PROMPT, **asked, **start.stand_in(pipe.model))
         best = fitting(pipe, request, counted=False, few=few)
         steps = pipe.model.plan(request).steps
         return Outlook(
@@ -180,7 +181,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
         auto = pipe.precision.name
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))
-            request = pipe.check(PROMPT)
+            request = pipe.check(PROMPT, **start.stand_in(pipe.model))
             plan = needs(model, request, counted=False)
             fits = "fits" if plan.fits(plan.budget) else "does not fit"
             texts = times(pipe, request, plan, model.runtime.precision).texts()

@@ -10,11 +10,10 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families import file_kind, registry
+from qwenimg.common.families import catalog, file_kind, registry
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
-from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
 from qwenimg.common.request.parts import PARTS
 
 
@@ -36,10 +35,10 @@ def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
 def _beside(kind: FileKind, name: str) -> str:
     """Return the files that go with a file of this kind, for a message."""
     file = f" {clean(name, 80)}" if name else ""
-    if not kind.is_part or kind.family is None or not kind.family.parts_alone:
+    piece = catalog.small_files(kind.family.name) if kind.family else None
+    if not kind.is_part or kind.family is None or not kind.family.parts_alone or piece is None:
         return f"{file}, beside the model that it belongs to (-m)"
     others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
-    piece = QWEN_IMAGE_FILES
     tokenizer = f"its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}"
     return f"{file}, beside {file_kind.listed_flags(others)}; {tokenizer}"
 
@@ -52,7 +51,9 @@ def check_alone(opening: Opening) -> None:
         except ModelError:
             continue
         if kind is not None and kind.family is not None and not kind.family.parts_alone:
-            raise bad(path, f"is {kind.title}: say with -m which model it belongs to")
+            names = [known.name for known in catalog.KNOWN.values() if known.family == kind.family.name]
+            such = f", such as {' or '.join(names)}" if catalog.small_files(kind.family.name) else ""
+            raise bad(path, f"is {kind.title}: say with -m which model it belongs to{such}")
 
 
 # Folders of other programs

@@ -36,6 +36,7 @@ def replayed(opening: Opening, replay: Replay, picture: Path, *, keep_policy: bo
         refiner=refiner,
         precision=replay.precision if keep_policy else opening.precision,
         prediction=opening.prediction or cast(Any, used.get("prediction")),
+        variant=opening.variant or used.get("variant"),
         quantize=opening.quantize or used.get("quantize"),
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.families.catalog import BUILT_IN, KnownModel
+from qwenimg.common.families.catalog import BUILT_IN
+from qwenimg.common.families.known_model import KnownModel
 
 RATE = 100e6 / 8  # bytes per second of a usual line
 WORTH_SAYING = 60.0  # seconds; shorter times are not shown

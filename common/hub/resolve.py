@@ -26,16 +26,15 @@ from qwenimg.common.base.hf_cache import (
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
-from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
-from qwenimg.common.request.parts import PARTS
+from qwenimg.common.parts.piece import Piece
+from qwenimg.common.request.parts import LEFT_OUT, PARTS
 from qwenimg.common.shapes import builtin
 
-_QWEN = "qwen-image"  # the family whose parts together are a model
-_QWEN_PARTS = ("transformer", "text_encoder", "vae")
+_PARTS = ("transformer", "text_encoder", "vae")  # of a model whose configurations ship
 _OR_FOLDER = " (or give --tokenizer FOLDER)"
 TOKENIZER = "tokenizer"
 """Stands beside names of components: the tokenizer."""
@@ -107,6 +106,8 @@ def named(name: str, *, offline: bool = False, without: frozenset[str] = frozens
 def named_part(name: str) -> Path | None:
     """Return the folder or file of the part that a recipe calls `name`, if the cache has it by that name: a path in a
     recipe is never opened."""
+    if name == str(LEFT_OUT):
+        return LEFT_OUT
     return None if os.path.lexists(name) else find_cached(name)
 
 
@@ -114,6 +115,8 @@ def find_part(given: str | Path) -> Path:
     """Return the folder or file `given`, or the one that the cache has for owner/name or owner/name/file, or else
     `given` itself. Raises ModelError for a known piece that is in neither place."""
     name = str(given)
+    if name == str(LEFT_OUT):
+        return LEFT_OUT
     path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
     if os.path.lexists(path) or kind(path) is not None:
         return path
@@ -135,15 +138,18 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
     repo, known = find_repo(given)
     name = known.name if known else repo
     folders = snapshots(storage_folder(repo))
-    if without.issuperset({*_QWEN_PARTS, TOKENIZER}) and known is not None and known.family == _QWEN:
-        return Resolved(folder=configurations(), name=name, known=known)
+    piece = None if known is None else catalog.small_files(known.family)
+    if without.issuperset({*_PARTS, TOKENIZER}) and known is not None and piece is not None:
+        return Resolved(folder=configurations(known), name=name, known=known)
     for folder in folders:
         if lacks(folder, without) is None:
             return Resolved(folder=folder, name=name, known=known, revision=folder.name)
+    if without.issuperset(_PARTS) and known is not None and piece is not None and find_cached(_tokenizer(piece)):
+        return Resolved(folder=configurations(known), name=name, known=known)
     if is_default and not without - {TOKENIZER} and builtin.present() and not any(map(has_weights, folders)):
         return _built_in()
-    if without and known is not None and known.family == _QWEN and _all_given_or_none_here(without, folders):
-        raise _parts_missing(known, folders, without, offline)
+    if without and known is not None and piece is not None and _all_given_or_none_here(without, folders):
+        raise _parts_missing(known, piece, folders, without, offline)
     if not folders:
         raise ModelError(_absent(name, repo, known, offline))
     raise ModelError(
@@ -210,35 +216,44 @@ def find_repo(given: str) -> tuple[str, KnownModel | None]:
     near = catalog.nearest(given)
     suggestion = f"did you mean {near}? " if near else ""
     raise ModelError(
-        f"'{shown}': no such folder or model; {suggestion}known models are {', '.join(catalog.KNOWN)} "
-        f"(qwenimg models); others by folder or by hub id (owner/name)"
+        f"'{shown}': no such folder or model; {suggestion}qwenimg models lists those with a name; "
+        "others by folder or by hub id (owner/name)"
     )
 
 
 def _all_given_or_none_here(without: frozenset[str], folders: list[Path]) -> bool:
     """Return whether the rest of a model should be given too, rather than pulled."""
-    return without.issuperset(_QWEN_PARTS) or not any(map(has_weights, folders))
+    return without.issuperset(_PARTS) or not any(map(has_weights, folders))
 
 
-def _parts_missing(known: KnownModel, folders: list[Path], without: frozenset[str], offline: bool) -> ModelError:
-    """Return the error for a Qwen-Image with only some parts given, `without`: it names what is missing."""
+def _parts_missing(
+    known: KnownModel, piece: Piece, folders: list[Path], without: frozenset[str], offline: bool
+) -> ModelError:
+    """Return the error for a model with only some parts given, `without`: it names what is missing."""
     from qwenimg.common.families import file_kind
 
-    missing = [part for part in _QWEN_PARTS if part not in without]
-    has_tokenizer = TOKENIZER in without or any(lacks(folder, frozenset(_QWEN_PARTS)) is None for folder in folders)
-    piece = QWEN_IMAGE_FILES
+    missing = [part for part in _PARTS if part not in without]
+    has_tokenizer = TOKENIZER in without or any(lacks(folder, frozenset(_PARTS)) is None for folder in folders)
+    has_tokenizer = has_tokenizer or find_cached(_tokenizer(piece)) is not None
     when = " with the network on" if offline or is_offline() else ""
     ways = [f"give {file_kind.listed_flags(missing)}"] if missing else []
     if not has_tokenizer:
         ways.append(f"get its tokenizer ({size_text(piece.bytes)}){when} by: qwenimg pull {piece.name}")
-    given = [file_kind.FLAGS[part] for part in _QWEN_PARTS if part in without]
+    given = [file_kind.FLAGS[part] for part in _PARTS if part in without]
     beside = f"beside {' and '.join(given)}, " if missing else ""
     return ModelError(f"{known.name}: {beside}{', and '.join(ways)}{'' if has_tokenizer else _OR_FOLDER}")
 
 
-def configurations() -> Path:
-    """Return the folder of Qwen-Image's configurations, which this package ships without weights and tokenizer."""
-    return Path(str(files("qwenimg.common"))) / "data" / "qwen-image"
+def configurations(known: KnownModel) -> Path:
+    """Return the folder of a known model's configurations, which this package ships without weights and tokenizer: its
+    own, or those of its family."""
+    data = Path(str(files("qwenimg.common"))) / "data"
+    return data / known.name if (data / known.name).is_dir() else data / known.family
+
+
+def _tokenizer(piece: Piece) -> str:
+    """Return the name in the cache of the tokenizer among a family's small files."""
+    return f"{piece.repo}/tokenizer"
 
 
 def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> str:

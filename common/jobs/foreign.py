@@ -37,19 +37,7 @@ SCHEDULES = {
 LIKE_THE_MODELS = ("normal", "uniform", "automatic", "ddimuniform", "ddim", "default")
 _ENDINGS = ("karras", "polyexponential", "exponential", "sgmuniform", "alignyoursteps")  # in the name of a sampler
 
-# Names of known models' files, without suffix and in lower case.
-FILES = {
-    "v1-5-pruned": "sd15",
-    "v1-5-pruned-emaonly": "sd15",
-    "v1-5-pruned-emaonly-fp16": "sd15",
-    "sd_xl_base_1.0": "sdxl",
-    "sd_xl_base_1.0_0.9vae": "sdxl",
-    "stable-diffusion-xl-base-1-0": "sdxl",
-    "qwen_image_bf16": "qwen-image",
-    "qwen_image_2512_bf16": "qwen-image-2512",
-    "z_image_turbo_bf16": "z-image-turbo",
-    "z_image_bf16": "z-image",
-}
+FILES = {file: known.name for known in catalog.KNOWN.values() for file in known.files}
 _SUFFIX = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft)$", re.IGNORECASE)
 _HUB_ID = re.compile(REPO)
 _TAG = re.compile(r"<(?:lora|lyco|lycoris|hypernet)\s*:[^<>]{0,200}>", re.IGNORECASE)

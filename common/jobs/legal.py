@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-RECORDED = {"image_sha256": "-i", "mask_sha256": "--mask", **{name: f"--{PARTS[name].dashed}" for name in PARTS}}
+RECORDED = {
+    "image_sha256": "-i",
+    "more_images_sha256": "several -i",
+    "mask_sha256": "--mask",
+    **{name: f"--{PARTS[name].dashed}" for name in PARTS},
+}
 """Keys of a recipe for inputs that it names and does not contain, and the options for these; `lora` comes last."""
 
 
@@ -73,16 +79,16 @@ def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
     return noise
 
 
-def read_pictures(image: Path | None, mask: Path | None, strength: object) -> tuple[Any, Any, list[str]]:
-    """Return the initial image and its mask as arrays, and a line for each conversion. Raises UsageError and
+def read_pictures(images: Sequence[Path], mask: Path | None, strength: object) -> tuple[Any, Any, list[str]]:
+    """Return the images and the mask of the first as arrays, and a line for each conversion. Raises UsageError and
     ModelError."""
-    if image is None:
+    if not images:
         for option, value in (("--mask", mask), ("--strength", strength)):
             if value is not None:
                 raise UsageError(f"{option} needs the picture that it is for; give it with -i")
-        return None, None, []
+        return (), None, []
     from qwenimg.common.pictures import input
 
-    pixels, notes = input.read_image(image)
-    grey, more = (None, []) if mask is None else input.read_mask(mask, pixels)
-    return pixels, grey, notes + more
+    pixels, notes = zip(*map(input.read_image, images), strict=True)
+    grey, more = (None, []) if mask is None else input.read_mask(mask, pixels[0])
+    return pixels, grey, [*chain(*notes), *more]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from qwenimg.common.request.recipe import Recipe
 
 NAMES = ("model", "refiner", *PARTS)  # files that a recipe names and does not contain
-USED = ("image_sha256", "mask_sha256", "refiner", *PARTS, "prediction", "lora", "quantize")
+_PICTURES = ("image_sha256", "more_images_sha256", "mask_sha256")
+USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantize")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list
             lines.append(f"the weights given to {option} are not those of the picture given to --from")
     if replay.lora_fingerprints != tuple(recipe.get("lora_fingerprints", ())):
         lines.append("the LoRAs are not those of the picture given to --from")
-    for key, option in (("image_sha256", "-i"), ("mask_sha256", "--mask")):
-        if replay.used.get(key, now.get(key)) != now.get(key):
+    for key, option in (("image_sha256", "-i"), ("more_images_sha256", "the next -i"), ("mask_sha256", "--mask")):
+        if key in replay.used and replay.used[key] != str(now.get(key)):
             lines.append(f"the picture given to {option} is not that of the picture given to --from")
     return lines

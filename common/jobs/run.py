@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Job:
     """The inputs of a run's images, and how they are written."""
 
-    image: NDArray[np.uint8] | None = None  # [H, W, 3], the initial image
+    images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] each: the initial image, or all that the model sees
     mask: NDArray[np.uint8] | None = None  # [H, W], white where the image is regenerated
     noise: NDArray[np.float32] | None = None  # [N, C, h, w], one row for each image or one for all
     replay: Replay | None = None  # the recipe that is repeated
@@ -54,7 +54,7 @@ class Job:
         """Return the arguments of `Pipeline.stream` for `picture`."""
         i, noise = picture.index - 1, self.noise
         row = noise if noise is None or len(noise) == 1 else noise[i : i + 1]
-        return picture.asked | {"image": self.image, "mask": self.mask, "latents": row}
+        return picture.asked | {"image": self.images or None, "mask": self.mask, "latents": row}
 
 
 class Listener(Protocol):
@@ -91,7 +91,7 @@ def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)
     else:
-        width, height = d.sides(picture.said("width"), picture.said("height"), job.image)
+        width, height = d.sides(picture.said("width"), picture.said("height"), job.images)
     usual = {"steps": d.steps, "guidance": d.guidance}
     return replace(picture, asked=usual | picture.asked | {"width": width, "height": height})
 
@@ -122,8 +122,8 @@ def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
     return pipe.estimate(**job.asked(picture))
 
 
-def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
-    """Announce every text of `wanted` to the model, each once."""
+def prepare(pipe: Pipeline, wanted: Sequence[Picture], images: Sequence[NDArray[np.uint8]] = ()) -> None:
+    """Announce every text of `wanted`, which have these `images`, to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
         texts[picture.prompt] = None
@@ -132,6 +132,7 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture]) -> None:
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
     first = {name: value for name in ("lora", "lora_mode") if (value := wanted[0].said(name))} if wanted else {}
+    first |= {"image": tuple(images)} if images else {}
     pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
 
 

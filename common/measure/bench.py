@@ -17,6 +17,7 @@ import numpy as np
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.text import aligned
+from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 
@@ -98,8 +99,9 @@ def draw(pipe: Pipeline, work: Workload, steps: int) -> tuple[Result, list[float
     """
     seconds, ended = [], []
     size: dict[str, Any] = {"width": work.width, "height": work.height}
-    start: dict[str, Any] = {"latents": np.load(work.noise)} if work.noise else {"seed": work.seed}
-    for event in pipe.stream(work.prompt, guidance=work.guidance, steps=steps, **size, **start):
+    first: dict[str, Any] = {"latents": np.load(work.noise)} if work.noise else {"seed": work.seed}
+    first |= start.stand_in(pipe.model)
+    for event in pipe.stream(work.prompt, guidance=work.guidance, steps=steps, **size, **first):
         if isinstance(event, Step):
             seconds.append(event.seconds)
             ended.append(time.process_time())

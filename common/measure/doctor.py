@@ -122,7 +122,7 @@ def _choice(kind: DenoiserKind, engine: Engine, weights: Any, free: int) -> Choi
 def _published(family: Family, engine: Engine, free: int) -> Auto:
     """Return the choice for the denoiser of the size that is published under the family's name."""
     network = family.networks[0]
-    plan = weights_on_paper.plan(network.role, network.uses(network.manifest(network.config())))
+    plan = weights_on_paper.plan(network.role, network.uses(network.config()))
 
     def weights(policy: Precision) -> int:
         return plan.stored(policy).when(ALWAYS).nbytes

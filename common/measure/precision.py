@@ -21,6 +21,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.measure.activations import ActivationObserver, BlockActivations
 from qwenimg.common.pictures.pixels import decibels
+from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
@@ -149,7 +150,7 @@ class Measuring:
 
     def _steps(self, asked: PrecisionTask, observer: ActivationObserver) -> tuple[Result, float | None]:
         """Observe the first step, the last and the decoding. Return the image, and the median seconds of the others."""
-        stream = self.pipe.stream(**asdict(asked))
+        stream = self.pipe.stream(**asdict(asked), **start.stand_in(self.pipe.model))
         timed: list[float] = []
         index, total = 0, asked.steps
         while True:

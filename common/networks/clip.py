@@ -5,7 +5,7 @@ What is unusual about them:
 - keys start with `text_model.` in published files; transformers 5 saves those of a model without projection without it;
 - `position_ids`, a buffer, is in older files;
 - attention is causal and padding is not masked: the padded positions are part of the conditioning;
-- SD 1.x and 2.x use the last state after the final norm, SDXL the last but one without it;
+- SD 1.x and 2.x use the last state after the final norm, SDXL and SD3 the last but one without it, Flux.1 none;
 - the pooled vector is that of the end token: the first with `eos_token_id`, or where that is the wrong 2 of older
   configurations the largest id, which is the same token in CLIP's own vocabulary.
 
@@ -69,6 +69,11 @@ class CLIPConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def pooled_dim(self) -> int:
+        """The width of the pooled vector."""
+        return self.projection_dim or self.hidden_size
 
 
 VIT_L = CLIPConfig()
@@ -137,14 +142,15 @@ def eos_position(config: CLIPConfig, ids: Sequence[int]) -> int:
     return list(ids).index(wanted)
 
 
-def used_states(config: CLIPConfig, sdxl: bool, clip_skip: int = 0) -> tuple[int, bool]:
-    """Return how many of the last layers are left out, and whether the final norm follows. `clip_skip` counts as in
-    diffusers: 0 is the model's default. Raises UsageError if no layer would remain."""
-    skipped = clip_skip + 1 if sdxl else clip_skip
+def used_states(config: CLIPConfig, penultimate: bool, clip_skip: int = 0) -> tuple[int, bool]:
+    """Return how many of the last layers are left out, and whether the final norm follows. `penultimate`: the model
+    takes the last state but one, without the norm. `clip_skip` counts as in diffusers: 0 is the model's default.
+    Raises UsageError if no layer would remain."""
+    skipped = clip_skip + 1 if penultimate else clip_skip
     if clip_skip < 0 or skipped >= config.num_hidden_layers:
-        most = config.num_hidden_layers - (2 if sdxl else 1)
+        most = config.num_hidden_layers - (2 if penultimate else 1)
         raise UsageError(f"--clip-skip {clip_skip}: this text encoder allows 0 to {most}")
-    return skipped, not sdxl
+    return skipped, not penultimate
 
 
 def _layer(config: CLIPConfig) -> Manifest:

@@ -155,4 +155,5 @@ NETWORK = Network(
         Block(name="head", paths=re.compile("norm_out|proj_out")),
         Block(name="model", paths=re.compile("")),
     ),
+    architectures=frozenset({"flux", "flux2"}),  # programs write the former for both generations
 )

@@ -1,12 +1,39 @@
-"""Configurations of language models that are text encoders: flat, or nested beside those of other networks."""
+"""Configurations of language models that are text encoders, flat or nested beside those of other networks, and
+llama.cpp's names of their tensors in GGUF files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from qwenimg.common.base.errors import ModelError
+
+LLAMA_CPP = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LLAMA_CPP_KEY = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[a-z_]+)\.(?P<leaf>weight|bias)")
+
+
+def from_llama_cpp(key: str, names: Mapping[str, str] = LLAMA_CPP) -> str:
+    """Return the manifest's name of a tensor that llama.cpp calls `key`, by its `names` of layers; other keys
+    unchanged."""
+    match = _LLAMA_CPP_KEY.fullmatch(key)
+    if match is None or match["part"] not in names:
+        return key
+    layer = f"layers.{match['layer']}." if match["layer"] else ""
+    return f"{layer}{names[match['part']]}.{match['leaf']}"
 
 
 def language_fields(data: Mapping[str, Any], config: type[Any], kind: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from qwenimg.common.base.block import Block, DeepBlocks
@@ -14,6 +14,10 @@ from qwenimg.common.weights.plan import Uses, as_stored
 
 def _same(name: str) -> str:
     return name
+
+
+def _all(config: Any, stored: Manifest) -> Uses:
+    return as_stored(stored)
 
 
 def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -30,7 +34,7 @@ class Network:
     key: str = "_class_name"
     config: type[Any]
     manifest: Callable[[Any], Manifest]  # from a config, every stored tensor
-    uses: Callable[[Manifest], Uses] = as_stored  # from the stored tensors, those that the forward uses
+    used: Callable[[Any, Manifest], Uses] = _all  # from a config and the stored tensors, those that the forward uses
     fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # from a config.json, the fields of `config`
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
     blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
@@ -42,12 +46,19 @@ class Network:
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
     rename: Callable[[str], str | None] | None = None  # from a stored name, the manifest's; None if it is not used
     copies: frozenset[str] = frozenset()  # stored names of copies of other tensors, not read where those are stored too
+    optional: frozenset[str] = frozenset()  # parameters that files may lack: the forward makes them
     published: Callable[[str], str] = _same  # from a name of the manifest, that in published files
     described: Callable[[Any], Mapping[str, object]] = lambda config: {}  # from a config, more keys of config.json
 
     def __post_init__(self) -> None:
         assert self.role != "transformer" or self.compiled, f"{self.name} names no modules to compile"
 
+    def uses(self, config: Any) -> Uses:
+        """Return the tensors that the forward uses."""
+        return self.used(config, self.manifest(config))
+
     def written(self, config: Any) -> dict[str, object]:
         """Return the config.json of a model that comes without one."""
-        return {self.key: self.kind, **asdict(config), **self.described(config)}
+        stored = {one.name for one in fields(config) if one.metadata.get("in_files", True)}
+        known = {name: value for name, value in asdict(config).items() if name in stored}
+        return {self.key: self.kind, **known, **self.described(config)}

@@ -6,7 +6,8 @@ What is unusual about it:
 - the conditioning is the states before the last layer, or those behind several layers side by side, as the family
   says; later layers and the final norm are in the files and not loaded;
 - where prompts are padded, pads see the real tokens only, and all their states condition an image too;
-- the keys start with `model.` in published files, and with nothing where the model was saved alone.
+- the keys start with `model.` in published files, and with nothing where the model was saved alone; in GGUF the names
+  are llama.cpp's, for the same tensors: q and k keep their order of rows.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import language_model, params
+from qwenimg.common.networks.language_model import LLAMA_CPP, from_llama_cpp
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.plan import Uses, as_stored
 
 MODEL_TYPE = "qwen3"
-_PREFIX, _NOT_NEEDED = "model.", "lm_head."
+_PREFIX, _NOT_NEEDED = "model.", ("lm_head.", "output.")
+_LLAMA_CPP = {**LLAMA_CPP, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -41,7 +45,8 @@ class Qwen3Config:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1e6
     attention_bias: bool = False
-    taps: tuple[int, ...] = ()  # the layers behind which states are taken; (): the last but one. In no file
+    # The layers behind which states are taken; (): the last but one
+    taps: tuple[int, ...] = field(default=(), metadata={"in_files": False})
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -96,18 +101,19 @@ def manifest(config: Qwen3Config) -> Manifest:
     )
 
 
-def uses(stored: Manifest, layers: int | None = None) -> Uses:
-    """Return `stored` without the final norm and with only the first `layers`, by default all but the last."""
+def uses(stored: Manifest, layers: int) -> Uses:
+    """Return `stored` with only the first `layers`, and without the final norm."""
     numbers = {key: int(match[1]) for key in stored if (match := _LAYER.match(key))}
-    first = max(numbers.values()) if layers is None else layers
     return as_stored(
-        {key: shape for key, shape in stored.items() if numbers.get(key, 0) < first and not key.startswith("norm.")}
+        {key: shape for key, shape in stored.items() if numbers.get(key, 0) < layers and not key.startswith("norm.")}
     )
 
 
 def rename(key: str) -> str | None:
-    """Return the manifest key of a file's key in either style; None for the output layer."""
-    return None if key.startswith(_NOT_NEEDED) else key.removeprefix(_PREFIX)
+    """Return the manifest key of a file's key in any style; None for the output layer."""
+    if key.startswith(_NOT_NEEDED):
+        return None
+    return from_llama_cpp(key.removeprefix(_PREFIX), _LLAMA_CPP)
 
 
 def _attention(config: Qwen3Config) -> Manifest:
@@ -129,11 +135,16 @@ NETWORK = Network(
     key="model_type",
     config=Qwen3Config,
     manifest=manifest,
-    uses=uses,
+    used=lambda config, stored: uses(stored, config.used_layers),
     fields=fields,
     blocks=re.compile(r"layers\.\d+\..*_proj\.weight"),
     streamable=re.compile(r"(layers\.\d+)\."),
     tables=frozenset({"embed_tokens.weight"}),
     rename=rename,
+    traced=(
+        Block(name="layer", paths=re.compile(r"layers\.\d+"), streams=1, depth=1),
+        Block(name="model", paths=re.compile("")),
+    ),
     published=lambda name: _PREFIX + name,
+    architectures=frozenset({"qwen3"}),
 )

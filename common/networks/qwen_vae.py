@@ -179,7 +179,7 @@ NETWORK = Network(
     kind=CLASS_NAME,
     config=QwenVAEConfig,
     manifest=manifest,
-    uses=uses,
+    used=lambda config, stored: uses(stored),
     ignored=IGNORED_CONFIG,
     traced=(
         Block(

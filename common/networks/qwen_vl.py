@@ -29,20 +29,6 @@ _NOT_NEEDED = (
     "model.visual.", "visual.", "lm_head.", "output.",
     "vision_tower.", "language_model.lm_head.",  # as mlx-vlm writes them
 )  # fmt: skip
-_LLAMA_CPP = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LLAMA_CPP_KEY = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[a-z_]+)\.(?P<leaf>weight|bias)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +96,7 @@ def rename(key: str) -> str | None:
     for prefix in _PREFIXES:
         if key.startswith(prefix):
             return key.removeprefix(prefix)
-    match = _LLAMA_CPP_KEY.fullmatch(key)
-    if match and match["part"] in _LLAMA_CPP:
-        layer = f"layers.{match['layer']}." if match["layer"] else ""
-        return f"{layer}{_LLAMA_CPP[match['part']]}.{match['leaf']}"
-    return key
+    return language_model.from_llama_cpp(key)
 
 
 def _attention(config: QwenVLConfig) -> Manifest:

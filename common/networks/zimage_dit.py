@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -134,6 +135,12 @@ def _block(config: ZImageConfig) -> Manifest:
     )
 
 
+def deep(config: ZImageConfig) -> DeepBlocks:
+    """Return all blocks but the first of those that image and text go through together."""
+    paths = tuple(f"layers.{i}" for i in range(1, config.n_layers))
+    return DeepBlocks(behind="layers.0", paths=paths, adds=True)
+
+
 NETWORK = Network(
     name="zimage_dit",
     role="transformer",
@@ -143,7 +150,16 @@ NETWORK = Network(
     blocks=re.compile(r"layers\.(\d+)\.(?:attention|feed_forward)\..*\.weight"),
     streamable=re.compile(r"((?:noise_refiner|layers)\.\d+)\."),
     compiled=re.compile(r"(?:noise_refiner|layers)\.\d+"),
+    deep=deep,
     tables=frozenset({"x_pad_token.weight", "cap_pad_token.weight"}),
+    traced=(
+        Block(name="block", paths=re.compile(r"(?:noise_refiner|context_refiner|layers)\.\d+"), streams=1, depth=1),
+        Block(name="time", paths=re.compile("t_embedder")),
+        Block(name="start", paths=re.compile("x_embedder|cap_embedder\\.[01]")),
+        Block(name="head", paths=re.compile("final_layer")),
+        Block(name="model", paths=re.compile("")),
+    ),
     rename=rename,
     published=published,
+    architectures=frozenset({"lumina2"}),  # whose layers it has
 )

@@ -49,6 +49,25 @@ def text_positions(shapes: Sequence[Shape], length: int, layered: bool = False) 
     return np.repeat(np.arange(start, start + length, dtype=np.int64)[:, None], 3, axis=1)
 
 
+def picture_positions(length: int, pictures: Sequence[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Return the positions (time, row, column) of `length` tokens of a language model, [S 3]. `pictures` are (first
+    token, rows, columns) of those that are pictures, in their order.
+
+    Text has the same number on all axes. A picture has that number as its time, and its rows and columns count from it;
+    the next text goes on behind its longer side (P. Wang et al., "Qwen2-VL", 2024).
+    """
+    positions = np.empty((length, 3), np.int64)
+    token = number = 0
+    for start, rows, columns in [*pictures, (length, 0, 0)]:
+        positions[token:start] = (number + np.arange(start - token))[:, None]
+        number += start - token
+        token = start + rows * columns
+        places = np.indices((1, rows, columns)).reshape(3, -1).T
+        positions[start:token] = number + places
+        number += max(rows, columns)
+    return positions
+
+
 def _centred(count: int) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) - (count - count // 2)
 
@@ -82,3 +101,14 @@ def rope_table(
 def text_rope(length: int, head_dim: int, theta: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return cosine and sine for the text encoder, each [S, head_dim/2]; pair i is channels i and i + head_dim/2."""
     return rope_table(np.arange(length, dtype=np.int64)[:, None], (head_dim,), theta)
+
+
+def sectioned_rope(
+    positions: NDArray[np.int64], sections: Sequence[int], theta: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return cosine and sine, each [S, sum(sections)], of positions [S A]: one series of frequencies, of which axis a
+    has the next `sections[a]`."""
+    count = sum(sections)
+    frequencies = np.array([theta ** (-i / count) for i in range(count)])
+    angles = np.repeat(positions, sections, axis=1) * frequencies
+    return np.cos(angles), np.sin(angles)

@@ -61,6 +61,15 @@ def aspect_size(aspect: Fraction, area: int) -> tuple[int, int]:
     return min(itertools.product(_neighbours(width), _neighbours(height)), key=error)
 
 
+def of_area(area: int, width: int, height: int, multiple: int = 32) -> tuple[int, int]:
+    """Return width and height of about `area` pixels in the proportions of width x height, each the nearest multiple of
+    `multiple`, at least that, as diffusers has it for the pictures of Qwen-Image-Edit."""
+    ratio = width / height
+    wide = math.sqrt(area * ratio)
+    wide_blocks, high_blocks = (max(1, round(side / multiple)) for side in (wide, wide / ratio))
+    return wide_blocks * multiple, high_blocks * multiple
+
+
 def _neighbours(side: float) -> tuple[int, int]:
     below = max(16, int(side) // 16 * 16)
     return below, below + 16

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.blocks import ComponentPolicy, network, parts, shapes_sum
@@ -123,6 +125,8 @@ def record(
 
     exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
     small models too. Raises QwenimgError."""
+    if pipe.model.images[0]:
+        raise UsageError(f"{clean(pipe.model_name, 60)} edits pictures, and a passport has none: record qwen-image")
     asked = {**asked, "seed": pipe.check(**asked).seed}  # the same seed for all runs, even without one in `asked`
     checkpoint = with_loras(pipe, asked)
     policies = parts(checkpoint, pipe.precision)

@@ -24,6 +24,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import as_stored
 
+NO_CLIP = "holds no CLIP text encoder: no text_model.encoder.layers or transformer.resblocks"
 WIDTHS = {768: "CLIP-L (ViT-L/14)", 1024: "OpenCLIP-H", 1280: "CLIP-G (OpenCLIP bigG)"}
 _TOKENS = "text_model.embeddings.token_embedding.weight"  # in transformers' names
 _OPEN_TOKENS = "token_embedding.weight"  # in OpenCLIP's
@@ -63,17 +64,27 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
         name = _slot(checkpoint, config.hidden_size, path)
         return name, open_component(clip.NETWORK, path, config, name)
     header = read_header(path)
+    header.file.close()
+    layout = find(header.tensors)
+    if layout is None:
+        raise bad(path, NO_CLIP)
+    name = _slot(checkpoint, layout[2], path)
+    return name, open_file(path, name, checkpoint[name].config, is_known=not is_absent(checkpoint[name]))
+
+
+def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool) -> Component:
+    """Open the text encoder `name` in the file `path`. Its configuration is `config` if that `is_known`, else its sizes
+    are the file's, and `config` is its published type. Raises ModelError."""
+    header = read_header(path)
     try:
         layout = find(header.tensors)
         if layout is None:
-            raise bad(path, "holds no CLIP text encoder: no text_model.encoder.layers or transformer.resblocks")
-        prefix, open_clip, width = layout
-        name = _slot(checkpoint, width, path)
-        config = checkpoint[name].config
-        if is_absent(checkpoint[name]):
+            raise bad(path, NO_CLIP)
+        prefix, open_clip, _ = layout
+        if not is_known:
             config = _own_config(header, prefix, open_clip, name, config)
         if open_clip:
-            return name, _open_clip(header, prefix, name, config)
+            return _open_clip(header, prefix, name, config)
     except BaseException:
         header.file.close()
         raise
@@ -85,7 +96,7 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
             return None
         return clip.rename(plain) if key.startswith(prefix) else key
 
-    return name, open_component(clip.NETWORK, path, config, name, lambda manifest: rename)
+    return open_component(clip.NETWORK, path, config, name, lambda manifest: rename)
 
 
 def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:

@@ -24,14 +24,25 @@ ClipKey = tuple[str, int]  # a prompt, and how many layers are skipped at the en
 
 
 class ClipTexts(Texts[ClipKey]):
-    """The text states of CLIPs: of each prompt the states [chunks 77 C] from each text encoder, and the last one's
-    pooled vector [P]."""
+    """The text states of CLIPs: of each prompt the states [chunks 77 C] from each text encoder, and pooled vectors [P].
+
+    penultimate: see `clip.used_states`. every_pooled: the pooled vectors of all text encoders, side by side, and not
+    only that of the last one."""
 
     feed_forward = 2
 
-    def __init__(self, residents: Residents, checkpoint: Checkpoint, *, sdxl: bool):
-        super().__init__(residents, checkpoint.texts)
-        self.sdxl = sdxl
+    def __init__(
+        self,
+        residents: Residents,
+        checkpoint: Checkpoint,
+        names: Iterable[str],
+        *,
+        penultimate: bool,
+        every_pooled: bool = False,
+    ):
+        """Take the text encoders `names` of `checkpoint`."""
+        super().__init__(residents, {name: checkpoint[name] for name in names})
+        self.penultimate, self.every_pooled = penultimate, every_pooled
         self._tokenizers = [checkpoint.tokenizers[name] for name in self.encoders]
 
     def keys(self, prompts: Sequence[str], clip_skip: int) -> list[ClipKey]:
@@ -52,13 +63,14 @@ class ClipTexts(Texts[ClipKey]):
     def shapes(self, key: ClipKey) -> list[Shape]:
         """Return the shapes of the states of each text encoder, and of the pooled vector."""
         count, configs = len(self.chunks(key[0])[0]), [component.config for component in self.encoders.values()]
-        pooled = configs[-1].projection_dim or configs[-1].hidden_size
-        return [*((count, LENGTH, config.hidden_size) for config in configs), (pooled,)]
+        pooled = [config.pooled_dim for config in configs]
+        width = sum(pooled) if self.every_pooled else pooled[-1]
+        return [*((count, LENGTH, config.hidden_size) for config in configs), (width,)]
 
     def tokens(self, key: ClipKey) -> list[object]:
-        """Return the prompt's tokens with their weights, whether it is SDXL, and the number of skipped layers."""
+        """Return the prompt's tokens with their weights, and which states and pooled vectors are used."""
         prompt, clip_skip = key
-        return [repr(self.chunks(prompt)), self.sdxl, clip_skip]
+        return [repr(self.chunks(prompt)), self.penultimate, clip_skip, self.every_pooled]
 
     def stages(self, keys: Iterable[ClipKey], counted: bool = True) -> list[Stage]:
         """Return the stages that encode `keys`, one for each text encoder; if not `counted`, for one chunk."""
@@ -73,14 +85,15 @@ class ClipTexts(Texts[ClipKey]):
             for i, stage in enumerate(self.stages(keys))
         ]
         for results in zip(*parts, strict=True):
-            yield *(states for states, _ in results), results[-1][1]
+            pooled = [vector for _, vector in results]
+            yield *(states for states, _ in results), np.concatenate(pooled) if self.every_pooled else pooled[-1]
 
     def _encoded(
         self, index: int, config: CLIPConfig, encoder: ClipEncoder, prompt: tuple[list[list[Chunk]], int]
     ) -> tuple[Float32, Float32]:
         """Return the weighted states [chunks 77 C] and the first chunk's pooled vector [P] of one text encoder."""
         engine, chunks = self.runtime.engine, prompt[0][index]
-        skipped, normed = clip.used_states(config, self.sdxl, prompt[1])
+        skipped, normed = clip.used_states(config, self.penultimate, prompt[1])
         ids = [chunk.ids for chunk in chunks]
         states, pooled = encoder.encode(ids, skipped, normed)
         self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(ids, skipped, normed)[0])

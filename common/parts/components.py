@@ -15,7 +15,7 @@ from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights import on_paper as papers
 from qwenimg.common.weights import plan as plans
-from qwenimg.common.weights.plan import LoadPlan, Uses
+from qwenimg.common.weights.plan import LoadPlan
 
 QUANTIZATION = ("quantization", "quantization_config")
 """Fields in which MLX's tools write how weights are quantized. It is read from the tensors, which show it as well."""
@@ -70,7 +70,7 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
 
 def on_paper(network: Network, config: Any, dtype: str) -> Component:
     """Return `network` with a plan of weights that are in no file here; the published ones are in `dtype`."""
-    return component(network, config, papers.plan(network.role, network.uses(network.manifest(config)), dtype))
+    return component(network, config, papers.plan(network.role, network.uses(config), dtype))
 
 
 def is_absent(part: Component) -> bool:
@@ -112,22 +112,19 @@ def open_component(
     manifest and returns a function that maps a file's keys to its names; the default is the network's.
     `channels_last`: see `keys.plan`. `whole`: plan all tensors as they are stored. Tensors that no forward uses may be
     missing. Raises ModelError."""
-    manifest = network.manifest(config)
+    manifest, used = network.manifest(config), network.uses(config)
     names = rename(manifest) if rename else network.rename
 
-    def every(stored: Manifest) -> Uses:
-        return plans.whole(stored, network.uses(stored))
-
-    uses = every if whole else network.uses
+    planned = plans.whole(manifest, used) if whole else used
     plan = keys.plan(
         path,
         title,
         manifest,
-        uses=uses,
+        uses=lambda stored: planned,
         rename=names,
         architectures=network.architectures,
         channels_last=channels_last,
-        optional=frozenset(manifest.keys() - network.uses(manifest).keys()),
+        optional=network.optional | frozenset(manifest.keys() - used.keys()),
         copies=network.copies,
     )
     return component(network, config, plan, whole=whole)

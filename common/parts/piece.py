@@ -16,6 +16,7 @@ class Piece:
     license: str
     purpose: str
     files: tuple[str, ...]
+    family: str = ""  # the family of models whose small files they are
 
 
 CLIP_TOKENIZER = Piece(
@@ -27,6 +28,22 @@ CLIP_TOKENIZER = Piece(
     purpose="the words of a Stable Diffusion model in one file",
     files=("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"),
 )
+T5_TOKENIZER = Piece(
+    name="t5-tokenizer",
+    repo="google/t5-v1_1-xxl",
+    title="the vocabulary of T5",
+    bytes=800_000,
+    license="Apache-2.0",
+    purpose="the words of T5, for a model in one file",
+    files=("spiece.model", "tokenizer_config.json", "special_tokens_map.json"),
+)
+_SMALL_FILES = (
+    "model_index.json",
+    "scheduler/scheduler_config.json",
+    *(f"{part}/config.json" for part in ("transformer", "text_encoder", "vae")),
+    *(f"tokenizer/{name}.json" for name in ("vocab", "tokenizer", "tokenizer_config", "added_tokens")),
+    *(f"tokenizer/{name}" for name in ("merges.txt", "special_tokens_map.json")),
+)
 QWEN_IMAGE_FILES = Piece(
     name="qwen-image-files",
     repo="Qwen/Qwen-Image",
@@ -34,11 +51,17 @@ QWEN_IMAGE_FILES = Piece(
     bytes=4_700_000,
     license="Apache-2.0",
     purpose="tokenizer and configurations, where the weights are in other files",
-    files=(
-        "model_index.json",
-        "scheduler/scheduler_config.json",
-        *(f"{part}/config.json" for part in ("transformer", "text_encoder", "vae")),
-        *(f"tokenizer/{name}.json" for name in ("vocab", "tokenizer", "tokenizer_config", "added_tokens")),
-        *(f"tokenizer/{name}" for name in ("merges.txt", "special_tokens_map.json")),
-    ),
+    files=_SMALL_FILES,
+    family="qwen-image",
 )
+Z_IMAGE_FILES = Piece(
+    name="z-image-files",
+    repo="Tongyi-MAI/Z-Image-Turbo",
+    title="the small files of Z-Image",
+    bytes=15_900_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=_SMALL_FILES,
+    family="z-image",
+)
+PIECES = (CLIP_TOKENIZER, T5_TOKENIZER, QWEN_IMAGE_FILES, Z_IMAGE_FILES)

@@ -8,14 +8,15 @@ import numpy as np
 
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.parts.texts import PromptTexts, States
-from qwenimg.common.prompts.qwen import PromptTokens, Template
+from qwenimg.common.prompts.prompt_tokens import PromptTokens
+from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, TextEncoder
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 
-class TemplateTexts(PromptTexts):
+class TemplateTexts(PromptTexts[str]):
     """The text states [1 S C] of prompts in a `template`."""
 
     feed_forward = 3  # it is gated

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +76,12 @@ class Texts(ABC, Generic[Key]):
         return [self._kept[key] for key in needed]
 
     def renew(self, encoders: Mapping[str, Component]) -> None:
-        """Replace the text encoders by `encoders`. Drop all states if LoRAs change other weights than before."""
-        if not all(self.encoders[name].plan.same_deltas(now.plan) for name, now in encoders.items()):
+        """Replace the text encoders by those of `encoders`, which may have more. Drop all states if LoRAs change other
+        weights than before."""
+        renewed = {name: encoders[name] for name in self.encoders}
+        if not all(self.encoders[name].plan.same_deltas(now.plan) for name, now in renewed.items()):
             self.forget()
-        self.encoders = encoders
+        self.encoders = renewed
 
     def forget(self) -> None:
         """Drop all states, since a text encoder has changed. Keys stay announced."""
@@ -128,13 +130,13 @@ class Texts(ABC, Generic[Key]):
 
     # For the encoding
 
-    def stage(self, component: Component, sequences: int, length: int) -> Stage:
+    def stage(self, component: Component, sequences: int, length: int, more: int = 0) -> Stage:
         """Return the stage that encodes `sequences` of `length` tokens each at once. Its activations, in float32, are
-        those of its feed-forward, six arrays of the hidden size, and the scores of its attention."""
+        those of its feed-forward, six arrays of the hidden size, the scores of its attention, and `more` bytes."""
         config, limit = component.config, self.runtime.engine.workspace.score_bytes
         widths = self.feed_forward * config.intermediate_size + 6 * config.hidden_size
         score_bytes = scores(config.num_attention_heads, sequences, length, limit)
-        activations = self.runtime.call_bytes(component, sequences * length * widths * 4 + score_bytes)
+        activations = self.runtime.call_bytes(component, sequences * length * widths * 4 + score_bytes + more)
         splits = (Split(activations=activations),)
         return Stage(name="text", resident="text encoder", component=component, splits=splits, keeps=False)
 
@@ -150,18 +152,38 @@ class Texts(ABC, Generic[Key]):
         self.runtime.engine.release()
 
 
-class PromptTexts(Texts[str]):
-    """The text states of a model for which a prompt alone is the key."""
+class ModelTexts(Protocol):
+    """The text states of all text encoders of a model, by prompts; see `PromptTexts`."""
+
+    def has(self, prompts: Sequence[Any], /) -> bool: ...
+
+    def announce(self, prompts: Sequence[Any], /) -> None: ...
+
+    def renew(self, encoders: Mapping[str, Component], /) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def cut(self, prompt: Any, /) -> str: ...
+
+    def lengths(self, prompts: Sequence[Any], counted: bool, /) -> list[int]: ...
+
+    def encodings(self, prompts: Sequence[Any], counted: bool, /) -> list[Stage]: ...
+
+
+class PromptTexts(Texts[Key]):
+    """The text states of a model for which a prompt is the key, alone or with the pictures in it."""
 
     @abstractmethod
-    def cut(self, prompt: str) -> str:
+    def cut(self, prompt: Key) -> str:
         """Return which tokens of a `prompt` that is too long the model does not see, for a message; else nothing."""
 
     @abstractmethod
-    def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
+    def lengths(self, prompts: Sequence[Key], counted: bool) -> list[int]:
         """Return the number of tokens of each of `prompts` that the denoiser takes. counted: count them; else each
         prompt counts as the longest."""
 
     @abstractmethod
-    def encodings(self, prompts: Sequence[str], counted: bool) -> list[Stage]:
+    def encodings(self, prompts: Sequence[Key], counted: bool) -> list[Stage]:
         """Return the stages that encode `prompts`. counted: as in `lengths`."""

@@ -25,8 +25,6 @@ from qwenimg.common.weights.plan import LoadPlan
 Shape: TypeAlias = tuple[int, int]  # rows and columns of latents
 Float32: TypeAlias = NDArray[np.float32]
 
-_DECODES = ("decoder.", "post_quant_conv.")
-"""Starts of the names of parameters that decoding needs, and encoding does not."""
 LARGE = 64  # latents a side; a preset may ask to decode larger images in bands
 
 
@@ -191,6 +189,11 @@ def _in_bands(activations: Iterable[int]) -> Iterator[Split]:
 def halves(plan: LoadPlan) -> dict[str, LoadPlan]:
     """Return the plans of the decoder and of the encoder."""
     return {
-        "decoder": plan.only(lambda name: name.startswith((*_DECODES, STATISTICS))),
-        "encoder": plan.only(lambda name: not name.startswith(_DECODES)),
+        "decoder": plan.only(lambda name: decodes(name) or name.startswith(STATISTICS)),
+        "encoder": plan.only(lambda name: not decodes(name)),
     }
+
+
+def decodes(name: str) -> bool:
+    """Return whether decoding needs the parameter `name` of a VAE, and encoding does not."""
+    return name.startswith(("decoder.", "post_quant_conv."))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline.denoiser import Denoiser
@@ -19,6 +22,8 @@ from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
+
+Image: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
 
 
 class PreparedRun(Protocol):
@@ -48,6 +53,7 @@ class DiffusionModel(Protocol):
     channels: int  # of the latents
     guidance: Guidance
     options: frozenset[str]  # the special options of `Request` that it takes
+    images: tuple[int, int]  # the fewest and the most of a request
     sees_mask: bool  # True: mask and masked image are inputs of the model itself
     few_steps: Mapping[str, FewSteps]  # by name
 
@@ -80,8 +86,8 @@ class DiffusionModel(Protocol):
         """Read the weights that are loaded only after some steps, once, without keeping any. Raises ModelError."""
         ...
 
-    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
-        """Encode as many of `prompts` as fit now, the rest when they are needed."""
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
+        """Encode as many of `prompts` as fit now, the rest when they are needed. images: those of all requests."""
         ...
 
     def adapt(self, deltas: Deltas) -> None:

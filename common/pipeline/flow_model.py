@@ -7,7 +7,7 @@ texts, opens the transformer and returns a `FlowRun`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -16,10 +16,11 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from qwenimg.common.numbers import sizes
-from qwenimg.common.parts.texts import PromptTexts
+from qwenimg.common.parts.texts import ModelTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
-from qwenimg.common.pipeline import inpaint
+from qwenimg.common.pipeline import inpaint, start
 from qwenimg.common.pipeline.denoiser import Denoiser, Phase
+from qwenimg.common.pipeline.diffusion_model import Image
 from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
@@ -42,6 +43,7 @@ class FlowModel(ABC):
 
     multiple = MULTIPLE
     sees_mask = False
+    images: tuple[int, int] = (0, 1)
     guidance: Guidance
     levels = USUAL  # of noise
     options: frozenset[str] = frozenset()
@@ -50,7 +52,7 @@ class FlowModel(ABC):
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
 
     def __init__(
-        self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: PromptTexts, vae: VAEHalves
+        self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
     ):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
         self.residents, self.texts, self.vae = residents, texts, vae
@@ -72,23 +74,42 @@ class FlowModel(ABC):
         """Encode the texts, open the transformer, and return the run for latents of `shape`."""
 
     def plan(self, request: Request) -> SamplingPlan:
+        self.reference_shapes(request)  # only for its errors
         width, height = sizes.render_size(request.width, request.height, self.multiple)
         return flow_plan(self.schedule_config, request, width * height // self.multiple**2, self.levels)
 
     def warnings(self, request: Request) -> list[str]:
-        named = zip(("prompt", "negative prompt"), self.guidance.branches(request), strict=False)
-        cuts = [(name, self.texts.cut(branch.prompt)) for name, branch in named]
+        named = zip(("prompt", "negative prompt"), self.prompts(request), strict=False)
+        cuts = [(name, self.texts.cut(prompt)) for name, prompt in named]
         return [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
+
+    # Images that the model sees beside the text
 
     def references(self, request: Request) -> list[Latents]:
         return []
 
+    def reference_shapes(self, request: Request) -> list[Shape]:
+        """Return the rows and columns of the latents of each reference. Raises UsageError."""
+        return []
+
     def encoded(self, request: Request, shape: Shape) -> list[Shape]:
         """Return rows and columns of the latents of each image that is encoded."""
-        return [] if request.image is None else [shape]
+        shapes = self.reference_shapes(request)
+        starts_from_image = request.image is not None and not (shapes and start.starts_from_noise(request))
+        return [*shapes, shape] if starts_from_image else shapes
+
+    def prompt(self, text: str, images: Sequence[Image]) -> Hashable:
+        """Return the key of the states of a prompt in a request with `images`."""
+        return text
+
+    def prompts(self, request: Request) -> list[Any]:
+        """Return the keys of the states of the branches' prompts."""
+        return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
+
+    # A run
 
     def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
-        prompts = [branch.prompt for branch in self.guidance.branches(request)]
+        prompts = self.prompts(request)
         return [
             *(self.vae.encoding(one) for one in self.encoded(request, shape)),
             *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
@@ -99,8 +120,9 @@ class FlowModel(ABC):
     def check_weights(self) -> None:
         self.vae.check_weights()
 
-    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
-        self.texts.announce(prompts)
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
+        if len(images) >= self.images[0]:  # else the prompts of no image
+            self.texts.announce([self.prompt(one, images) for one in prompts])
 
     def adapt(self, deltas: Deltas) -> None:
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
@@ -183,3 +205,28 @@ class FlowRun:
     def close(self) -> None:
         """Free the run's arrays on the device, before the VAE decodes."""
         self.phases = []
+
+
+class ReferenceRun(FlowRun):
+    """A run for one request, whose phases are made when the latents [1 C h w] of its references are known."""
+
+    def __init__(
+        self,
+        model: FlowModel,
+        request: Request,
+        make_phases: Callable[[Sequence[Latents]], list[Phase]],
+        shapes: dict[str, str],
+        *,
+        pack: Callable[[Latents], Latents],
+        unpack: Callable[[Latents], Latents],
+    ):
+        super().__init__(model, request, [], shapes, pack=pack, unpack=unpack)
+        self.make_phases = make_phases
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        self.phases = self.make_phases(initial.references)
+        return super().denoiser(segment, initial)
+
+    def close(self) -> None:
+        super().close()
+        del self.make_phases  # it holds the transformer

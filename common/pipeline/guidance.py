@@ -51,6 +51,7 @@ class Guidance:
     """The guidance of a family."""
 
     formula: Formula  # combines several predictions, in the order of their branches
+    name: str = "guidance"  # of the option that is the scale
     off: float = 1.0  # the scale up to which only the prompt's branch is computed; infinite for a model without others
     scale: Callable[[Request], float] = _guidance
     until: Callable[[Request], float] = _to_the_end  # of the unconditional branch
@@ -59,6 +60,10 @@ class Guidance:
     def is_on(self, request: Request) -> bool:
         """Return whether the unconditional branch is computed."""
         return self.scale(request) > self.off
+
+    def told(self, request: Request) -> str:
+        """Return the scale, in words."""
+        return f"{self.name} {self.scale(request):g}"
 
     def branches(self, request: Request) -> tuple[Branch, ...]:
         """Return the branches of a step, the prompt's first and the unconditional one second."""

@@ -116,7 +116,7 @@ class Pipeline:
             self._turns.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        there, guidance = self._there(request), request.guidance
+        there, guidance = self._there(request), self.model.guidance.told(request)
         warnings = (
             no_effect(one, asked.get(name), self.model.options, there, guidance) for name, one in OPTIONS.items()
         )
@@ -128,18 +128,17 @@ class Pipeline:
         """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)
         values = self.settled(given.asked(asked)[0])
-        picture = values.get("image")
-        if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.size):
-            picture = None  # the request refuses it with a reason
-        values["width"], values["height"] = self.defaults.sides(values.get("width"), values.get("height"), picture)
+        pictures = start.given_images(values)
+        values["width"], values["height"] = self.defaults.sides(values.get("width"), values.get("height"), pictures)
         values["seed"] = values.get("seed", random_seed())
         usual: dict[str, Any] = asdict(self.defaults)
-        del usual["trained"]
+        del usual["trained"], usual["edited"]
         with_mask = usual.pop("mask_strength")
         if "mask" in values:
             usual["strength"] = with_mask
         request = Request(**(usual | values), prompt=prompt)
         check_said(prompt)
+        start.check_images(self.model, self.model_name, len(request.images))
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
@@ -165,18 +164,24 @@ class Pipeline:
         request = self.check(prompt, **asked)
         return self._fit.estimate(request, with_loras(self.model, self.loras, request, self._adapted))
 
-    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        clip_skip: int = 0,
+        lora: str = "",
+        lora_mode: str = "auto",
+        image: given.Pictures | None = None,
+    ) -> None:
         """Announce `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded when needed, again as much as fits. `lora`, `lora_mode`: those of the first
-        image."""
-
-        texts = call_options.checked_prompts(prompts)
+        image. `image`: that of all, for a model that sees it in the prompt."""
+        texts, images = call_options.checked_prompts(prompts), start.given_images(given.asked({"image": image})[0])
         skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)
 
         def announced() -> None:
             self._adapt(added, mode)
             self.model.check_weights()
-            self.model.announce(texts, skipped)
+            self.model.announce(texts, skipped, images)
 
         with self._turns.taken(), self._in_memory():
             self.fallback.calling(announced, [])
@@ -391,8 +396,5 @@ class Pipeline:
             "warnings": list(warnings),
             "created": datetime.now(UTC).replace(microsecond=0).isoformat(),
         }
-        for key, picture in (("image_sha256", request.image), ("mask_sha256", request.mask)):
-            if picture is not None:
-                hashes[key] = noise.sha256(picture)
-        hashes |= {**self._hashes(), **self.loras.hashes(request.lora)}
+        hashes |= {**start.image_hashes(request), **self._hashes(), **self.loras.hashes(request.lora)}
         return cast(Recipe, about | asked | hashes | self.options)

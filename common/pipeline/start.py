@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
-from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator
+from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, sha256
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
@@ -27,6 +31,40 @@ def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
     """Return whether an image of width x height needs as many numbers of noise as can be drawn at a time."""
     rows, columns = sizes.render_size(width, height, model.multiple)
     return rows * columns // model.scale**2 * model.channels >= FEWEST
+
+
+def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:
+    """Return those of `image`, one or a tuple among the `values` of options, that have the proportions of a picture; a
+    request refuses the others with a reason."""
+    value = values.get("image")
+    images = value if isinstance(value, tuple) else (value,)
+    return [one for one in images if isinstance(one, np.ndarray) and one.ndim == 3 and one.size]
+
+
+def image_hashes(request: Request) -> dict[str, str | list[str]]:
+    """Return the hashes of the request's images and mask, by the keys of a recipe."""
+    named = {"image_sha256": request.image, "mask_sha256": request.mask}
+    hashes: dict[str, str | list[str]] = {key: sha256(one) for key, one in named.items() if one is not None}
+    return hashes | ({"more_images_sha256": list(map(sha256, request.more_images))} if request.more_images else {})
+
+
+def stand_in(model: DiffusionModel) -> dict[str, Any]:
+    """Return the options of a call that plans or measures an image and has no pictures: a grey one for a model that
+    needs one."""
+    return {"image": np.full((1024, 1024, 3), pixels.HALF, np.uint8)} if model.images[0] else {}
+
+
+def check_images(model: DiffusionModel, name: str, count: int) -> None:
+    """Check that the model `name` takes `count` images. Raises UsageError."""
+    least, most = model.images
+    shown = clean(name, 60)
+    if count < least:
+        raise UsageError(f"{shown} edits a picture: give it, as in qwenimg PROMPT -i PICTURE -m {shown}")
+    if count > most:
+        others = "; several are for qwen-image-edit-2511 and -2509, and for FLUX.2 klein" if most == 1 else ""
+        raise UsageError(
+            f"{count} pictures are given, {shown} takes {'one' if most == 1 else f'at most {most}'}{others}"
+        )
 
 
 def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:

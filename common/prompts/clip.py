@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.check import check_prompt
+from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.prompts.vocabulary import (
     QWEN,
     Vocabulary,
@@ -94,6 +95,13 @@ class CLIPTokenizer:
         """Return the ids of `text` without start and end token. Raises UsageError as `check_prompt` does."""
         check_prompt(text)
         return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def padded(self, text: str, length: int) -> PromptTokens:
+        """Return the ids of `text` with start and end token, padded or cut to `length`; the end token stays. Raises
+        UsageError as `check_prompt` does."""
+        words = self.words(text)
+        ids = [self.bos, *words[: length - 2], self.eos]
+        return PromptTokens((*ids, *[self.pad] * (length - len(ids))), max(0, len(words) + 2 - length))
 
     def check_vocabulary(self, size: int) -> None:
         """Check that the largest id is the last row of an embedding table of `size` rows. Raises ModelError."""

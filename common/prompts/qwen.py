@@ -19,20 +19,11 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.added_tokens import Added, read_added
 from qwenimg.common.prompts.check import check_prompt
+from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.prompts.vocabulary import REGEX, Vocabulary, guarded, read_vocabulary, refuse
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-@dataclass(frozen=True)
-class PromptTokens:
-    """The ids of a filled template, the number of tokens at its end that condition no image, and the number of pads
-    behind it, which the ids have too."""
-
-    ids: tuple[int, ...]
-    lost: int
-    pads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.charsmap import Charsmap, DamagedTable
 from qwenimg.common.prompts.check import check_prompt
-from qwenimg.common.prompts.qwen import PromptTokens
+from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.prompts.spiece import read_pieces
 from qwenimg.common.prompts.unigram import MAX_PIECES, SPACE, Pieces, Unigram, checked
 from qwenimg.common.prompts.vocabulary import Form, check_ids, has, read_parts, refuse, shown

@@ -69,6 +69,11 @@ def parse(prompt: str) -> list[tuple[str, float]]:
     return parts
 
 
+def plain(prompt: str) -> str:
+    """Return `prompt` without brackets and weights, for a text encoder that takes none."""
+    return "".join(text for text, _ in parse(prompt))
+
+
 def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompt: str) -> list[list[Chunk]]:
     """Split `prompt` for each tokenizer into as many chunks as any of them needs, so that the states can be joined.
     Raises UsageError for a prompt that is too long or not Unicode text."""

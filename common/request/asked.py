@@ -10,7 +10,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.given import Loras, Picture
+from qwenimg.common.request.given import Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):
@@ -21,12 +21,15 @@ class CallOptions(TypedDict, total=False):
     height: int | None
     steps: int | None
     guidance: float | None
+    true_cfg: float | None
     cfg_end: float | None
     step_cache: float | None
     cached_calls: str | None
     guidance_rescale: float | None
     cfg_normalization: float | None
     cfg_truncation: float | None
+    skip_layers: str | None
+    skip_layer_scale: float | None
     sampler: str | None
     schedule: str | None
     seed: int | None
@@ -34,7 +37,7 @@ class CallOptions(TypedDict, total=False):
     lora_mode: str | None
     few_steps: str | None
     latents: NDArray[np.float32] | None
-    image: Picture | None
+    image: Pictures | None
     strength: float | None
     mask: Picture | None
     refine_at: float | None

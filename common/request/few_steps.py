@@ -27,13 +27,17 @@ class FewSteps:
     guidance: float = 1.0  # 1: one branch
     # Hub files of the LoRA by number of steps, the best first; 0 is any number. Without files: the model itself.
     loras: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    strength: float = 1.0  # of the LoRA
     others: str = ""  # advice for another number of steps
 
     def settings(self, steps: int) -> dict[str, Any]:
         """Return the values of a call's options, by their names."""
         values = {"steps": steps, "sampler": self.sampler, "schedule": self.schedule, "guidance": self.guidance}
         files = self.loras.get(steps, self.loras.get(0, ()))
-        return values | ({"lora": next((file for file in files if in_cache(file)), files[0])} if files else {})
+        if not files:
+            return values
+        file = next((file for file in files if in_cache(file)), files[0])
+        return values | {"lora": file if self.strength == 1 else f"{file}:{self.strength:g}"}
 
 
 def parse(text: str) -> tuple[str, int | None]:

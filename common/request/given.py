@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Picture: TypeAlias = "NDArray[np.uint8] | Image | str | os.PathLike[str]"
 """An initial image or a mask: an array, a PIL image, or a file."""
+Pictures: TypeAlias = "Picture | Sequence[Picture]"
+"""Initial images, or those that a model sees."""
 Lora: TypeAlias = "str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
 """One LoRA: `FILE[:SCALE]`, a path, or either with its strength."""
 Loras: TypeAlias = "Lora | Sequence[Lora]"
@@ -34,7 +36,7 @@ def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     image. Raises UsageError, and ModelError for a file."""
     converted, notes = dict(options), list[str]()
     if converted.get("image") is not None:
-        converted["image"], lines = _image(converted["image"])
+        converted["image"], lines = _images(converted["image"])
         notes += lines
     if converted.get("mask") is not None:
         converted["mask"], lines = _mask(converted["mask"], converted.get("image"))
@@ -45,6 +47,16 @@ def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 # Pictures
+
+
+def _images(value: object) -> tuple[object, list[str]]:
+    """Return an image, or a tuple of several, and a line for each conversion."""
+    if not _is_list(value):
+        return _image(value)
+    images = [_image(one) for one in value]  # type: ignore[attr-defined]
+    if not images:
+        raise UsageError("image is an empty list; give one or more pictures, or leave it out")
+    return tuple(image for image, _ in images), [line for _, lines in images for line in lines]
 
 
 def _image(value: object) -> tuple[object, list[str]]:
@@ -60,6 +72,8 @@ def _image(value: object) -> tuple[object, list[str]]:
 def _mask(value: object, image: object) -> tuple[object, list[str]]:
     from qwenimg.common.pictures import in_memory, input
 
+    if isinstance(image, tuple):
+        image = image[0]
     if not isinstance(image, np.ndarray) or image.ndim != 3:
         raise UsageError("a mask needs the image that it belongs to")
     if isinstance(value, np.ndarray):

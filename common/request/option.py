@@ -37,7 +37,9 @@ class Option:
     most: float | None = None
     open: Literal["", "least", "both"] = ""  # the bounds that the value must not reach
     longest: int = 2_000  # characters of a text
-    several: bool = False  # True: a text may hold several values, such as the seeds 1-4; a path may be repeated
+    several: bool = (
+        False  # True: a text may hold several values, such as the seeds 1-4; a path or array may be repeated
+    )
     joined: str = ""  # the separator of several texts, if a list may be given too
     checks: Callable[[Any], object] | None = None  # raises UsageError
     names: Callable[[], Sequence[str]] | None = None  # returns all values
@@ -168,18 +170,16 @@ def recorded(options: Iterable[Option], request: object, there: frozenset[str]) 
     }
 
 
-def no_effect(
-    one: Option, asked: object, special: Collection[str], there: frozenset[str], guidance: float
-) -> str | None:
+def no_effect(one: Option, asked: object, special: Collection[str], there: frozenset[str], guidance: str) -> str | None:
     """Return a warning if `asked`, the value of an option in a call, changes nothing, else None. `special`: the
-    special options that the model takes. `there`: the `needs` that the run has."""
+    special options that the model takes. `there`: the `needs` that the run has. `guidance`: its scale, in words."""
     if asked is None or (one.recorded == "changed" and asked == one.default):
         return None
     if one.elsewhere and one.special and one.name not in special:
         return f"{one.label} has no effect: {one.elsewhere}"
     if not one.needs or one.needs in there:
         return None
-    lacking = {"guidance": f"at guidance {guidance:g}", "image": "without a picture to start from"}
+    lacking = {"guidance": f"at {guidance}", "image": "without a picture to start from"}
     return f"{one.label} has no effect {lacking.get(one.needs, f'without a {one.needs}')}"
 
 

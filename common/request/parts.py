@@ -12,6 +12,8 @@ from pathlib import Path
 
 from qwenimg.common.request.option import Option
 
+LEFT_OUT = Path("none")
+"""The file of a text encoder that the user leaves out, of a model that can draw without one."""
 _FILE = Option(
     help="",
     call="a folder or file of its weights",
@@ -27,8 +29,9 @@ _ROWS: dict[str, Option] = {
         call="a folder or file of its weights, or of the UNet's",
         flags=("--unet",),
     ),
-    "text_encoder": replace(_FILE, help="weights of a text encoder; again for SDXL's other"),
+    "text_encoder": replace(_FILE, help="weights of a text encoder; again for each other of SDXL and SD 3"),
     "text_encoder_2": replace(_FILE, again="text_encoder"),
+    "text_encoder_3": replace(_FILE, again="text_encoder"),
     "vae": replace(_FILE, help="weights of the VAE"),
 }
 PARTS: Mapping[str, Option] = {name: replace(_ROWS[name], name=name, kind=Path) for name in _ROWS}

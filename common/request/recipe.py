@@ -57,6 +57,7 @@ class Recipe(TypedDict):
     warnings: list[str]
     created: NotRequired[str]  # ISO 8601, UTC
     image_sha256: NotRequired[str]  # of the initial image's pixels, 8 bit
+    more_images_sha256: NotRequired[list[str]]  # of the others that the model sees
     mask_sha256: NotRequired[str]
     lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
     lora_sha256: NotRequired[list[str]]  # of the same files, each without its header
@@ -64,6 +65,7 @@ class Recipe(TypedDict):
     refiner: NotRequired[str]  # its name, in the form of `model`
     fingerprints: NotRequired[dict[str, str]]  # of files that were given as a path, see `fingerprint`
     tokenizer: NotRequired[str]  # the folder's name, if one was given
+    variant: NotRequired[str]  # of models whose files are alike, if it was given
     prediction: NotRequired[str]  # eps, v or x0, if it was given
     quantize: NotRequired[str]  # the bits of quantized weights, if there are any
     step_cache_effect: NotRequired[str]  # model calls that were cached, seconds saved, PSNR
@@ -81,6 +83,7 @@ _TEXTS = (
     *PARTS,
     "tokenizer",
     "prediction",
+    "variant",
     "quantize",
     "step_cache_effect",
 )
@@ -218,7 +221,7 @@ def _fault(key: str, value: object) -> str | None:
         return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
     if key in _TABLES:
         return None if isinstance(value, dict) and _are_texts([*value, *value.values()]) else "an object of short texts"
-    if key in ("lora_fingerprints", "lora_sha256"):
+    if key in ("lora_fingerprints", "lora_sha256", "more_images_sha256"):
         right = isinstance(value, list) and _are_texts(value) and all(_SHA256.fullmatch(one) for one in value)
         return None if right else "a list of hashes, 64 hexadecimal digits each"
     if key == "warnings":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import cached_calls, lora_text
+from qwenimg.common.request import cached_calls, lora_text, skip_layers
 from qwenimg.common.request.option import Option, option, options_of, required, whole
 from qwenimg.common.sampling.types import MAX_STEPS
 
@@ -101,6 +101,11 @@ class Request:
         flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
+    true_cfg: float = option(1.0, Option(
+        help="{bounds}, guidance by the negative prompt, beside the model's own; 1 is without, and twice as fast",
+        section="Picture", metavar="X", least=1, most=MAX_GUIDANCE, config=True, recorded="changed", special=True,
+        elsewhere="this model's guidance is --guidance alone",
+    ))  # fmt: skip
     cfg_end: float = option(1.0, Option(
         help="{bounds}, the share of the steps that have guidance; the rest takes half the time", section="Picture",
         metavar="X",
@@ -132,6 +137,16 @@ class Request:
         help="{bounds}, the share of the noise that is gone where guidance ends", section="Picture", metavar="X",
         least=0, most=1, recorded="changed", needs="guidance", special=True,
         elsewhere="this model's guidance ends by --cfg-end",
+    ))  # fmt: skip
+    skip_layers: str = option("", Option(
+        help="layers that one more prediction leaves out, to be led away from it, as 7-9 for SD 3.5 medium",
+        section="Picture", metavar="LAYERS", longest=2_000, checks=skip_layers.parse, recorded="changed",
+        needs="guidance", special=True, elsewhere="this model has no guidance by skipped layers",
+    ))  # fmt: skip
+    skip_layer_scale: float = option(2.8, Option(
+        help="{bounds}, how far --skip-layers leads", call="{bounds}, how far skip_layers leads", section="Picture",
+        metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance", special=True,
+        elsewhere="this model has no guidance by skipped layers",
     ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
         help="how steps are made; qwenimg samplers lists them. Default the model's", section="Picture", metavar="NAME",
@@ -167,9 +182,9 @@ class Request:
         call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
     ))  # fmt: skip
     image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3]
-        help="a picture to start from: PNG, JPEG, WebP, BMP, GIF or TIFF",
-        call="a PIL image, an array [H, W, 3] or a file to start from",
-        python="Picture", section="Picture to start from", metavar="FILE", flags=("-i",),
+        help="a picture to start from or to edit: PNG, JPEG, WebP, BMP, GIF or TIFF; again for a model of several",
+        call="a PIL image, an array [H, W, 3] or a file to start from or to edit; a list for a model of several",
+        python="Pictures", several=True, section="Picture to start from", metavar="FILE", flags=("-i",),
         aliases=("init-img", "init-image", "image-path"),
     ))  # fmt: skip
     strength: float = option(0.8, Option(
@@ -195,7 +210,13 @@ class Request:
         elsewhere="this model's text encoder is not CLIP",
     ))  # fmt: skip
 
+    more_images: tuple[NDArray[np.uint8], ...] = field(default=(), init=False)  # behind the first of several
+
     def __post_init__(self) -> None:
+        if isinstance(self.image, tuple):
+            first, *more = self.image
+            object.__setattr__(self, "image", first)
+            object.__setattr__(self, "more_images", tuple(more))
         options = options_of(type(self)).values()
         for one in options:
             object.__setattr__(self, one.name, one.converted(getattr(self, one.name)))
@@ -210,17 +231,23 @@ class Request:
         import numpy as np
 
         image, mask = self.image, self.mask
-        for name, picture in (("image", image), ("mask", mask)):
+        for name, picture in (*(("image", one) for one in self.images), ("mask", mask)):
             if picture is not None and not isinstance(picture, np.ndarray):
                 raise UsageError(f"{name} is {type(picture).__name__}; expected a uint8 array, as numpy.asarray gives")
-        if image is not None and (image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0):
-            raise UsageError(f"image is {image.dtype} {list(image.shape)}; expected uint8 [H, W, 3]")
+        for one in self.images:
+            if one.dtype != np.uint8 or one.ndim != 3 or one.shape[2] != 3 or one.size == 0:
+                raise UsageError(f"image is {one.dtype} {list(one.shape)}; expected uint8 [H, W, 3]")
         if mask is None:
             return
         if image is None:
             raise UsageError("a mask needs the image that it belongs to")
         if mask.dtype != np.uint8 or mask.shape != image.shape[:2]:
             raise UsageError(f"mask is {mask.dtype} {list(mask.shape)}; expected uint8 {list(image.shape[:2])}")
+
+    @property
+    def images(self) -> tuple[NDArray[np.uint8], ...]:
+        """All images, the initial one first."""
+        return () if self.image is None else (self.image, *self.more_images)
 
     @property
     def caches(self) -> bool:
@@ -244,20 +271,23 @@ class Defaults:
     strength: float = 0.6  # for an initial image
     mask_strength: float = 0.6  # for one with a mask
     trained: Mapping[Fraction, tuple[int, int]] = field(default_factory=dict)  # width and height by aspect
+    edited: int = 0  # pixels of an image in the proportions of another; 0: as many as that one has
 
     def size(self, aspect: Fraction) -> tuple[int, int]:
         """Return width and height for `aspect`: a trained size, else one of about the trained or the usual area."""
         areas = sorted(width * height for width, height in self.trained.values()) or [self.width * self.height]
         return self.trained.get(aspect) or sizes.aspect_size(aspect, areas[len(areas) // 2])
 
-    def sides(self, width: int | None, height: int | None, picture: NDArray[np.uint8] | None = None) -> tuple[int, int]:
-        """Return width and height if one or both are missing: in the proportions of `picture` [H, W, 3], an initial
-        image, else the usual ones. Raises UsageError."""
-        if picture is None or (width is not None and height is not None):
+    def sides(
+        self, width: int | None, height: int | None, pictures: Sequence[NDArray[np.uint8]] = ()
+    ) -> tuple[int, int]:
+        """Return width and height if one or both are missing: in the proportions of the last of `pictures` [H, W, 3],
+        initial images, else the usual ones. Raises UsageError."""
+        if not pictures or (width is not None and height is not None):
             return self.width if width is None else width, self.height if height is None else height
-        rows, columns = picture.shape[:2]
+        rows, columns = pictures[-1].shape[:2]
         if width is not None:
             return width, max(1, round(Fraction(whole("width", width) * rows, columns)))
         if height is not None:
             return max(1, round(Fraction(whole("height", height) * columns, rows))), height
-        return columns, rows
+        return sizes.of_area(self.edited, columns, rows) if self.edited else (columns, rows)

@@ -73,6 +73,7 @@ class Checkpoint:
     components: Mapping[str, Component]  # by the name of its folder in diffusers layout
     tokenizers: Mapping[str, TokenizerFiles]  # by the name of the text encoder's folder
     scheduler: Any  # the configuration of the family's noise levels
+    variant: str = ""  # the family's name for this one of its models, if it has several that files do not tell apart
     distilled: bool = False  # True: made to draw in few steps without guidance
     zeros_for_empty: bool = False  # True: the states of an empty negative prompt are zeros in place of encoded ones
 

@@ -41,6 +41,20 @@ class TextEncoder(Protocol):
         ...
 
 
+class PictureEncoder(Protocol):
+    """A text encoder that sees pictures in the prompt."""
+
+    def slots(self, patches: NumpyArray, rows: int, columns: int) -> Array:
+        """Return the inputs [1, slots, C] of the language model for a picture of rows x columns patches [L, values],
+        evaluated."""
+        ...
+
+    def encode(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array]) -> Array:
+        """Return the hidden states that condition an image, [1, S, C], evaluated. The ids have one for each slot, at
+        `places`: (first id, rows and columns of slots)."""
+        ...
+
+
 class DenoiserNetwork(Protocol):
     """A network that predicts noise, velocity or denoised latents."""
 
@@ -49,8 +63,9 @@ class DenoiserNetwork(Protocol):
     def condition(self, texts: Any, extra: Any) -> Condition:
         """Prepare texts once for a prompt. `extra`, what else the network is told of the image, has its own form.
 
-        Qwen-Image takes texts [1, S_i, C] and shapes (frames, rows, columns in tokens), Z-Image one text [1, S, C] and
-        rows and columns, a UNet texts [B, S, C] and for SDXL pooled text and sinusoids of the sizes [B, A]."""
+        Qwen-Image takes texts [1, S_i, C], shapes (frames, rows, columns in tokens) and then references [1, L_i, C],
+        Z-Image one text [1, S, C] and rows and columns, a UNet texts [B, S, C] and for SDXL pooled text and sinusoids
+        of the sizes [B, A]."""
         ...
 
     def predict(self, x: Array, step: TimeStep, condition: Condition) -> Array:

@@ -112,6 +112,16 @@ def evenly(config: FlowMatchConfig, steps: int) -> NDArray[np.float32]:
     return np.linspace(1.0, 1.0 / steps, steps).astype(np.float32)
 
 
+def trained(config: FlowMatchConfig, steps: int) -> NDArray[np.float64]:
+    """Return levels that are even between the largest and the smallest trained one, as Stable Diffusion 3's pipelines
+    have them. A static shift is in the trained levels already, so that it counts twice."""
+    ends = np.array([1.0, 1.0 / config.num_train_timesteps], np.float32)
+    first, last = (ends if config.use_dynamic_shifting else _shifted(config, ends, 0.0)).astype(np.float64)
+    return np.linspace(first * config.num_train_timesteps, last * config.num_train_timesteps, steps) / (
+        config.num_train_timesteps
+    )
+
+
 def by_size(config: FlowMatchConfig, tokens: int, steps: int) -> float:
     """Return the shift on the line through the two trained sizes."""
     slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
@@ -122,11 +132,12 @@ def by_size(config: FlowMatchConfig, tokens: int, steps: int) -> float:
 class FlowLevels:
     """The rule of a family's noise levels: those before the shift, and the shift if it is dynamic."""
 
-    spacing: Callable[[FlowMatchConfig, int], NDArray[np.float32]] = evenly  # of a number of steps
+    spacing: Callable[[FlowMatchConfig, int], NDArray[np.floating]] = evenly  # of a number of steps
     mu: Callable[[FlowMatchConfig, int, int], float] = by_size  # of image tokens and a number of steps
 
 
 USUAL = FlowLevels()
+SHIFTED_TWICE = FlowLevels(spacing=trained)
 
 
 def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int, levels: FlowLevels = USUAL) -> tuple[float, ...]:
@@ -153,15 +164,15 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int, levels: Flow
     # A NaN fails this condition. A static shift may round the first level to just above 1.
     if not (sigmas[0] < 1.001 and sigmas[-1] > 0 and np.all(sigmas[1:] <= sigmas[:-1])):
         raise UsageError(f"{counted(steps, 'step')}: no schedule for {tokens} image tokens; choose another size")
-    return (*map(float, sigmas), 0.0)
+    return (*map(float, sigmas.astype(np.float32)), 0.0)
 
 
 def _shifted(config: FlowMatchConfig, sigmas: NDArray[np.float32], mu: float) -> NDArray[np.float32]:
-    one = np.float32(1)
+    number = sigmas.dtype.type
+    one = number(1)
     if not config.use_dynamic_shifting:
-        shift, extra = np.float32(config.shift), np.float32(config.shift - 1)
-        return shift * sigmas / (one + extra * sigmas)
-    weight = np.float32(math.exp(mu) if config.time_shift_type == "exponential" else mu)
+        return number(config.shift) * sigmas / (one + number(config.shift - 1) * sigmas)
+    weight = number(math.exp(mu) if config.time_shift_type == "exponential" else mu)
     shifted: NDArray[np.float32] = weight / (weight + (one / sigmas - one))
     return shifted
 

@@ -1,4 +1,4 @@
-"""Text to image with Qwen-Image, Z-Image and Stable Diffusion on Apple Silicon (MLX) and NVIDIA (PyTorch).
+"""Text to image on Apple Silicon (MLX) and NVIDIA (PyTorch), with Qwen-Image, Z-Image, FLUX and Stable Diffusion.
 
     pipe = qwenimg.load("path/to/Qwen-Image")
     pipe("a red circle", seed=1).image.save("circle.png")
@@ -80,18 +80,19 @@ def load(
     transformer: str | Path | None = None,
     text_encoder: str | Path | None = None,
     text_encoder_2: str | Path | None = None,
+    text_encoder_3: str | Path | None = None,
     vae: str | Path | None = None,
     models_dir: str | Path | Sequence[str | Path] | None = (),
     refiner: str | Path | None = None,
     tokenizer: str | Path | None = None,
     prediction: Prediction | None = None,
+    variant: str | None = None,
     notify: Callable[[str, str], None] | None = None,
     **unknown: Never,
 ) -> Pipeline:
     """Open a model on a backend; weights are read when they are first needed.
 
-        model: a folder, a file, a known name, or a hub id that is in the cache; None is qwen-image if it was pulled or
-            has its parts elsewhere, else the built-in model, with a notice.
+        model: a folder, a file, a known name or a hub id that was pulled; None: qwen-image, or the built-in model.
         backend: what computes, as `qwenimg devices` lists it; auto takes a GPU first.
         precision: fp32, bf16, fp16 ..., by part as bf16,vae=fp32; auto is the preset's.
         compile: the denoiser, on or off; auto: where it costs next to nothing.
@@ -104,15 +105,16 @@ def load(
         transformer: a folder or file of its weights, or of the UNet's.
         text_encoder: a folder or file of its weights.
         text_encoder_2: a folder or file of its weights.
+        text_encoder_3: a folder or file of its weights.
         vae: a folder or file of its weights.
         models_dir: folders where models, parts and LoRAs have names.
         refiner: an SDXL refiner, named as `model`.
         tokenizer: the folder of the tokenizer, for a model that has none.
         prediction: what a Stable Diffusion file predicts: eps, v or x0.
+        variant: which Qwen-Image a file is, where that is not known: text, edit, 2509 or 2511.
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
-    The forms of all are checked before any file is opened. Raises QwenimgError; UnknownOption, which is a TypeError
-    too, for other keywords. As a context manager the pipeline is closed at the end of the block."""
+    Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end."""
     given = dict(locals())  # written by tools/write_asked.py up to here
     from qwenimg.common.base import arguments
     from qwenimg.common.families.opening import OPENING, from_call

@@ -158,7 +158,7 @@ def test_large_integers_in_a_request(fields: dict[str, Any]) -> None:
 
 def test_large_integers_elsewhere(place: Path) -> None:
     picture = np.zeros((4, 5, 3), np.uint8)
-    assert Defaults().sides(BIG, None, picture)[1] == BIG * 4 // 5
+    assert Defaults().sides(BIG, None, [picture])[1] == BIG * 4 // 5
     for number in ("1" * 5000, "0x" + "f" * 5000, "-0x" + "f" * 5000):
         head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': (1, 4, {number}, 8), }}\n".encode()
         (place / "x.npy").write_bytes(b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + bytes(64))

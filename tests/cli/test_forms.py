@@ -17,10 +17,12 @@ from qwenimg.cli.main import run
 WRONG = {
     "max_memory": "lots", "quantize": "7", "precision": "fp33", "preset": "nice", "size": "big", "aspect": "wide",
     "seed": "x", "steps": "0", "guidance": "-1", "sampler": "nope", "schedule": "nope", "cfg_end": "2",
+    "true_cfg": "0.5",
     "step_cache": "3", "cached_calls": "x", "guidance_rescale": "7", "cfg_normalization": "-1", "cfg_truncation": "2",
+    "skip_layers": "9-7", "skip_layer_scale": "-1",
     "strength": "9", "refine_at": "4",
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
-    "height": "0", "prediction": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
+    "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
     "save_latents": "x.txt", "lightning": "x", "latents": "x.txt",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.

@@ -37,8 +37,8 @@ def each(kinds: Iterable[str]) -> pytest.MarkDecorator:
 
 
 # For what a run does around its network, one of each path: the others differ in the network alone.
-PATHS = ("qwen", "sd15", "sdxl+refiner", "z-image", "toy")
-one_of_each_family = pytest.mark.parametrize("kind", ["qwen", "sd15", "z-image", "toy"], indirect=True)
+PATHS = ("qwen", "sd15", "sdxl+refiner", "z-image", "sd3", "toy")
+one_of_each_family = pytest.mark.parametrize("kind", ["qwen", "sd15", "z-image", "sd3", "toy"], indirect=True)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.precision.precision import DenoiserKind, bases, dtype_named
 
 # One of each family; that both backends compute alike under a policy is held in `parity/`, block by block.
-QUICK = crossed(("qwen", "sd15", "z-image"), BACKENDS)
+QUICK = crossed(("qwen", "sd15", "z-image", "flux-dev", "sd3"), BACKENDS)
 LIKE_OTHERS = ("sd21", "sdxl", "inpaint", "sdxl+refiner")
 BASES = tuple(dict.fromkeys(name for family in registry.FAMILIES for name in family.precision.bases))
 CHOSEN = 2  # policies with overrides, drawn for each kind

@@ -137,11 +137,15 @@ def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> Non
     assert re.search(r"--halo, --shine HOW +How the weights shine\.", shown) and "--text-encoder-3" not in shown
 
 
+CLIP = "common/parts/clip_lora_names.py"
+TWO_TEXTS = ("common/families/stable_diffusion/", "common/families/sd3/", "common/families/flux/")
+
+
 @pytest.mark.parametrize(
     ("name", "uses"),
     [
         ("cache_prompts", {"common/hub/open_model.py", "common/runtime/text_store.py", "cli/commands/plan.py"}),
-        ("text_encoder_2", {"common/weights/lora_names.py", "common/weights/peft_config.py"}),  # a LoRA's names
+        ("text_encoder_2", {"common/weights/lora_names.py", "common/weights/peft_config.py", CLIP}),  # a LoRA's names
     ],
 )
 def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses: set[str]) -> None:
@@ -149,7 +153,7 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses
     files = [*sources("common", "cli", "backends"), ROOT / "src" / "qwenimg" / "__init__.py"]
     word = re.compile(rf"\b{name}\b|--{name.replace('_', '-')}\b")
     found = {path.relative_to(ROOT).as_posix() for path in files if word.search(path.read_text(encoding="utf-8"))}
-    outside = {path for path in found if not path.startswith("common/families/stable_diffusion/")}
+    outside = {path for path in found if not path.startswith(TWO_TEXTS)}
     print(name, len(outside), *sorted(outside))
     known = {"common/request/parts.py"} if name in PARTS else {"common/families/opening.py"}
     assert outside == known | uses | {"src/qwenimg/__init__.py"}  # the last is written by tools/write_asked.py
@@ -183,7 +187,8 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
     said: dict[str, Any] = {
         "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
         "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
-        "refiner": "y", "tokenizer": Path("t"), "prediction": "v", **{name: Path(name) for name in PARTS},
+        "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
+        **{name: Path(name) for name in PARTS},
     }  # fmt: skip
     assert said.keys() == OPENING.keys()
     found = opening_of(said)

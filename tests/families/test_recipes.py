@@ -87,9 +87,7 @@ def test_the_default_and_the_keys():
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("qwen-image-edit", "edits images"),
-        ("Qwen/Qwen-Image-Edit-2509", "edits images"),
-        ("qwen-image-edit-2511", "edits images"),
+        ("z-image-edit", "edits images"),
         ("qwen-image-layered", "layers"),
         ("Qwen-Image-2.1", "different architecture"),
         ("sd21", "no repository"),

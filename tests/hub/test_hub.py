@@ -102,7 +102,7 @@ def test_what_looks_like_a_file_is_no_name(given, tmp_path, monkeypatch, cache, 
 
 
 @pytest.mark.parametrize(
-    "given", ["", "flux", "a b", "x" * 5000, "a\0b", "\x1b[31m", "a--b/c", "../x", "a/..", "ä/b", "-/x", "\udcff"]
+    "given", ["", "hunyuan", "a b", "x" * 5000, "a\0b", "\x1b[31m", "a--b/c", "../x", "a/..", "ä/b", "-/x", "\udcff"]
 )
 def test_unknown_names(given, cache, no_sockets):
     assert "no such folder" in refused(resolve.resolve, given)
@@ -117,7 +117,7 @@ def test_a_file_is_taken_as_it_is(tmp_path, cache, no_sockets):
     assert "leads nowhere" in refused(resolve.resolve, str(file))
 
 
-@pytest.mark.parametrize("given", ["qwen-image-edit", "Qwen/Qwen-Image-Edit-2511", "qwen-image-2.1", "sd21"])
+@pytest.mark.parametrize("given", ["qwen-image-layered", "Qwen/Qwen-Image-2.1", "sd21"])
 def test_known_models_that_are_not_supported(given, cache, no_sockets):
     text = refused(resolve.resolve, given)
     assert text.startswith(given) and "pull" not in text
@@ -356,7 +356,7 @@ def test_silent_and_slow_connections_are_given_up(fault, fake, monkeypatch):
         (404, FIRST, "404"),
         (404, SMALL, "404"),
         (401, SMALL, "private"),
-        (403, SMALL, "accept its terms"),
+        (403, SMALL, f"accept its terms at https://huggingface.co/{REPO}, and set HF_TOKEN"),
     ],
 )
 def test_faults_that_another_try_would_not_change(fault, path, part, fake):
@@ -442,7 +442,13 @@ def test_the_list_is_asked_for_again(status, fake):
 
 @pytest.mark.parametrize(
     ("status", "part"),
-    [(404, "is not on the hub"), (401, "private"), (403, "accept its terms"), (503, "3 times"), (418, "418")],
+    [
+        (404, "is not on the hub"),
+        (401, "private"),
+        (403, f"accept its terms at https://huggingface.co/{REPO}, and set HF_TOKEN"),
+        (503, "3 times"),
+        (418, "418"),
+    ],
 )
 def test_the_list_is_refused(status, part, fake, cache):
     fake.faults["api"] = [status] * 9
@@ -479,8 +485,8 @@ def test_a_list_with_values_that_cannot_be(change, fake, cache):
 
 
 def test_another_kind_of_repository_is_refused_before_the_weights(fake, cache):
-    fake.files["model_index.json"] = b'{"_class_name": "QwenImageEditPipeline"}'
-    assert "edits images" in refused(pull, REPO, echo=print, progress=lambda *_: None)
+    fake.files["model_index.json"] = b'{"_class_name": "QwenImageLayeredPipeline"}'
+    assert "layers of an image" in refused(pull, REPO, echo=print, progress=lambda *_: None)
     assert fake.data_requests == []
     del fake.files["vae/config.json"]
     assert "has no vae/config.json" in refused(pull, REPO, echo=print, progress=lambda *_: None)
@@ -628,7 +634,7 @@ def test_the_command(fake, cache):
     quiet = CliRunner().invoke(command, [REPO, "--quiet"], catch_exceptions=False)
     assert quiet.stdout == told.stdout and quiet.stderr == ""
     with pytest.raises(ModelError, match="no such folder or model"):
-        CliRunner().invoke(command, ["flux"], catch_exceptions=False)
+        CliRunner().invoke(command, ["hunyuan"], catch_exceptions=False)
     nothing = CliRunner().invoke(command, [], catch_exceptions=False)
     assert nothing.exit_code == 0 and "qwen-image " in nothing.stdout and "get one: qwenimg pull NAME" in nothing.stdout
 

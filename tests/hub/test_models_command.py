@@ -21,6 +21,8 @@ from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.pull import pull
 from qwenimg.common.parts.piece import CLIP_TOKENIZER
 
+PIECES = ("clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files")
+
 
 def listed() -> dict[str, dict]:
     told = CliRunner().invoke(models, ["--json"], catch_exceptions=False)
@@ -39,12 +41,12 @@ def table() -> list[str]:
 
 def test_with_nothing_pulled(cache, no_sockets) -> None:
     entries = listed()
-    assert [*entries] == [*catalog.KNOWN, "clip-tokenizer", "qwen-image-files"]
+    assert [*entries] == [*catalog.KNOWN, *PIECES]
     assert {entry["here"] for name, entry in entries.items() if name != "shapes-v1"} == {"no"}
     assert entries["shapes-v1"]["here"] == "yes" and 10e6 < entries["shapes-v1"]["bytes"] < 30e6
     for entry in entries.values():
         assert entry["license"] and entry["purpose"] and entry["bytes"] > 0
-        assert (entry["memory"] is None) == (entry["name"] in ("clip-tokenizer", "qwen-image-files"))
+        assert (entry["memory"] is None) == (entry["name"] in PIECES)
     lines = table()
     assert lines[0].split() == ["name", "here", "size", "memory", "license", "for"]
     assert lines[1].split()[:4] == ["qwen-image", "no", "57.7", "GB"] and "pull NAME" in lines[-1]
@@ -72,14 +74,16 @@ def test_a_cache_with_odd_things(cache, no_sockets) -> None:
     """Other programs' models, broken ones, pipes: passed over, and nothing waits."""
     for name in ("models--a--b", "models--bert", "datasets--a--b", "models--a--b--c--d", "models--x--\x1b[31m"):
         (cache / name / "snapshots" / COMMIT).mkdir(parents=True)
-    (cache / "models--a--b" / "snapshots" / COMMIT / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    for name, text in (("e", "{"), ("f", '{"_class_name": 3}'), ("g", '{"_class_name": "QwenImageEditPipeline"}')):
+    (cache / "models--a--b" / "snapshots" / COMMIT / "model_index.json").write_text(
+        '{"_class_name": "HunyuanDiTPipeline"}'
+    )
+    for name, text in (("e", "{"), ("f", '{"_class_name": 3}'), ("g", '{"_class_name": "QwenImageLayeredPipeline"}')):
         (cache / f"models--a--{name}" / "snapshots" / COMMIT).mkdir(parents=True)
         (cache / f"models--a--{name}" / "snapshots" / COMMIT / "model_index.json").write_text(text)
     for pipe in ("models--a--h/snapshots/" + COMMIT + "/model_index.json", "models--a--i/refs/main", "models--a--k"):
         (cache / pipe).parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(cache / pipe)
-    assert [*listed()] == [*catalog.KNOWN, "clip-tokenizer", "qwen-image-files"]
+    assert [*listed()] == [*catalog.KNOWN, *PIECES]
 
 
 def test_a_cache_that_is_a_file(cache, no_sockets) -> None:
@@ -98,6 +102,8 @@ def test_a_cache_that_is_a_file(cache, no_sockets) -> None:
         ("sd1-5", "sd15"),
         ("shape", "shapes-v1"),
         ("clip-tokeniser", "clip-tokenizer"),
+        ("t5-tokeniser", "t5-tokenizer"),
+        ("sd3.5-larg", "sd3.5-large"),
         ("Qwen/QwenImage", "Qwen/Qwen-Image"),
         ("stabilityai/stable-diffusion-xl-base", "stabilityai/stable-diffusion-xl-base-1.0"),
     ],
@@ -117,7 +123,7 @@ def refuse() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["flux", "x", "", "a/b", "someone/else", "SDXL", "shapes", "Qwen/Qwen-Image", "z" * 5000]
+    "given", ["wan", "x", "", "a/b", "someone/else", "SDXL", "shapes", "Qwen/Qwen-Image", "z" * 5000]
 )
 def test_nothing_is_near(given: str) -> None:
     assert catalog.nearest(given) is None

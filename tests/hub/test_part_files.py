@@ -17,10 +17,11 @@ from safetensors.numpy import save_file
 
 import qwenimg
 from qwenimg import DoesNotFit, ModelError
-from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.families import registry
+from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.hub import folder_listing, resolve
 from qwenimg.common.hub.model_folders import read_folders
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.parts.components import read_config
 
 KINDS = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
 LORA = "transformer.transformer_blocks.0.attn.to_q.lora_"
@@ -98,20 +99,22 @@ def test_three_files_and_a_tokenizer_are_a_model_without_a_pull(comfy: Path, pub
     pipe.close()
 
 
-def test_the_shipped_configurations_are_the_published_ones() -> None:
-    """Each file is what the code writes, and says what a network's defaults are without it."""
-    folder = resolve.configurations()
-    written = {path: (folder / path).read_text(encoding="utf-8") for path in write_configurations.files()}
-    assert written == write_configurations.files(), "run: python tools/write_configurations.py"
+@pytest.mark.parametrize("name", write_configurations.MODELS)
+def test_the_shipped_configurations_are_the_published_ones(name: str) -> None:
+    """Each file is what the code writes, and is read back as the configuration of the published model."""
+    folder, known = resolve.configurations(KNOWN[name]), KNOWN[name]
+    written = {path: (folder / path).read_text(encoding="utf-8") for path in write_configurations.files(name)}
+    assert written == write_configurations.files(name), "run: python tools/write_configurations.py"
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == written.keys()
-    for name, config in (
-        ("transformer", qwen_dit.QwenDiTConfig),
-        ("text_encoder", qwen_vl.QwenVLConfig),
-        ("vae", qwen_vae.QwenVAEConfig),
-    ):
-        data = read_json(folder / name / "config.json")
-        fields = {key: value for key, value in data.items() if key not in ("_class_name", "model_type")}
-        assert parse(config, fields, source=name) == config()
+    opened = registry.published(known)
+    assert opened is not None
+    networks = {network.name: network for network in opened.family.networks}
+    for part_name, one in opened.checkpoint.components.items():
+        assert read_config(networks[one.network], folder / part_name) == one.config
+
+
+def test_models_of_a_family_share_configurations() -> None:
+    assert resolve.configurations(KNOWN["qwen-image-2512"]) == resolve.configurations(KNOWN["qwen-image"])
 
 
 # A part in the place of a model

@@ -107,6 +107,16 @@ def test_against_diffusers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("guidance", ["0", "3"])
+def test_against_diffusers_for_z_image(guidance: str, tiny_zimage: Path) -> None:
+    small = ("-W", "48", "-H", "64", "--steps", "3", "--rounds", "1", "--precision", "fp32")
+    ran = against("diffusers", str(tiny_zimage), "--backend", "cpu", *small, "--guidance", guidance, "--json")
+    made = json.loads(ran.out)
+    print(f"latents differ by {made['difference']:.1e}")
+    assert ran.code == 0 and made["difference"] < 1e-4
+
+
 @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
 def test_against_diffusers_for_stable_diffusion(name: str, folders: dict[str, Path]) -> None:
     """Each folder's own scheduler, both branches of guidance: the same latents from the same noise."""

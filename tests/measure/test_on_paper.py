@@ -22,6 +22,7 @@ from paper_cases import NETWORKS
 from policies import BF16, FP32, UNET
 from torch.profiler import ProfilerActivity, profile
 
+from qwenimg.common.families.z_image import memory
 from qwenimg.common.measure.machines import MACHINES
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights.plan import LoadPlan
@@ -204,6 +205,24 @@ def test_rows_are_ordered() -> None:
             assert 0 < made.limit <= made.compiled.seconds <= made.eager.seconds
             assert made.compiled.kernels <= made.eager.kernels and made.compiled.flops == made.eager.flops
             assert np.isclose(made.eager.products, made.compiled.products)
+
+
+@pytest.mark.parametrize("machine", ["h100", "4090", "m4-max"])
+def test_z_image(machine: str) -> None:
+    """A step of Turbo has the operations that its plan counts, and that of the base model two branches in turn."""
+    step = {}
+    for name in ("z-image-turbo", "z-image"):
+        ran = paper(machine, name, "-W", "256", "-H", "256", "--json")
+        made = json.loads(ran.out)
+        assert ran.code == 0 and made["picture"]["limit_seconds"] < made["picture"]["compiled_seconds"]
+        step[name] = made
+    subject = published("z-image-turbo")
+    assert subject is not None
+    tokens = 16 * 16 + 64
+    counted = step["z-image-turbo"]["step"]["eager"]["flops"]
+    expected = memory.step_operations(subject.denoiser[1], tokens)
+    print(f"{machine}: {counted / 1e12:.2f} x 10^12 operations, planned {expected / 1e12:.2f}")
+    assert abs(counted / expected - 1) < 0.05
 
 
 def test_the_command() -> None:

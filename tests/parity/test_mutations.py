@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from lora_cases import write_lora
-from mutant import PRECISIONS, Judge, Mutant, Patch, Probe, side
+from mutant import Judge, Mutant, Patch, Probe, side
 from mutants_qwen import MUTANTS, prepare
 from mutants_sd import MUTANTS as SD_MUTANTS
+from mutants_sd3 import MUTANTS as SD3_MUTANTS
+from mutants_zimage import MUTANTS as ZIMAGE_MUTANTS
 
 import qwenimg
 from qwenimg.common.hub.resolve import resolve
@@ -39,12 +41,26 @@ QUICK = {
         "bf16": ("epsilons_of_others",),
         "fp16": ("guidance_sign", "frequencies_shifted", "time_plus_one", "scale_exchanged"),
     },
+    "z-image": {
+        "fp32": ("pads_zeroed", "norm_eps", "time_from_noise", "latents_scale_1_off"),
+        "bf16": ("gates_without_tanh", "no_residual", "norm_in_half", "guidance_of_others", "image_frame_one_later"),
+    },
+    "sd3": {
+        "fp32": ("nine_in_another_order", "norm_eps", "table_one_row_off", "shifted_once", "latents_scale_1_off"),
+        "bf16": ("last_scale_and_shift_swapped", "no_residual", "no_modulation", "pooled_of_the_other_branch"),
+        "fp16": ("no_second_attention", "clips_exchanged"),
+    },
 }
-FAMILIES = {"qwen": MUTANTS, "sd": SD_MUTANTS}
+FAMILIES = {"qwen": MUTANTS, "sd": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS, "sd3": SD3_MUTANTS}
 
 
 @pytest.fixture(scope="module")
-def judges(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judge]:
+def judges(
+    folders: dict[str, Path],
+    tiny_zimage: Path,
+    tiny_sd3: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Judge]:
     folder = tmp_path_factory.mktemp("loras")
     loras = {
         "qwen": write_lora(resolve("shapes").folder, "qwen", folder / "qwen.safetensors"),
@@ -53,6 +69,8 @@ def judges(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return {
         "qwen": Judge("shapes", prepare, loras["qwen"]),
         "sd": Judge(folders["sdxl"], lora=loras["sd"]),
+        "z-image": Judge(tiny_zimage),
+        "sd3": Judge(tiny_sd3["medium"]),
     }
 
 
@@ -74,7 +92,7 @@ def planted() -> list[Any]:
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_caught_where_none_is(judges: dict[str, Judge], family: str, backend: str) -> None:
-    for precision in PRECISIONS:
+    for precision in QUICK[family]:
         for picture in (False, True):
             plain = Mutant(gone, "", precision, picture=picture)
             assert judges[family].caught(backend, plain, planted=False) == [], precision
@@ -110,11 +128,12 @@ def test_what_is_planted_with_each_change_is_there() -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("kind", ["qwen", "sdxl"])
-def test_every_fault_can_still_be_planted(kind: str, backend: str, folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen", "sdxl", "z-image", "sd3"])
+def test_every_fault_can_still_be_planted(kind: str, backend: str, tiny: dict[str, Path], tmp_path: Path) -> None:
     """Its place is there, and one of two pictures comes to it: in float32, or in codes with a LoRA. That it is caught
     is shown by `make mutations`, which does not run with each change."""
-    mutants, folder = (MUTANTS, resolve("shapes").folder) if kind == "qwen" else (SD_MUTANTS, folders["sdxl"])
+    mutants = {"qwen": MUTANTS, "sdxl": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS, "sd3": SD3_MUTANTS}[kind]
+    folder = resolve("shapes").folder if kind == "qwen" else tiny[kind]
     lora = write_lora(folder, kind, tmp_path / "lora.safetensors")
     asked = {
         "width": 40,
@@ -123,6 +142,7 @@ def test_every_fault_can_still_be_planted(kind: str, backend: str, folders: dict
         "image": np.full((24, 40, 3), 90, np.uint8),
         "strength": 1.0,
         "seed": 0,
+        "guidance": 3.0,
     }
     with pytest.MonkeyPatch.context() as monkeypatch:
         probe = Probe(monkeypatch, side(backend))
@@ -158,11 +178,12 @@ def test_a_fault_whose_place_is_gone_or_passed_by_is_noticed(monkeypatch: pytest
 
 
 def test_there_are_enough_in_every_family() -> None:
-    for mutants in (MUTANTS, SD_MUTANTS):
+    for mutants in FAMILIES.values():
         names = [(mutant.name, mutant.quantize) for mutant in mutants]
         assert len(names) == len(set(names)) >= 25
 
 
 def test_the_table_has_every_fault() -> None:
     page = (Path(__file__).parents[2] / "docs" / "measured" / "parity.md").read_text(encoding="utf-8")
-    assert [mutant.what for mutant in (*MUTANTS, *SD_MUTANTS) if f"| {mutant.what} |" not in page] == []
+    planted = [mutant for mutants in FAMILIES.values() for mutant in mutants]
+    assert [mutant.what for mutant in planted if f"| {mutant.what} |" not in page] == []

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import write_published, write_published_sd, write_published_zimage
+from published import (
+    write_published,
+    write_published_flux,
+    write_published_flux2,
+    write_published_sd,
+    write_published_sd3,
+    write_published_zimage,
+)
 
 import qwenimg
 from qwenimg.backends import paper
@@ -21,6 +28,7 @@ from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.z_image.published import SHIFTS
 from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
@@ -240,11 +248,32 @@ def written(name: str, folder: Path, qwen: Path) -> Path:
     """The folder of a known model at its published size; Qwen-Image's is written once."""
     if name == "qwen-image":
         return qwen
+    if name in variants():
+        return write_published_flux2(folder, name)
+    if name.startswith("flux"):
+        return write_published_flux(folder, name)
+    if KNOWN[name].family == "sd3":
+        return write_published_sd3(folder, name)
     return write_published_zimage(folder, name) if name in SHIFTS else write_published_sd(folder, name)
 
 
 @pytest.mark.parametrize("options", ["--backend cuda --memory 24GB", "--backend cpu --memory 14GB -q 8"])
-@pytest.mark.parametrize("name", ["qwen-image", "sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen-image",
+        "sd15",
+        "sdxl",
+        "sdxl-turbo",
+        "z-image-turbo",
+        "z-image",
+        "flux2-klein-4b",
+        "flux2-klein-9b",
+        "flux-schnell",
+        "flux-dev",
+        "sd3.5-medium",
+    ],
+)
 def test_a_known_model_is_planned_before_it_is_here(
     published: Path,
     planned: Planned,
@@ -274,7 +303,8 @@ def test_a_known_model_is_planned_before_it_is_here(
 
 def test_what_is_known_of_published_models() -> None:
     """Their files as large as the catalogue has them; what is no whole of a known model is still asked for."""
-    for name in ("sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image"):
+    names = ("sd15", "sdxl", "sdxl-turbo", "z-image-turbo", "z-image", "flux-schnell", "flux-dev")
+    for name in (*names, "sd3-medium", "sd3.5-medium", "sd3.5-large", "sd3.5-large-turbo"):
         model = registry.published(KNOWN[name])
         assert model is not None
         size = sum(part.plan.nbytes for part in model.checkpoint.components.values())

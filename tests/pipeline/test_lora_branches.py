@@ -28,14 +28,14 @@ ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0,
 MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"
 
 
-@pytest.fixture(params=["qwen", "sdxl"])
+@pytest.fixture(params=["qwen", "sdxl", "z-image"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def folder(kind: str, tiny_folder: Path, folders: dict[str, Path]) -> Path:
-    return tiny_folder if kind == "qwen" else folders[kind]
+def folder(kind: str, tiny: dict[str, Path]) -> Path:
+    return tiny[kind]
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
     return seen
 
 
-@pytest.mark.parametrize(("kind", "backend"), crossed(["qwen", "sdxl"], BACKENDS), indirect=["kind"])
+@pytest.mark.parametrize(("kind", "backend"), crossed(["qwen", "sdxl", "z-image"], BACKENDS), indirect=["kind"])
 def test_beside_the_weights_is_in_them(
     kind: str, backend: str, folder: Path, tmp_path: Path, reads: list[tuple[Path, int]]
 ) -> None:
@@ -61,8 +61,8 @@ def test_beside_the_weights_is_in_them(
     pipe = qwenimg.load(folder, backend, "fp32")
     plain = pipe("a dog", **ASKED)
     model: Any = pipe.model
-    model = model.checkpoint if kind == "qwen" else model.experts()[0].checkpoint
-    denoiser = model["transformer" if kind == "qwen" else "unet"].plan.when(ALWAYS)
+    model = model.experts()[0].checkpoint if kind == "sdxl" else model.checkpoint
+    denoiser = model["unet" if kind == "sdxl" else "transformer"].plan.when(ALWAYS)
     matrices = [entry.source.first for entry in denoiser.entries.values() if len(entry.shape) == 2]
     kept = {(piece.file.path, piece.begin) for piece in matrices}
     for lora in (f"{a}:0.7; {b}:-0.4", f"{a}:-1; {b}:0", "none"):
@@ -136,7 +136,7 @@ def test_what_is_beside_is_the_sum_of_all(kind: str, folder: Path, tmp_path: Pat
             exact = read(entry).astype(np.float64) + up.astype(np.float64) @ down.astype(np.float64)
             worst, seen = max(worst, float(np.abs(read(fuse) - exact).max())), seen + 1
     print(f"{seen} weights, {worst:.1e} from the sum")
-    convolutions = 0 if kind == "qwen" else 2
+    convolutions = 2 if kind == "sdxl" else 0
     assert worst < 1e-5 and seen == sum(len(layers) for _, layers in LAYERS[kind].values()) - convolutions
     loras.close()
     opened.checkpoint.close()

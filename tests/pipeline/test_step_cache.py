@@ -30,20 +30,20 @@ ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 8, "guidance": 3.0,
 PROMPT = "a red circle"
 LATENTS = 1e-4  # relative L2 of the final latents of both backends in float32
 # A share for each tiny model, whose weights are random, that some calls stay below and some do not.
-SHARES = {"qwen": 0.9, "sd15": 0.1, "sd21": 0.2, "sdxl": 0.3}
+SHARES = {"qwen": 0.9, "sd3": 0.9, "z-image": 0.9, "flux2-base": 1.0, "sd15": 0.1, "sd21": 0.2, "sdxl": 0.3}
 
 Opened = Callable[[str, str], Pipeline]
 
 
 @pytest.fixture(scope="module")
-def opened(tiny_folder: Path, folders: dict[str, Path]) -> Opened:
+def opened(tiny: dict[str, Path]) -> Opened:
     """The tiny model of a kind on a backend, opened once."""
     pipes: dict[tuple[str, str], Pipeline] = {}
 
     def call(kind: str, backend: str) -> Pipeline:
         if (kind, backend) not in pipes:
-            where = {"qwen": tiny_folder, "builtin": "shapes"} | folders
-            pipes[kind, backend] = qwenimg.load(where[kind], backend=backend, precision="fp32")
+            where = "shapes" if kind == "builtin" else tiny[kind]
+            pipes[kind, backend] = qwenimg.load(where, backend=backend, precision="fp32")
         return pipes[kind, backend]
 
     return call
@@ -54,7 +54,15 @@ def cached(made: qwenimg.Result) -> frozenset[int]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen", "sd15", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl"))]
+    "kind",
+    [
+        "qwen",
+        "sd3",
+        "sd15",
+        "z-image",
+        "flux2-base",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl")),
+    ],
 )
 def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> None:
     made = [opened(kind, backend)(PROMPT, **ASKED, step_cache=SHARES[kind]) for backend in BACKENDS]
@@ -68,7 +76,7 @@ def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> Non
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_off_and_nothing_reused_are_the_whole_run_bit_for_bit(opened: Opened, backend: str) -> None:
-    for kind in ("qwen", "sd15"):
+    for kind in ("qwen", "sd3", "sd15", "z-image", "flux2-base"):
         pipe = opened(kind, backend)
         asked = ASKED | {"steps": 3}
         whole = pipe(PROMPT, **asked)
@@ -215,6 +223,68 @@ def test_reuse_by_hand_in_a_unet(opened: Opened) -> None:
     assert same == {3, 4, 7}
 
 
+def test_reuse_by_hand_in_z_images_transformer(opened: Opened) -> None:
+    """What the layers behind the first added to image, text and pads in the last whole call is added again; the
+    refiners always run."""
+    pipe, skipped = opened("z-image", "cpu"), {3, 4, 7}
+    model = open_part(pipe, "transformer").model
+    seen, refined = list[dict[str, torch.Tensor]](), list[int]()
+
+    def behind(block: Any, given: Any, made: Any) -> None:
+        seen.append({"first": made.clone()})
+
+    def last(block: Any, given: Any, made: Any) -> None:
+        seen[-1]["last"] = made.clone()
+
+    def final(layer: Any, given: Any) -> None:
+        seen[-1]["out"] = given[0].clone()
+
+    hooks = [
+        model.noise_refiner[0].register_forward_hook(lambda *_: refined.append(1)),
+        model.layers[0].register_forward_hook(behind),
+        model.layers[-1].register_forward_hook(last),
+        model.final_layer.register_forward_pre_hook(final),
+    ]
+    made = pipe(PROMPT, **(ASKED | {"guidance": 0.0}), cached_calls="3,4,7")
+    for hook in hooks:
+        hook.remove()
+    assert cached(made) == skipped and len(seen) == len(refined) == ASKED["steps"]
+    kept: dict[str, torch.Tensor] = {}
+    for call, one in enumerate(seen, 1):
+        kept = kept if call in skipped else one
+        assert ("last" in one) == (call not in skipped)
+        stream = one["first"] + (kept["last"] - kept["first"]) if call in skipped else one["last"]
+        assert torch.equal(one["out"], stream[:, : one["out"].shape[1]])
+
+
+def test_reuse_by_hand_in_flux_2s_transformer(opened: Opened) -> None:
+    """What all blocks behind the first added to the image and its reference in the last whole call is added again, and
+    the text stays as the first block left it."""
+    pipe, skipped = opened("flux2-base", "cpu"), {3, 4, 7}
+    model = open_part(pipe, "transformer").model
+    seen = list[dict[str, torch.Tensor]]()
+    hooks = [
+        model.transformer_blocks[0].register_forward_hook(
+            lambda _, given, made: seen.append({"first": made[0].clone()})
+        ),
+        model.single_transformer_blocks[-1].register_forward_hook(
+            lambda _, given, made: seen[-1].update(last=made[0].clone())
+        ),
+        model.norm_out.register_forward_pre_hook(lambda _, given: seen[-1].update(out=given[0].clone())),
+    ]
+    picture = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
+    made = pipe(PROMPT, **(ASKED | {"guidance": 1.0}), image=picture, cached_calls="3,4,7")
+    for hook in hooks:
+        hook.remove()
+    assert cached(made) == skipped and len(seen) == ASKED["steps"]
+    kept: dict[str, torch.Tensor] = {}
+    for call, one in enumerate(seen, 1):
+        whole = call not in skipped
+        kept = one if whole else kept
+        stream = one["last"] if whole else one["first"] + (kept["last"] - kept["first"])
+        assert stream.shape[1] == 2 * one["out"].shape[1] and torch.equal(one["out"], stream[:, : one["out"].shape[1]])
+
+
 def test_against_diffusers_first_block_cache(opened: Opened, tiny_folder: Path) -> None:
     """The same calls and latents as diffusers' own hook, of one branch (it has a choice for each branch)."""
     import oracle
@@ -263,9 +333,9 @@ def test_with_what_else_changes_a_run(opened: Opened, backend: str) -> None:
 
 
 def test_what_is_kept_is_planned(opened: Opened) -> None:
-    for kind in ("qwen", "sd15"):
+    for kind, side in (("qwen", 1024), ("sd15", 1024), ("z-image", 768), ("flux2-base", 1024)):
         pipe = opened(kind, "cpu")
-        asked = ASKED | {"width": 1024, "height": 1024}
+        asked = ASKED | {"width": side, "height": side}
         whole, more = (
             pipe._fit.check(pipe.check(PROMPT, **asked, step_cache=share), pipe.model) for share in (0.0, 0.1)
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -143,9 +142,8 @@ class ComparedText:
     def __init__(self, folder: Path, backend: str):
         self.model: Any = tiny_text_encoder()
         self.model.save_pretrained(folder)
-        network = replace(qwen3.NETWORK, uses=partial(qwen3.uses, layers=max(TAPS)))
         config = replace(read_config(qwen3.NETWORK, folder), taps=TAPS)
-        part = open_component(network, folder, config, "text_encoder")
+        part = open_component(qwen3.NETWORK, folder, config, "text_encoder")
         self.names, self.engine = part.plan.entries.keys(), backends.load(backend)
         self.ours = self.engine.open(part.network, part.config, part.stored(FP32), FP32)
 

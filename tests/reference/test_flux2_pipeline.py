@@ -72,6 +72,22 @@ def test_equals_diffusers(tiny_flux2: dict[str, Path], opened: dict[tuple[str, s
         assert error <= LATENTS and worst <= PIXELS
 
 
+@pytest.mark.parametrize("names", [("even", "odd"), ("odd", "even")])
+def test_several_references(tiny_flux2: dict[str, Path], names: tuple[str, str]) -> None:
+    """In their order, each in its own size."""
+    pictures = [PICTURES[name] for name in names]
+    initial = noise.normal((1, 32, 3, 4), seed=7)
+    latents, pixels = oracle_flux2.generate(
+        tiny_flux2["flux2-base"], "a ring", initial, steps=2, guidance=2.5, images=pictures
+    )
+    for backend in BACKENDS:
+        pipe = qwenimg.load(tiny_flux2["flux2-base"], backend=backend, precision="fp32")
+        ours = pipe("a ring", width=64, height=48, steps=2, guidance=2.5, seed=7, image=pictures)
+        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
+        print(f"{backend} {names}: latents {error:.2e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
+        assert error <= LATENTS and worst <= PIXELS
+
+
 def test_the_reference_is_seen(tiny_flux2: dict[str, Path]) -> None:
     """Another picture, or none, gives another result."""
     pipe = qwenimg.load(tiny_flux2["flux2-klein"], backend="cpu", precision="fp32")

@@ -126,7 +126,7 @@ def test_the_longest_aspects():
 )
 def test_a_side_that_is_not_said_follows_the_picture(width, height, expected):
     model = Defaults(width=512, height=768)
-    assert model.sides(width, height, np.zeros((900, 1600, 3), np.uint8)) == expected
+    assert model.sides(width, height, [np.zeros((900, 1600, 3), np.uint8)]) == expected
     assert model.sides(width, height) == (width or 512, height or 768)
 
 

@@ -25,7 +25,7 @@ from qwenimg.common.request.lora_text import NamedLora, parse
 from qwenimg.common.request.recipe import png_text
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
-KINDS = ("qwen", "sdxl")
+KINDS = ("qwen", "sdxl", "z-image")
 on_each_backend = pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS), indirect=["kind"])
 
 
@@ -35,8 +35,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def folder(kind: str, tiny_folder: Path, folders: dict[str, Path]) -> Path:
-    return tiny_folder if kind == "qwen" else folders[kind]
+def folder(kind: str, tiny: dict[str, Path]) -> Path:
+    return tiny[kind]
 
 
 def pipeline(folder: Path, backend: str, precision: str = "fp32", **more: Any) -> Pipeline:
@@ -98,8 +98,8 @@ def test_changing_loras_reads_only_their_weights_again_and_leaves_no_trace(
     opened = counting(pipe)
     made = [pipe("a dog", lora=lora, **ASKED) for lora in asked]
     print(opened)
-    assert not {"unet", "qwen_dit", "kl_vae", "vae"} & set(opened)
-    assert kind == "sdxl" or not opened
+    assert not {"unet", "qwen_dit", "zimage_dit", "kl_vae", "vae"} & set(opened)
+    assert kind != "qwen" or not opened
     for lora, result in zip(asked, made, strict=True):
         fresh = first if lora in ("", "none", f"{a}:0") else pipeline(folder, backend)("a dog", lora=lora, **ASKED)
         assert np.array_equal(fresh.latents, result.latents), lora
@@ -308,19 +308,19 @@ def test_info_says_what_a_file_is(tiny_folder: Path, folders: dict[str, Path], t
 
 
 def test_info_says_use_it_of_what_drawing_accepts_only(tmp_path: Path) -> None:
-    """Held against the published models; SDXL's layer is 640 wide there, and Flux's is nowhere."""
+    """Held against the published models; SDXL's layer is 640 wide there, and another model's is nowhere."""
     called, kohya = (
         "down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k",
         cases.Dialect("lora_unet_", cases.KOHYA_HALVES, flat=True),
     )
     right = {called: cases.lora((640, 2048), 0)}
-    flux = {"single_transformer_blocks.0.attn.to_q": cases.lora((64, 64), 0)}
+    other = {"decoder_blocks.0.attn.to_q": cases.lora((64, 64), 0)}
     told = {}
     for name, modules in {
         "right": right,
         "strange": right | {"nothing.to_k": cases.lora((640, 2048), 0)},
         "other sizes": {called: cases.lora((320, 2048), 0)},
-        "flux": flux,
+        "other model": other,
     }.items():
         found = describe(cases.written(tmp_path / "k.safetensors", modules, kohya))
         told[name] = ([line for line in found.lines if line.startswith("use")], found.faults)
@@ -329,7 +329,8 @@ def test_info_says_use_it_of_what_drawing_accepts_only(tmp_path: Path) -> None:
     assert told["right"] == (by, [])
     assert told["strange"][0] == [] and "'lora_unet_nothing_to_k' is no layer" in told["strange"][1][0]
     assert told["other sizes"][0][0].startswith("use it: only with a model of its own sizes; for sdxl: ")
-    assert told["flux"][0][0].startswith("use it: no, none of its modules is a layer of") and not told["flux"][1]
+    assert told["other model"][0][0].startswith("use it: no, none of its modules is a layer of")
+    assert not told["other model"][1]
 
 
 def test_a_run_says_how_many_modules_are_in_use(tiny_folder: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ check_names(["glow"])
 request = Request(prompt="a ring", glow=2)
 print(codes, asked, "glow: above 0 to 2" in Pipeline.__call__.__doc__)
 print(recorded(OPTIONS.values(), request, frozenset())["glow"], check_recipe(RECIPE | {"glow": 1}, Path("x"))["glow"])
-print(no_effect(OPTIONS["glow"], 2.0, (), frozenset(), 1.0))
+print(no_effect(OPTIONS["glow"], 2.0, (), frozenset(), "guidance 1"))
 run(["--help-all"])
 run(["--help", "--json"])
 """
@@ -132,11 +132,13 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
         "common/request/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
         "common/pipeline/guidance.py": "share = request.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
-        # The family that takes it
+        # The families that take it
+        "common/families/sd3/model.py": 'options = frozenset({"step_cache", "cached_calls", "guidance_rescale", '
+        '"skip_layers", "skip_layer_scale"})',
         "common/families/stable_diffusion/model.py": 'options = frozenset({"step_cache", "cached_calls", '
         '"guidance_rescale", "refine_at", "clip_skip"})',
     }
-    assert len(lines) == 5
+    assert len(lines) == 6
 
 
 def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
@@ -183,7 +185,7 @@ def test_an_option_is_whole(one: Option) -> None:
 )
 def test_what_has_no_effect_is_told(name: str, asked: Any, family: str, has: str, told: str | None) -> None:
     special = next((one.options for one in FAMILIES if one.name == family), frozenset[str]())
-    found = no_effect(OPTIONS[name], asked, special, frozenset(filter(None, [has])), 1.0)
+    found = no_effect(OPTIONS[name], asked, special, frozenset(filter(None, [has])), "guidance 1")
     assert (found is None) if told is None else (found or "").endswith(told)
 
 
@@ -262,7 +264,7 @@ VALUES += [
     "1:1",
 ]
 # What a schema cannot say: a text that is none of a form.
-FREE = ("seed", "size", "aspect", "few_steps", "cached_calls")
+FREE = ("seed", "size", "aspect", "few_steps", "cached_calls", "skip_layers")
 
 
 def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
@@ -280,7 +282,15 @@ def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
     for line in ({}, {"prompt": "x", "sise": 3}, {"prompt": "x", "size": "8x8", "width": 8}):
         assert not valid(schema, line) and not taken(line)
     defaults = {name: value["default"] for name, value in schema["properties"].items() if "default" in value}
-    ours = {"cfg_end": 1.0, "step_cache": 0.0, "guidance_rescale": 0.0, "refine_at": 0.8, "clip_skip": 0}
+    ours = {
+        "true_cfg": 1.0,
+        "skip_layer_scale": 2.8,
+        "cfg_end": 1.0,
+        "step_cache": 0.0,
+        "guidance_rescale": 0.0,
+        "refine_at": 0.8,
+        "clip_skip": 0,
+    }
     ours |= {"cfg_normalization": 0.0, "cfg_truncation": 1.0, "num_images": 1}
     assert defaults == ours
     assert fields({"prompt": "x", "size": "8x16"}) == {"prompt": "x", "width": 8, "height": 16}

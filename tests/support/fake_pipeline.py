@@ -56,7 +56,7 @@ class FakePipeline:
         self.check(prompt, **asked)
         return Estimate(memory=3 * 10**8, seconds=self.expected, step=self.expected / 4)
 
-    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, lora: str = "", lora_mode: str = "auto") -> None:
+    def prepare(self, prompts: Sequence[str], clip_skip: int = 0, **more: Any) -> None:
         self.prepared += prompts
         self.notify("stage", "encoding")
 

@@ -23,6 +23,9 @@ KINDS = {
     "z-image": "z-image",
     "flux2-klein": "flux2",
     "flux2-base": "flux2",
+    "flux-dev": "flux",
+    "flux-schnell": "flux",
+    "sd3": "sd3",
     "toy": "toy",
 }
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 3, "guidance": 3.0, "seed": 7}

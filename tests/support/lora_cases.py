@@ -118,6 +118,34 @@ LAYERS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
             ),
         )
     },
+    "z-image": {
+        "transformer": (
+            "transformer.",
+            (
+                "all_x_embedder.2-1",
+                "cap_embedder.1",
+                "noise_refiner.0.adaLN_modulation.0",
+                "context_refiner.1.feed_forward.w2",
+                "layers.2.attention.to_q",
+                "all_final_layer.2-1.linear",
+            ),
+        ),
+        "text_encoder": ("text_encoder.", ("layers.1.self_attn.q_proj",)),
+    },
+    "sd3": {
+        "transformer": (
+            "transformer.",
+            (
+                "context_embedder",
+                "norm_out.linear",
+                "proj_out",
+                "transformer_blocks.0.norm1.linear",
+                "transformer_blocks.1.attn2.to_v",
+                "transformer_blocks.2.ff_context.net.2",
+            ),
+        ),
+        "text_encoder": ("text_encoder.", ("encoder.layers.0.self_attn.q_proj",)),
+    },
     "sdxl": {
         "unet": (
             "unet.",

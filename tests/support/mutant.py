@@ -164,6 +164,7 @@ class Mutant:
     quantize: str = ""
     picture: bool = False
     lora: bool = False  # whether the picture has one
+    refused: tuple[str, ...] = ()  # precisions in which its family draws nothing
 
     @property
     def name(self) -> str:
@@ -171,8 +172,9 @@ class Mutant:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """In which it is looked for: all, but for one that only 16 bit can have."""
-        return PRECISIONS if self.precision == "fp32" else (self.precision,)
+        """In which it is looked for: all of its family, but for one that only 16 bit can have."""
+        every = tuple(name for name in PRECISIONS if name not in self.refused)
+        return every if self.precision == "fp32" else (self.precision,)
 
     def under(self, precision: str) -> Mutant:
         return replace(self, precision=precision)

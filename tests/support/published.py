@@ -10,11 +10,32 @@ from pathlib import Path
 from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.flux import published as flux
+from qwenimg.common.families.flux import small_files as flux_files
+from qwenimg.common.families.flux2 import small_files as flux2_files
+from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
+from qwenimg.common.families.sd3 import published as sd3
+from qwenimg.common.families.sd3 import small_files as sd3_files
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.z_image import published as z_image
 from qwenimg.common.families.z_image import small_files
-from qwenimg.common.networks import clip, kl_vae, qwen3, qwen_dit, qwen_vae, qwen_vl, unet, zimage_dit
+from qwenimg.common.networks import (
+    clip,
+    flux2_dit,
+    flux2_vae,
+    flux_dit,
+    kl_vae,
+    qwen3,
+    qwen_dit,
+    qwen_vae,
+    qwen_vl,
+    sd3_dit,
+    t5,
+    unet,
+    zimage_dit,
+)
+from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -72,6 +93,59 @@ def write_published_zimage(folder: Path, name: str) -> Path:
     return folder
 
 
+def write_published_flux2(folder: Path, name: str) -> Path:
+    """FLUX.2 klein `name`."""
+    variant = variants()[name]
+    parts = {
+        "transformer": (flux2_dit.NETWORK, variant.transformer),
+        "text_encoder": (qwen3.NETWORK, variant.text_encoder),
+        "vae": (flux2_vae.NETWORK, Flux2VAEConfig()),
+    }
+    for part, (network, config) in parts.items():
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
+        _write(folder / part, network.written(config), manifest, stem)
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux2_files.SCHEDULER))
+    write_tiny_tokenizer(folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(flux2_files.index(variant.distilled)))
+    return folder
+
+
+def write_published_flux(folder: Path, name: str) -> Path:
+    """Flux.1 `name`, without tokenizers."""
+    guided = flux.GUIDED[name]
+    model = flux.published(name)
+    assert model is not None
+    networks = {"transformer": flux_dit.NETWORK, "text_encoder": clip.NETWORK, "text_encoder_2": t5.NETWORK}
+    for part, component in model.components.items():
+        network, config = networks.get(part, kl_vae.NETWORK), component.config
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        _write(folder / part, network.written(config), manifest, stem)
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=guided)))
+    (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
+    return folder
+
+
+def write_published_sd3(folder: Path, name: str) -> Path:
+    """Stable Diffusion 3 `name`, without tokenizers."""
+    model = sd3.published(name)
+    assert model is not None
+    networks = {network.name: network for network in (sd3_dit.NETWORK, clip.NETWORK, t5.NETWORK, kl_vae.NETWORK)}
+    for part, component in model.components.items():
+        network = networks[component.network]
+        manifest = {network.published(key): shape for key, shape in network.manifest(component.config).items()}
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        dtype = "F16" if name == "sd3-medium" else "BF16"
+        _write(folder / part, network.written(component.config), manifest, stem, dtype)
+    for path, data in sd3_files.small_files(model).items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(data))
+    return folder
+
+
 def _write(
     folder: Path,
     config: dict[str, object],
@@ -83,7 +157,7 @@ def _write(
     (folder / "config.json").write_text(json.dumps(config))
     header, at = {}, 0
     for name, shape in manifest.items():
-        size = {"BF16": 2, "F32": 4}[dtype] * prod(shape)
+        size = {"BF16": 2, "F16": 2, "F32": 4}[dtype] * prod(shape)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     raw = json.dumps(header).encode()

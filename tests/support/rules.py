@@ -19,9 +19,8 @@ AT_IMPORT = {
     "get_args": "a constant",
     "Block": "a constant: a frozen dataclass",
     "Guidance": "a constant: a frozen dataclass",
+    "KnownModel": "a constant: a frozen dataclass",
     "FlowLevels": "a constant: a frozen dataclass",
-    "partial": "a function with some of its arguments",
-    "max": "a constant",
     "DenoiserKind": "a constant: a frozen dataclass",
     "Text": "a constant: a frozen dataclass",
     "Template": "a constant: a frozen dataclass",
@@ -255,7 +254,8 @@ def _allowed_at_import(node: ast.Call, classes: set[str]) -> bool:
     joins = (
         isinstance(node.func, ast.Attribute) and node.func.attr == "join" and isinstance(node.func.value, ast.Constant)
     )
-    return name in AT_IMPORT or name in classes or joins or name.startswith("click.")
+    of_a_table = name.endswith((".values", ".items"))
+    return name in AT_IMPORT or name in classes or joins or of_a_table or name.startswith("click.")
 
 
 def _is_plain(node: ast.stmt) -> bool:

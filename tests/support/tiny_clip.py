@@ -86,8 +86,9 @@ def write_tiny_clip_tokenizer(folder: Path, pad: str = EOS) -> None:
         (folder / name).write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
 
 
-def tiny_clip(kind: str, seed: int = 5, **changes: Any) -> torch.nn.Module:
-    """transformers' model of this kind with the tiny vocabulary, float32, nothing trivial in it.
+def tiny_clip(kind: str, seed: int = 5, projected: bool = False, **changes: Any) -> torch.nn.Module:
+    """transformers' model of this kind with the tiny vocabulary, float32, nothing trivial in it; `projected`: with a
+    projection, which bigG has anyway.
 
     `eos_token_id` is the wrong 2 of published configurations unless `changes` gives another.
     """
@@ -95,7 +96,7 @@ def tiny_clip(kind: str, seed: int = 5, **changes: Any) -> torch.nn.Module:
 
     fields = {"vocab_size": len(tiny_clip_vocabulary()[0]), "eos_token_id": 2, "bos_token_id": 0}
     config = CLIPTextConfig(**(fields | KINDS[kind] | changes))
-    model = (CLIPTextModelWithProjection if kind == "bigG" else CLIPTextModel)(config)
+    model = (CLIPTextModelWithProjection if projected or kind == "bigG" else CLIPTextModel)(config)
     randomise(model, seed)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

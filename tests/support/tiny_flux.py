@@ -5,10 +5,15 @@ Odd widths, more layers than one of each kind, every norm and bias non-trivial.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from spiece_files import hugging_face, trained
+from tiny_clip import tiny_clip, write_tiny_clip_tokenizer
 from tiny_model import randomise
+from tiny_t5 import tiny_t5
+from tiny_zimage import tiny_vae
 
 DIT: dict[str, Any] = {
     "in_channels": 64,
@@ -93,3 +98,43 @@ def transformer_file(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             out[f"single_blocks.{i}.norm.{name}.scale"] = take(f"single_transformer_blocks.{i}.attn.norm_{x}.weight")
     assert not given, f"in no file: {given.keys()}"
     return {key: value.contiguous() for key, value in out.items()}
+
+
+# A folder
+
+SCHEDULER: dict[str, Any] = {
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "max_image_seq_len": 4096,
+    "max_shift": 1.15,
+    "num_train_timesteps": 1000,
+    "shift": 3.0,
+    "use_dynamic_shifting": True,
+}
+SCHEDULERS = {"dev": SCHEDULER, "schnell": SCHEDULER | {"shift": 1.0, "use_dynamic_shifting": False}}
+
+
+def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB", *, wide: bool = False) -> None:
+    """Write the whole folder through FluxPipeline.save_pretrained, with shards of at most `shard`. wide: with rows that
+    are whole blocks of codes."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+    from transformers import CLIPTokenizer
+
+    tokens = folder.parent / f"{folder.name}-tokenizer"
+    write_tiny_clip_tokenizer(tokens)
+    clip_sizes = {"hidden_size": 64, "intermediate_size": 96} if wide else {}
+    t5_sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 96} if wide else {"d_model": 60}
+    clip, t5 = tiny_clip("ViT-L", **clip_sizes), tiny_t5(vocab_size=1000, **t5_sizes)
+    sizes = (WIDE if wide else {}) | {"pooled_projection_dim": clip.config.hidden_size}
+    pipeline = FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[variant]),
+        vae=tiny_vae(),
+        text_encoder=clip,
+        tokenizer=CLIPTokenizer.from_pretrained(tokens),
+        text_encoder_2=t5,
+        tokenizer_2=hugging_face(trained()),
+        transformer=tiny_dit(guidance_embeds=variant == "dev", **sizes),
+    )
+    part = folder.with_suffix(".part")
+    pipeline.save_pretrained(part, max_shard_size=shard)
+    part.rename(folder)

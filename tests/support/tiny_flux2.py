@@ -78,6 +78,50 @@ def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
     return model.eval()
 
 
+def transformer_file(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The transformer's tensors in its authors' names, by hand: fused q, k and v, shift before scale."""
+    ends = {
+        "x_embedder": "img_in",
+        "context_embedder": "txt_in",
+        "proj_out": "final_layer.linear",
+        "time_guidance_embed.timestep_embedder.linear_1": "time_in.in_layer",
+        "time_guidance_embed.timestep_embedder.linear_2": "time_in.out_layer",
+        "double_stream_modulation_img.linear": "double_stream_modulation_img.lin",
+        "double_stream_modulation_txt.linear": "double_stream_modulation_txt.lin",
+        "single_stream_modulation.linear": "single_stream_modulation.lin",
+    }
+    double = {
+        "attn.to_out.0": "img_attn.proj",
+        "attn.to_add_out": "txt_attn.proj",
+        "ff.linear_in": "img_mlp.0",
+        "ff.linear_out": "img_mlp.2",
+        "ff_context.linear_in": "txt_mlp.0",
+        "ff_context.linear_out": "txt_mlp.2",
+    }
+    single = {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"}
+    weights = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
+    out = {f"{theirs}.weight": weights[ours] for ours, theirs in ends.items()}
+    scale, shift = weights["norm_out.linear"].chunk(2)
+    out["final_layer.adaLN_modulation.1.weight"] = torch.cat((shift, scale))
+    for i in range(model.config.num_layers):
+        ours, theirs = f"transformer_blocks.{i}", f"double_blocks.{i}"
+        out |= {f"{theirs}.{name}.weight": weights[f"{ours}.{path}"] for path, name in double.items()}
+        for stream, names, norm in (
+            ("img", ("to_q", "to_k", "to_v"), "norm_"),
+            ("txt", ("add_q_proj", "add_k_proj", "add_v_proj"), "norm_added_"),
+        ):
+            attn = f"{theirs}.{stream}_attn"
+            out[f"{attn}.qkv.weight"] = torch.cat([weights[f"{ours}.attn.{name}"] for name in names])
+            out[f"{attn}.norm.query_norm.scale"] = weights[f"{ours}.attn.{norm}q"]
+            out[f"{attn}.norm.key_norm.scale"] = weights[f"{ours}.attn.{norm}k"]
+    for i in range(model.config.num_single_layers):
+        ours, theirs = f"single_transformer_blocks.{i}", f"single_blocks.{i}"
+        out |= {f"{theirs}.{name}.weight": weights[f"{ours}.{path}"] for path, name in single.items()}
+        out[f"{theirs}.norm.query_norm.scale"] = weights[f"{ours}.attn.norm_q"]
+        out[f"{theirs}.norm.key_norm.scale"] = weights[f"{ours}.attn.norm_k"]
+    return {name: value.contiguous() for name, value in out.items()}
+
+
 CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"

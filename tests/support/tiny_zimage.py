@@ -7,6 +7,7 @@ encoder, every norm, bias and pad token non-trivial, Z-Image-Turbo's own schedul
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,26 @@ def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
     return model.eval()
 
 
+# As wide as needed for codes in blocks of 32, and still odd in heads and layers
+WIDE: dict[str, Any] = {"dim": 96, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]}
+
+
+def transformer_file(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of diffusers' transformer under its authors' names, as files for ComfyUI have them."""
+    given, out = dict(model.state_dict()), {}
+    for name in list(given):
+        if ".attention.to_q." in name:
+            block = name.removesuffix(".to_q.weight")
+            out[f"{block}.qkv.weight"] = torch.cat([given.pop(f"{block}.to_{x}.weight") for x in "qkv"])
+            out[f"{block}.out.weight"] = given.pop(f"{block}.to_out.0.weight")
+            for x in "qk":
+                out[f"{block}.{x}_norm.weight"] = given.pop(f"{block}.norm_{x}.weight")
+    for name, value in given.items():
+        out[name.replace("all_x_embedder.2-1.", "x_embedder.").replace("all_final_layer.2-1.", "final_layer.")] = value
+    out["norm_final.weight"] = torch.ones(model.config.dim)  # read by nobody
+    return {key: value.contiguous() for key, value in out.items()}
+
+
 def tiny_text_encoder(seed: int = 3, **changes: object) -> torch.nn.Module:
     from transformers import Qwen3Config, Qwen3Model
 
@@ -86,8 +107,11 @@ def tiny_vae(seed: int = 2) -> torch.nn.Module:
     return model.eval()
 
 
-def write_tiny_zimage(folder: Path, shard: str = "400KB") -> None:
-    """Write the whole folder through ZImagePipeline.save_pretrained, with shards of at most `shard`."""
+def write_tiny_zimage(
+    folder: Path, shard: str = "400KB", dit: Mapping[str, object] = {}, text: Mapping[str, object] = {}
+) -> None:
+    """Write the whole folder through ZImagePipeline.save_pretrained, with shards of at most `shard`; `dit` and `text`
+    are changes of the configurations."""
     from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline
     from transformers import Qwen2Tokenizer
 
@@ -98,9 +122,9 @@ def write_tiny_zimage(folder: Path, shard: str = "400KB") -> None:
     pipeline = ZImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
         vae=tiny_vae(),
-        text_encoder=tiny_text_encoder(),
+        text_encoder=tiny_text_encoder(**text),
         tokenizer=Qwen2Tokenizer.from_pretrained(tokenizer_folder),
-        transformer=tiny_dit(),
+        transformer=tiny_dit(**dit),
     )
     part = folder.with_suffix(".part")
     pipeline.save_pretrained(part, max_shard_size=shard)

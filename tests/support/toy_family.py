@@ -78,6 +78,8 @@ NETWORK = Network(
 
 
 class ToyVAE:
+    samples = False
+
     def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
         b, c, h, w = pixels.shape
         mean = pixels.reshape(b, c, h // SCALE, SCALE, w // SCALE, SCALE).mean((3, 5))
@@ -93,6 +95,7 @@ class ToyModel:
     multiple = scale = SCALE
     options: ClassVar[frozenset[str]] = frozenset()
     sees_mask = False
+    images = (0, 1)
     guidance = Guidance(formula=cfg)
     lora_names = ()
     few_steps: ClassVar[dict[str, Any]] = {}

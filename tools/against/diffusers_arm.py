@@ -74,6 +74,13 @@ def _encoded(pipe: Any, job: dict[str, Any]) -> dict[str, Any]:
                 if not name or job["guidance"] > 1:
                     states, mask = pipe.encode_prompt(prompt=prompt)
                     made |= {f"{name}prompt_embeds": states, f"{name}prompt_embeds_mask": mask}
+        elif _is_z_image(pipe):
+            states, negative = pipe.encode_prompt(
+                prompt=job["prompt"],
+                negative_prompt=job["negative_prompt"],
+                do_classifier_free_guidance=job["guidance"] > 0,
+            )
+            made = {"prompt_embeds": states, "negative_prompt_embeds": negative}
         else:
             found = pipe.encode_prompt(
                 prompt=job["prompt"],
@@ -91,6 +98,10 @@ def _is_qwen(pipe: Any) -> bool:
     return type(pipe).__name__.startswith("QwenImage")
 
 
+def _is_z_image(pipe: Any) -> bool:
+    return type(pipe).__name__.startswith("ZImage")
+
+
 def _steps(
     pipe: Any, job: dict[str, Any], noise: np.ndarray, text: dict[str, Any], steps: int
 ) -> tuple[list[float], np.ndarray]:
@@ -104,7 +115,8 @@ def _steps(
         return kept
 
     start = time.perf_counter()
-    device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
+    device = torch.device(job["device"])
+    dtype = torch.float32 if _is_z_image(pipe) else getattr(torch, job["dtype"])  # of the latents
     packed = pack(noise) if _is_qwen(pipe) else noise
     final = pipe(
         **text["states"],

@@ -27,7 +27,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
 # Of the folders that a peer opens.
 PIPELINES = {
-    "diffusers": ("QwenImagePipeline", "StableDiffusionPipeline", "StableDiffusionXLPipeline"),
+    "diffusers": ("QwenImagePipeline", "StableDiffusionPipeline", "StableDiffusionXLPipeline", "ZImagePipeline"),
     "mflux": ("QwenImagePipeline",),
 }
 _LOOK = """

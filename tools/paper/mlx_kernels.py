@@ -26,6 +26,7 @@ from paper.kernels import Case, Kernel, Kind, Span
 from qwenimg.backends.mlx import compile, load
 from qwenimg.backends.mlx.networks.vae import WIDE
 from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.zimage_dit import PATCH
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -41,7 +42,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
     component = module.Component(config, plan, precision)
     component.fuses = True
-    uses = row.uses(row.manifest(config))
+    uses = row.uses(config)
     dtypes = {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()}
     with as_on_gpu() as nodes:
         load.blank(component.model, dtypes, nodes.given)
@@ -61,6 +62,14 @@ def _transformer(component: Any, config: Any, case: Case, nodes: Nodes) -> Calla
     modulation = nodes.all_given(component.modulate(np.zeros((1, 256))))
     latents = mx.zeros((1, rows * columns, config.in_channels))
     return lambda: component.predict(latents, (modulation, 0), condition)
+
+
+def _single_stream(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+    """Z-Image's transformer, one branch of guidance at a time."""
+    grid = case.height // PATCH, case.width // PATCH
+    condition = nodes.all_given(component.condition(mx.zeros((1, case.text, config.cap_feat_dim)), grid))
+    latents = mx.zeros((1, grid[0] * grid[1], config.features))
+    return lambda: component.predict(latents, np.zeros((1, 256)), condition)
 
 
 def _unet(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
@@ -86,6 +95,7 @@ def _decoder(component: Any, _: Any, case: Case, nodes: Nodes) -> Callable[[], A
 
 CALLS: dict[str, Callable[[Any, Any, Case, Nodes], Callable[[], Array]]] = {
     "qwen_dit": _transformer,
+    "zimage_dit": _single_stream,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,

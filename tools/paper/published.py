@@ -9,10 +9,10 @@ from typing import Any
 
 from paper.kernels import Case
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.catalog import KnownModel
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, Opened
-from qwenimg.common.networks import qwen_dit
+from qwenimg.common.networks import qwen_dit, zimage_dit
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 
@@ -47,6 +47,8 @@ class Subject:
         guidance go in one batch where the model runs them so on a GPU."""
         rows, columns = height // self.scale, width // self.scale
         branches = 2 if guided else 1
+        if self.denoiser[0] == zimage_dit.NETWORK.name:
+            return Case(height=rows, width=columns, text=QWEN_TEXT, branches=1), branches
         tokens = rows * columns // self.denoiser[1].patch_size ** 2 if self._is_dit else 0
         together = tokens <= BATCHED_TOKENS
         text = QWEN_TEXT if self._is_dit else CLIP_TEXT

@@ -22,6 +22,7 @@ from qwenimg.backends.torch import compile, load
 from qwenimg.backends.torch.networks.vae import WIDE
 from qwenimg.backends.torch.ops.images import laid_out
 from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.zimage_dit import PATCH
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -40,7 +41,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     module = import_module(f"qwenimg.backends.torch.networks.{network}")
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
     component = module.Component(config, plan, precision, torch.device("meta"))
-    uses = row.uses(row.manifest(config))
+    uses = row.uses(config)
     load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
     call = CALLS[network](component, config, case)
     counter = Counter(compile.units(component.model, row.compiled) if row.compiled else [])
@@ -63,6 +64,15 @@ def _transformer(component: Any, config: Any, case: Case) -> Forward:
     return lambda: component.predict(latents, (modulation, 0), condition)
 
 
+def _single_stream(component: Any, config: Any, case: Case) -> Forward:
+    """Z-Image's transformer, one branch of guidance at a time."""
+    grid = case.height // PATCH, case.width // PATCH
+    text = torch.empty(1, case.text, config.cap_feat_dim, device=component.device)
+    condition = component.condition(text, grid)
+    latents = torch.empty(1, grid[0] * grid[1], config.features, device=component.device)
+    return lambda: component.predict(latents, np.zeros((1, 256)), condition)
+
+
 def _unet(component: Any, config: Any, case: Case) -> Forward:
     texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
     added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
@@ -82,6 +92,7 @@ def _decoder(component: Any, _: Any, case: Case) -> Forward:
 
 CALLS: dict[str, Callable[[Any, Any, Case], Forward]] = {
     "qwen_dit": _transformer,
+    "zimage_dit": _single_stream,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,

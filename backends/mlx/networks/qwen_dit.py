@@ -85,6 +85,10 @@ class QwenImageTransformer(mlx.nn.Module):
         self.norm_out = FinalNorm(config.dim, NORM_EPS)
         self.proj_out = ops.Linear(config.dim, config.out_features)
 
+    def image(self, latents: Array) -> Array:
+        """Return the start of the image stream [B L C] for packed latents [B L in]."""
+        return ops.stream(self.img_in(latents), self.stream)
+
     def context(self, text: Array) -> Array:
         """Return the start of the text stream [B S C] for text states [B S 3584]; the same in every step."""
         return ops.stream(self.txt_in(self.txt_norm(text)), self.stream)
@@ -98,17 +102,21 @@ class QwenImageTransformer(mlx.nn.Module):
         rope: Rope,
         index: Array | None = None,
         mask: Array | None = None,
+        references: Array | None = None,
     ) -> Array:
         """Predict the velocity [B L out] for packed latents [B L in] and the text stream [B S C].
 
         block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and text;
-        index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts.
+        index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts; references
+        [1 M C]: the start of the stream of images that the model sees, whose tokens follow the latents'.
         """
-        img = ops.stream(self.img_in(latents), self.stream)
+        img, L = self.image(latents), latents.shape[1]
+        if references is not None:
+            img = mx.concatenate((img, ops.repeated(references, img.shape[0])), axis=1)
         for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
             ops.async_eval(img)
-        return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
+        return self.proj_out(self.norm_out(img[:, :L], final_mod, self.proj_out.dtype))
 
 
 # Component
@@ -120,6 +128,7 @@ class Condition:
     rope: Rope
     index: Array | None
     mask: Array | None
+    references: Array | None
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,9 @@ class Component:
         return Modulation(blocks, final)
 
     @ops.computes
-    def condition(self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]]) -> Condition:
+    def condition(
+        self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]], references: Sequence[Array] = ()
+    ) -> Condition:
         lengths = [text.shape[1] for text in texts]
         longest = max(lengths)
         padded = [ops.pad_tokens(text, longest) for text in texts]
@@ -170,6 +181,7 @@ class Component:
             rope=(ops.rope_freqs(*img), ops.rope_freqs(*txt)),
             index=None if index is None else ops.placed(index),
             mask=None if mask is None else ops.placed(mask),
+            references=self.model.image(mx.concatenate(list(references), axis=1)) if references else None,
         )
 
     @ops.computes
@@ -178,8 +190,8 @@ class Component:
         modulation, row = step
         mods, final = modulation.at(row, condition.index is not None)
         latents = ops.repeated(x, condition.txt.shape[0])
-        velocity = self.model(latents, condition.txt, mods, final, condition.rope, condition.index, condition.mask)
-        return ops.at_least_float32(velocity)
+        fixed = condition.rope, condition.index, condition.mask, condition.references
+        return ops.at_least_float32(self.model(latents, condition.txt, mods, final, *fixed))
 
     def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
         """Call `use` while the timestep-only weights under `prefix` are loaded."""

@@ -65,6 +65,14 @@ def unpatched(x: Array) -> Array:
     return x.reshape(B, 2 * height, 2 * width, C // 4)
 
 
+def joined_patches(x: Array, like: Array, patch: int) -> Array:
+    """Put patches together: tokens [B L patch*patch*C], in the order (dy, dx, c), become an image [B h w C] with the
+    sides of `like`."""
+    h, w = like.shape[1:3]
+    x = x.reshape(x.shape[0], h // patch, w // patch, patch, patch, -1)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape[0], h, w, -1)
+
+
 def beside(x: Array, other: Array) -> Array:
     """Concatenate the channels of two images."""
     return mx.concatenate((x, other), axis=-1)

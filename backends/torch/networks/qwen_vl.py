@@ -59,7 +59,10 @@ class QwenTextEncoder(torch.nn.Module):
     def forward(self, ids: Tensor, rope: Pair) -> Tensor:
         """Return the hidden states behind the final norm [B S C], float32, for token ids [B S] and RoPE tables [S
         D/2]."""
-        x = ops.stream(self.embed_tokens(ids), self.stream)
+        return self.run(ops.stream(self.embed_tokens(ids), self.stream), rope)
+
+    def run(self, x: Tensor, rope: Pair) -> Tensor:
+        """Run the layers on the start of the stream [B S C]."""
         for layer in self.layers:
             x = layer(x, rope)
         return self.norm(x)

@@ -64,6 +64,14 @@ def unpatched(x: Tensor) -> Tensor:
     return F.pixel_shuffle(x, 2)
 
 
+def joined_patches(x: Tensor, like: Tensor, patch: int) -> Tensor:
+    """Put patches together: tokens [B L patch*patch*C], in the order (dy, dx, c), become an image [B C h w] with the
+    sides of `like`."""
+    h, w = like.shape[2:]
+    x = x.reshape(x.shape[0], h // patch, w // patch, patch, patch, -1)
+    return x.permute(0, 5, 1, 3, 2, 4).reshape(x.shape[0], -1, h, w)
+
+
 def beside(x: Tensor, other: Tensor) -> Tensor:
     """Concatenate the channels of two images."""
     return torch.cat((x, other), dim=1)

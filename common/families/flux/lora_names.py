@@ -1,5 +1,5 @@
 """LoRA files' names for the layers of Flux.1: diffusers', those of its authors, which kohya's and ComfyUI's files have,
-and XLabs'."""
+and XLabs'. kohya's number of T5 is 3, as in a model with two CLIPs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ import re
 from collections.abc import Iterator
 
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import place
+from qwenimg.common.parts.clip_lora_names import text_part
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Place, Rows
-from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, component_names
+from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, Names, component_names
 
 _QKV = re.compile(r"attn\.(?:to_(?P<image>[qkv])|add_(?P<text>[qkv])_proj)")
+_T5 = ("text_encoder_2.", "lora_te3_", "lora_te2_", "lycoris_te3_")
 _XLABS_ENDS = {"attn.to_out.0": "proj_lora1", "attn.to_add_out": "proj_lora2", "proj_out": "proj"}
+
+
+def names(checkpoint: Checkpoint) -> Names:
+    """Return the names of the layers of the transformer and both text encoders."""
+    parts = {name: part.plan.shapes for name, part in checkpoint.components.items()}
+    clip, t5 = text_part(CLIP, parts[CLIP], two=True), component_names(T5, parts[T5], _T5)
+    return transformer(parts["transformer"]), clip, t5
 
 
 def transformer(weights: Manifest) -> ComponentNames:

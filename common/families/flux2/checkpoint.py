@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.flux2 import transformer_file, vae_file
 from qwenimg.common.networks import flux2_dit, flux2_vae, qwen3
 from qwenimg.common.networks.flux2_dit import Flux2Config
 from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
@@ -19,35 +19,52 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.plan import closed_on_failure
 
 TAPS = (9, 18, 27)
 """The layers of the text encoder behind which states are taken."""
-TEXT = replace(qwen3.NETWORK, uses=partial(qwen3.uses, layers=max(TAPS)))
-NETWORKS: dict[str, Network] = {"transformer": flux2_dit.NETWORK, "text_encoder": TEXT, "vae": flux2_vae.NETWORK}
+NETWORKS: dict[str, Network] = {
+    "transformer": flux2_dit.NETWORK,
+    "text_encoder": qwen3.NETWORK,
+    "vae": flux2_vae.NETWORK,
+}
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and check them against the manifests. Raises ModelError."""
+    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
+    elsewhere are read from there; a file has the configuration of the model's own part. Raises ModelError."""
     index, scheduler = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
     distilled = is_distilled(index)
     configs: dict[str, Any] = {name: read_config(network, folder / name) for name, network in NETWORKS.items()}
-    configs["text_encoder"] = with_taps(folder, configs["text_encoder"])
-    check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
-    components = {}
+    configs["text_encoder"] = with_taps(folder / "text_encoder" / "config.json", configs["text_encoder"])
+    check_fit(folder, *(configs[name] for name in NETWORKS))
     with closed_on_failure() as keep:
-        for name, network in NETWORKS.items():
-            components[name] = open_component(network, folder / name, configs[name], name, whole=choices.whole)
+        components = {}
+        for name in NETWORKS:
+            components[name] = _open_part(name, choices.part(name) or folder / name, configs[name], choices.whole)
             keep(components[name].plan)
+        dit, text, vae = (components[name].config for name in NETWORKS)
+        check_fit(folder, dit, text, vae)  # with parts from elsewhere
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={"text_encoder": open_tokenizer(folder / "tokenizer", qwen.load, configs["text_encoder"])},
+        tokenizers={"text_encoder": open_tokenizer(folder / "tokenizer", qwen.load, text)},
         scheduler=flow_match.read_config(read_json(scheduler), scheduler),
         distilled=distilled,
     )
+
+
+def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
+    """Open one of NETWORKS from a folder or file. `own`: the configuration of the model's own. Raise ModelError."""
+    if name == "transformer":
+        return transformer_file.open_transformer(path, own, whole=whole)
+    if name == "vae":
+        return vae_file.open_vae(path, own, whole=whole)
+    network = NETWORKS[name]
+    config = read_config(network, path) if is_file(path / "config.json") else own
+    return open_component(network, path, with_taps(path, config), name, whole=whole)
 
 
 def is_distilled(index: Path) -> bool:
@@ -59,12 +76,12 @@ def is_distilled(index: Path) -> bool:
     return value
 
 
-def with_taps(folder: Path, config: Qwen3Config) -> Qwen3Config:
+def with_taps(path: Path, config: Qwen3Config) -> Qwen3Config:
     """Return `config` with the layers behind which states are taken. Raises ModelError."""
     try:
         return replace(config, taps=TAPS)
     except ModelError as error:
-        raise ModelError(f"{clean(folder / 'text_encoder' / 'config.json')}: {error}") from None
+        raise ModelError(f"{clean(path)}: {error}") from None
 
 
 def check_fit(folder: Path, dit: Flux2Config, text: Qwen3Config, vae: Flux2VAEConfig) -> None:

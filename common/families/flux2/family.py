@@ -6,11 +6,12 @@ import re
 
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux2 import lora_names
-from qwenimg.common.families.flux2.checkpoint import TEXT, open_folder
+from qwenimg.common.families.flux2.checkpoint import open_folder
+from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.flux2.published import defaults, published
 from qwenimg.common.families.flux2.small_files import PIPELINE
-from qwenimg.common.networks import flux2_dit, flux2_vae
+from qwenimg.common.networks import flux2_dit, flux2_vae, qwen3
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
@@ -52,16 +53,18 @@ FAMILY = Family(
         "Flux2Klein": "is a FLUX.2 klein pipeline for another task: give the model's own folder",
         "Flux2": _DEV,
     },
-    networks=(flux2_dit.NETWORK, TEXT, flux2_vae.NETWORK),
+    networks=(flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK),
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     published=published,
     options=Flux2.options,
+    choices=frozenset({"transformer", "text_encoder", "vae"}),
     open=open_folder,
+    describe_file=describe_file,
     model=_model,
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.distilled),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
-    part=lambda header: None,
+    part=part_of,
 )

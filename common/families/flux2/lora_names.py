@@ -1,8 +1,11 @@
-"""LoRA files' names for the layers of Flux.2: the checkpoint's, dotted or flat."""
+"""LoRA files' names for the layers of Flux.2: diffusers', and those of its authors, dotted or flat. A layer of theirs
+that is q, k and v has one module for all three."""
 
 from __future__ import annotations
 
+from qwenimg.common.families.flux2.transformer_file import place
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.keys import Place
 from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, component_names
 
 
@@ -12,4 +15,15 @@ def names(checkpoint: Checkpoint) -> Names:
     others = {
         path: [f"model.{path}"] for path in (name.removesuffix(".weight") for name in text if name.endswith(".weight"))
     }
-    return (component_names("transformer", transformer, DENOISER), component_names("text_encoder", text, TEXT, others))
+    paths = [name.removesuffix(".weight") for name in transformer if len(transformer[name]) == 2]
+    places = {path: [_layer(path)] for path in paths}
+    return (
+        component_names("transformer", transformer, DENOISER, places=places),
+        component_names("text_encoder", text, TEXT, others),
+    )
+
+
+def _layer(path: str) -> Place:
+    """Return the place of a layer in one with its authors' name."""
+    there = place(f"{path}.weight")
+    return there._replace(key=there.key.removesuffix(".weight"))

@@ -7,7 +7,7 @@ a strength of 1, and with a mask, the run starts from it too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import inf
 
@@ -20,17 +20,15 @@ from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
-from qwenimg.common.pipeline import start
-from qwenimg.common.pipeline.denoiser import Denoiser, Phase, phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.denoiser import Phase, phases
+from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
@@ -62,6 +60,7 @@ class Flux2(FlowModel):
     """A Flux.2 model for `Pipeline`."""
 
     options = frozenset({"step_cache", "cached_calls"})
+    images = (0, references.MOST)
     levels = FlowLevels(mu=shift)
     texts: TemplateTexts
     config: Flux2Config
@@ -92,23 +91,11 @@ class Flux2(FlowModel):
     # References
 
     def references(self, request: Request) -> list[Latents]:
-        return [] if request.image is None else [references.values(request.image)]
+        return [references.values(image) for image in request.images]
 
     def reference_shapes(self, request: Request) -> list[Shape]:
-        """Return the rows and columns of the latents of each reference. Raises UsageError."""
-        if request.image is None:
-            return []
-        height, width = request.image.shape[:2]
-        columns, rows = references.size(width, height)
-        return [(rows // self.scale, columns // self.scale)]
-
-    def encoded(self, request: Request, shape: Shape) -> list[Shape]:
-        shapes = self.reference_shapes(request)
-        return shapes if not shapes or start.starts_from_noise(request) else [*shapes, shape]
-
-    def plan(self, request: Request) -> SamplingPlan:
-        self.reference_shapes(request)  # only for its errors
-        return super().plan(request)
+        sizes = [references.size(*image.shape[1::-1]) for image in request.images]
+        return [(rows // self.scale, columns // self.scale) for columns, rows in sizes]
 
     # The transformer
 
@@ -147,7 +134,10 @@ class Flux2(FlowModel):
         transformer, _ = self.residents.enter(stage)
         dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
 
-        def make_phases(grids: Sequence[Shape], tokens: Sequence[Array]) -> list[Phase]:
+        def make_phases(references: Sequence[Latents]) -> list[Phase]:
+            grids = [shape, *((latents.shape[2], latents.shape[3]) for latents in references)]
+            tokens = [self.engine.array(packing.tokens(latents)) for latents in references]
+
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 condition = transformer.condition(texts[positions[0]], (grids, tokens))
                 return Pass(
@@ -156,31 +146,11 @@ class Flux2(FlowModel):
 
             return phases(plan, branches, 1, make_pass)
 
-        return Flux2Run(self, request, shapes_of(texts, shape), shape, make_phases)
-
-
-# One image
-
-
-class Flux2Run(FlowRun):
-    """A run for one request, whose phases are made when its references are known."""
-
-    def __init__(
-        self,
-        model: Flux2,
-        request: Request,
-        shapes: dict[str, str],
-        shape: Shape,
-        make_phases: Callable[[Sequence[Shape], Sequence[Array]], list[Phase]],
-    ):
-        super().__init__(model, request, [], shapes, pack=packing.tokens, unpack=lambda x: packing.image(x, *shape))
-        self.shape, self.make_phases = shape, make_phases
-
-    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
-        grids = [self.shape, *((latents.shape[2], latents.shape[3]) for latents in initial.references)]
-        self.phases = self.make_phases(grids, [self.array(latents) for latents in initial.references])
-        return super().denoiser(segment, initial)
-
-    def close(self) -> None:
-        super().close()
-        del self.make_phases  # it holds the transformer
+        return ReferenceRun(
+            self,
+            request,
+            make_phases,
+            shapes_of(texts, shape),
+            pack=packing.tokens,
+            unpack=lambda x: packing.image(x, *shape),
+        )

@@ -11,6 +11,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pictures import pixels
 from qwenimg.common.request.request import MULTIPLE
 
+MOST = 10  # references; a prompt of 512 tokens and these fit into no table that is too small
 LARGEST = 1024**2  # pixels; a larger picture is made smaller
 
 

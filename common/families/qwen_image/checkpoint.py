@@ -3,6 +3,7 @@ before a weight is read."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,38 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image import mflux
+from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.families.qwen_image.variants import QwenVariant
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
+from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.plan import closed_on_failure
 
+_PARTS = ("transformer", "text_encoder", "vae")
 # The start of a class's name, and why it is not supported.
 REFUSED = {
     "QwenImage21": "is a Qwen-Image-2.1 model, another architecture, which this version does not support",
     "QwenImageLayered": "is a Qwen-Image-Layered model, which makes layers of an image: not supported yet",
-    "QwenImageEdit": "is a Qwen-Image-Edit model, which edits images: this version makes images from text only",
 }
-_NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+
+
+def networks(kind: QwenVariant) -> dict[str, Network]:
+    """Return the networks of a variant, by their folders."""
+    text = qwen_vl_vision.NETWORK if kind.edits else qwen_vl.NETWORK
+    return {"transformer": qwen_dit.NETWORK, "text_encoder": text, "vae": qwen_vae.NETWORK}
 
 
 def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
@@ -42,17 +55,24 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     has_tokenizer = whole and is_folder(folder / "tokenizer")
     if has_tokenizer and choices.tokenizer is not None:
         raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
-    places = {name: choices.part(name) or folder / name for name in _NETWORKS}
-    configs = {
-        name: _config(name, [places[name], folder / name], published=not whole or choices.part(name) is not None)
-        for name in _NETWORKS
-    }
+    places = {name: choices.part(name) or folder / name for name in _PARTS}
+
+    def config(name: str, network: Network) -> Any:
+        published = not whole or choices.part(name) is not None
+        return _config(network, [places[name], folder / name], published=published)
+
+    kind = _kind(folder, choices, config("transformer", qwen_dit.NETWORK))
+    parts = networks(kind)
+    configs = {name: config(name, network) for name, network in parts.items()}
+    configs["transformer"] = replace(configs["transformer"], zero_cond_t=kind.zero_cond_t)
     _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    tokenizer = folder / "tokenizer" if has_tokenizer else mflux.tokenizer(folder, choices.tokenizer)
+    tokenizer = folder / "tokenizer" if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
+    if kind.edits:
+        _check_sees(places["text_encoder"])
     components = {}
     with closed_on_failure() as keep:
-        for name, network in _NETWORKS.items():
+        for name, network in parts.items():
             components[name] = open_component(
                 network,
                 places[name],
@@ -68,15 +88,47 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         components=components,
         tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
         scheduler=flow_match.read_config(read_json(scheduler) if whole else SCHEDULER, scheduler),
+        variant=kind.name,
     )
 
 
-def _config(name: str, folders: list[Path], *, published: bool) -> Any:
+def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
+    """Return the variant that the user says; else that of the transformer's file, if it is not the folder's own; else
+    that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go together."""
+    if choices.variant is not None:
+        return variants.VARIANTS[choices.variant]
+    index, elsewhere = folder / "model_index.json", choices.part("transformer")
+    named = variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
+    if named is not None:
+        return named
+    if not is_file(index):
+        return variants.of_name(folder.name) or variants.TEXT
+    try:
+        return variants.of_pipeline(str(read_json(index).get("_class_name")), transformer.zero_cond_t)
+    except ModelError as error:
+        raise ModelError(f"{clean(folder)}: {error}") from None
+
+
+def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
     """Return the configuration in the first of `folders` that has one, else the `published` one. Raise ModelError."""
     source = next((folder for folder in folders if is_file(folder / "config.json")), None)
     if source is None and published:
-        return _NETWORKS[name].config()
-    return read_config(_NETWORKS[name], source or folders[-1], REFUSED)
+        return network.config()
+    return read_config(network, source or folders[-1], REFUSED)
+
+
+def _check_sees(place: Path) -> None:
+    """Raise ModelError for a text encoder without its vision tower."""
+    rename = RENAMES["text_encoder"](qwen_vl_vision.manifest(QwenVLVisionConfig()))
+    for path in find_files(place).files:
+        header = read_header(path)
+        header.file.close()
+        if any((rename(key) or "").startswith(qwen_vl_vision.PREFIX) for key in header.tensors):
+            return
+    raise ModelError(
+        f"{clean(place)}: is a text encoder without its vision tower, by which Qwen-Image-Edit sees pictures (GGUF "
+        "files have none): give a whole one, as safetensors"
+    )
 
 
 def _check_fit(folder: Path, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:

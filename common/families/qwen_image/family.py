@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image import lora_names, mflux
+from qwenimg.common.families.qwen_image import lora_names, mflux, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
+from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.prompts.qwen import Template
+from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, qwen_vl_vision
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 
-TEMPLATE = Template(
-    text="<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
-    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
-    "<|im_start|>assistant\n",
-    dropped=34,
-    limit=1024,
-    seen=512,
-)
 PUBLISHED_WIDTH = 3072
 """The width of the published transformer, also without some of its layers. A toy is narrower."""
 
@@ -44,25 +39,38 @@ SIZES = {
 
 def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:
     assert refiner is None
-    return QwenImage(runtime, checkpoint, TEMPLATE)
+    kind = variants.VARIANTS[checkpoint.variant]
+    return QwenImageEdit(runtime, checkpoint, kind) if kind.edits else QwenImage(runtime, checkpoint, kind)
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:
+    if variants.VARIANTS[checkpoint.variant].edits:
+        return Defaults(strength=1.0, edited=references.AREA)
     return Defaults(trained=SIZES if checkpoint["transformer"].config.dim == PUBLISHED_WIDTH else {})
+
+
+def _described(folder: Path) -> str:
+    """Return the purpose of a folder, or of one without configurations."""
+    index, transformer = folder / "model_index.json", folder / "transformer" / "config.json"
+    if not (is_file(index) and is_file(transformer)):
+        return (variants.of_name(folder.name) or variants.TEXT).title
+    return variants.of_pipeline(
+        str(read_json(index).get("_class_name")), bool(read_json(transformer).get("zero_cond_t"))
+    ).title
 
 
 FAMILY = Family(
     name="qwen-image",
     title="Qwen-Image",
-    pipelines=frozenset({"QwenImagePipeline"}),
+    pipelines=variants.PIPELINES,
     refused=REFUSED,
-    networks=(qwen_dit.NETWORK, qwen_vl.NETWORK, qwen_vae.NETWORK),
+    networks=(qwen_dit.NETWORK, qwen_vl.NETWORK, qwen_vae.NETWORK, qwen_vl_vision.NETWORK),
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     published=published,
     options=QwenImage.options,
-    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
+    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer", "variant"}),
     open=open_folder,
     reads_folder=mflux.layout,
     reads_names=mflux.are_names,
@@ -70,8 +78,9 @@ FAMILY = Family(
     model=_model,
     lora_names=lora_names.names,
     small_files=small_files,
+    class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
-    described=lambda folder: "Qwen-Image, text to image",
+    described=_described,
     part=part_of,
     parts_alone=True,
 )

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from qwenimg.common.families.catalog import BUILT_IN
+from qwenimg.common.families.qwen_image.known import BUILT_IN
+from qwenimg.common.families.qwen_image.variants import EDIT_2511, QwenVariant
 from qwenimg.common.request.few_steps import FewSteps
 
 _REPO = "lightx2v/Qwen-Image-Lightning/Qwen-Image-Lightning"
 _REPO_2512 = "lightx2v/Qwen-Image-2512-Lightning/Qwen-Image-2512-Lightning"
+_EDITS = {
+    "edit": "lightx2v/Qwen-Image-Lightning/Qwen-Image-Edit-Lightning",
+    "2509": "lightx2v/Qwen-Image-Lightning/Qwen-Image-Edit-2509/Qwen-Image-Edit-2509-Lightning",
+    "2511": "lightx2v/Qwen-Image-Edit-2511-Lightning/Qwen-Image-Edit-2511-Lightning",
+}
 
 
-def _files(start: str, versions: tuple[str, ...]) -> tuple[str, ...]:
+def _files(start: str, versions: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{start}-{version}.safetensors" for version in versions)
 
 
-def few_steps(folder: str) -> Mapping[str, FewSteps]:
+def few_steps(folder: str, kind: QwenVariant) -> Mapping[str, FewSteps]:
     """Return the few-step LoRAs of the model in `folder`. The model of December 2025, known by its name only, has its
-    own LoRAs; the built-in model has none."""
+    own LoRAs, and so does each that edits; the built-in model has none."""
     if folder.endswith(BUILT_IN.name):
         return {}
-    if re.search("image[-_.]2512", folder.lower()):
-        loras = {steps: _files(f"{_REPO_2512}-{steps}steps", ("V1.0-bf16", "V1.0-fp32")) for steps in (4, 8)}
+    versions: tuple[str, ...]
+    steps = (4,) if kind is EDIT_2511 else (8, 4)
+    if kind.edits:
+        start, versions = _EDITS[kind.name], ("V1.0-bf16", "V1.0", "V1.0-fp32")
+    elif re.search("image[-_.]2512", folder.lower()):
+        start, versions = _REPO_2512, ("V1.0-bf16", "V1.0-fp32")
     else:
-        versions = ("V2.0-bf16", "V2.0", "V1.1-bf16", "V1.1", "V1.0-bf16", "V1.0")
-        loras = {steps: _files(f"{_REPO}-{steps}steps", versions) for steps in (4, 8)}
-    return {"lightning": FewSteps(steps=(8, 4), sampler="euler", schedule="lightning", loras=loras)}
+        start, versions = _REPO, ("V2.0-bf16", "V2.0", "V1.1-bf16", "V1.1", "V1.0-bf16", "V1.0")
+    loras = {count: _files(f"{start}-{count}steps", versions) for count in steps}
+    return {"lightning": FewSteps(steps=steps, sampler="euler", schedule="lightning", loras=loras)}

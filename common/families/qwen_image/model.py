@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
+from qwenimg.common.families.qwen_image.edit_texts import EditTexts
+from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
@@ -18,12 +20,12 @@ from qwenimg.common.parts import vae
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
-from qwenimg.common.pipeline.denoiser import phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.denoiser import Phase, phases
+from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
+from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
-from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
@@ -41,16 +43,22 @@ class QwenImage(FlowModel):
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     guidance = Guidance(formula=cfg_with_norm)
     options = frozenset({"step_cache", "cached_calls"})
-    texts: TemplateTexts
+    texts: TemplateTexts | EditTexts
     config: QwenDiTConfig
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, template: Template):
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
         residents, vae_config = Residents(runtime), checkpoint["vae"].config
         statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
-        halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics)
-        super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, template), halves)
+        halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics, samples=not kind.edits)
+        texts: TemplateTexts | EditTexts
+        if kind.edits:
+            texts = EditTexts(residents, checkpoint, kind)
+        else:
+            texts = TemplateTexts(residents, checkpoint, kind.template)
+        super().__init__(runtime, checkpoint, residents, texts, halves)
+        self.kind, self.images = kind, kind.images
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
-        self.few_steps = few_steps.few_steps(str(checkpoint.source))
+        self.few_steps = few_steps.few_steps(str(checkpoint.source), kind)
         self.modulations = Modulations(residents)
 
     @cached_property
@@ -60,7 +68,8 @@ class QwenImage(FlowModel):
     def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
-        tokens = shape[0] * shape[1] // self.config.patch_size**2
+        pixels = sum(rows * columns for rows, columns in [shape, *self.reference_shapes(request)])  # of latents
+        tokens = pixels // self.config.patch_size**2
         count, longest = len(branches), tokens + max(lengths)
         cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
@@ -82,7 +91,8 @@ class QwenImage(FlowModel):
         )
         if self.modulations.has(timesteps):
             return [denoise]
-        rows = memory.modulation_rows(self.config, self.runtime.load_plan(denoise.component), len(timesteps))
+        steps = len(timesteps) + self.config.zero_cond_t
+        rows = memory.modulation_rows(self.config, self.runtime.load_plan(denoise.component), steps)
         activations = [split.activations for split in denoise.splits]
         return [self.modulations.stage(denoise.component, rows, "transformer_blocks.0.", activations), denoise]
 
@@ -107,7 +117,7 @@ class QwenImage(FlowModel):
         return list(dict.fromkeys([count, 1])) if gains else [1]
 
     def variant(self, change: Change) -> QwenImage:
-        return QwenImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.texts.template)
+        return type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
 
     def adapt(self, deltas: Deltas) -> None:
         self.modulations.renew(self.checkpoint["transformer"], self.checkpoint.with_deltas(deltas)["transformer"])
@@ -115,25 +125,31 @@ class QwenImage(FlowModel):
 
     def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
         patch = self.config.patch_size
-        grid = shape[0] // patch, shape[1] // patch
+        grid = (1, shape[0] // patch, shape[1] // patch)
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}  # of the modulation
         branches = self.guidance.branches(request)
-        texts = self.texts.states([branch.prompt for branch in branches])
+        texts = self.texts.states(self.prompts(request))
         stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
         timesteps, dtype = self.timesteps(plan), self.runtime.precision.time_dtype()
         features = qwen_conditioning.time_rows(self.config, timesteps, dtype)
         modulation = self.modulations.get(timesteps, stages[0], lambda transformer: transformer.modulate(features))
         transformer, split = self.residents.enter(stages[-1])
 
-        def make_pass(positions: tuple[int, ...]) -> Pass:
-            condition = transformer.condition([texts[i] for i in positions], [(1, *grid)])
-            return Pass(transformer, condition, lambda x, sigma: (x, (modulation, rows[sigma])))
+        def make_phases(references: Sequence[Latents]) -> list[Phase]:
+            tokens = [self.engine.array(packing.pack(latents)) for latents in references]
+            grids = [grid, *((1, one.shape[2] // patch, one.shape[3] // patch) for one in references)]
 
-        return FlowRun(
+            def make_pass(positions: tuple[int, ...]) -> Pass:
+                condition = transformer.condition([texts[i] for i in positions], grids, tokens)
+                return Pass(transformer, condition, lambda x, sigma: (x, (modulation, rows[sigma])))
+
+            return phases(plan, branches, split.size or len(branches), make_pass)
+
+        return ReferenceRun(
             self,
             request,
-            phases(plan, branches, split.size or len(branches), make_pass),
-            shapes_of(texts, grid),
+            make_phases,
+            shapes_of(texts, grid[1:]),
             pack=packing.pack,
             unpack=partial(packing.unpack, h=shape[0], w=shape[1]),
         )

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.families.qwen_image.checkpoint import networks
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.families.qwen_image.variants import EDIT, EDIT_2509, EDIT_2511, TEXT
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
-NAMES = ("qwen-image", "qwen-image-2512")
+KINDS = {
+    "qwen-image": TEXT,
+    "qwen-image-2512": TEXT,
+    "qwen-image-edit": EDIT,
+    "qwen-image-edit-2509": EDIT_2509,
+    "qwen-image-edit-2511": EDIT_2511,
+}
 
 
 def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
-    if name not in NAMES:
+    if (kind := KINDS.get(name)) is None:
         return None
-    networks = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+    configs = {part: network.config() for part, network in networks(kind).items()}
+    configs["transformer"] = replace(configs["transformer"], zero_cond_t=kind.zero_cond_t)
     return Checkpoint(
         source=Path(name),
-        components={part: on_paper(network, network.config(), "bfloat16") for part, network in networks.items()},
+        components={part: on_paper(network, configs[part], "bfloat16") for part, network in networks(kind).items()},
         tokenizers={"text_encoder": absent_tokenizer(name)},
         scheduler=parse(FlowMatchConfig, SCHEDULER, source=name),
+        variant=kind.name,
     )

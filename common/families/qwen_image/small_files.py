@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qwenimg.common.families.qwen_image.variants import VARIANTS
 from qwenimg.common.networks import qwen_dit, qwen_vae
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -34,4 +35,5 @@ INDEX: dict[str, object] = {
 
 def small_files(checkpoint: Checkpoint) -> dict[str, object]:
     """Return JSON by its path, for the folder `checkpoint.source`, which lacks these files."""
-    return {"model_index.json": INDEX, "scheduler/scheduler_config.json": SCHEDULER}
+    index = INDEX | {"_class_name": VARIANTS[checkpoint.variant].pipeline}
+    return {"model_index.json": index, "scheduler/scheduler_config.json": SCHEDULER}

@@ -22,6 +22,7 @@ from qwenimg.common.parts import vae
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
+from qwenimg.common.pipeline.diffusion_model import Image
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.step_cache import Pass
@@ -41,6 +42,7 @@ class StableDiffusion:
     """A Stable Diffusion model for `Pipeline`, and its refiner if one is given."""
 
     guidance = GUIDANCE
+    images: tuple[int, int] = (0, 1)
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
@@ -98,7 +100,7 @@ class StableDiffusion:
         if self.refiner is not None:
             self.refiner.check_weights()
 
-    def announce(self, prompts: Sequence[str], clip_skip: int = 0) -> None:
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
         for expert in self.experts():
             expert.texts.announce(expert.texts.keys(prompts, clip_skip))
 

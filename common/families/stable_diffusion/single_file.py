@@ -146,11 +146,16 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
 
 
 def _prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
-    """Return the prefixes of the UNet's and the VAE's names; None for an absent part."""
+    """Return the prefixes of the UNet's and the VAE's names; None for an absent part. A VAE of other latents than a
+    UNet here has is another family's."""
     unet = next((prefix for prefix in (UNET, "") if prefix + FIRST in tensors), None)
     alone = unet is None and latent_channels(tensors) == LATENTS
     inside = ("", *VAES) if alone else VAES
-    return unet, next((prefix for prefix in inside if prefix + SIGN in tensors), None)
+    vae = next((prefix for prefix in inside if prefix + SIGN in tensors), None)
+    if unet is None and vae:
+        first = tensors.get(f"{vae}decoder.conv_in.weight")
+        vae = vae if first is not None and first.shape[1:2] == (LATENTS,) else None
+    return unet, vae
 
 
 def _kind(tensors: Mapping[str, Stored], prefix: str | None) -> tuple[str | None, str]:

@@ -1,42 +1,96 @@
-"""A Z-Image folder in diffusers layout: its configurations and load plans, all checked before a weight is read."""
+"""A Z-Image folder in diffusers layout, or as mflux saves it, with parts elsewhere: its configurations and load plans,
+all checked before a weight is read."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
-from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.hf_cache import cached_name
+from qwenimg.common.base.safe_files import absolute, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.z_image import mflux
+from qwenimg.common.families.z_image.published import SHIFTS, transformer, vae
+from qwenimg.common.families.z_image.small_files import scheduler
+from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.zimage_dit import ZImageConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.mflux import CHANNELS_LAST
+from qwenimg.common.parts.piece import Z_IMAGE_FILES
+from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
 
 _NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and check them against the manifests. Raises ModelError."""
-    configs = {name: read_config(network, folder / name) for name, network in _NETWORKS.items()}
-    _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
-    scheduler = folder / "scheduler" / "scheduler_config.json"
+    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
+    elsewhere are read from there. Raises ModelError and UsageError."""
+    whole = is_file(folder / "model_index.json")
+    has_tokenizer = whole and is_folder(folder / "tokenizer")
+    if has_tokenizer and choices.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
+    tokenizer = find_tokenizer(folder, choices.tokenizer, Z_IMAGE_FILES)
     components = {}
     with closed_on_failure() as keep:
-        for name, network in _NETWORKS.items():
-            components[name] = open_component(network, folder / name, configs[name], name, whole=choices.whole)
+        for name in _NETWORKS:
+            components[name] = _opened(name, folder, choices, published=not whole)
             keep(components[name].plan)
-    return Checkpoint(
-        source=folder,
-        components=components,
-        tokenizers={"text_encoder": open_tokenizer(folder / "tokenizer", qwen.load, configs["text_encoder"])},
-        scheduler=flow_match.read_config(read_json(scheduler), scheduler),
-    )
+        configs = {name: part.config for name, part in components.items()}
+        _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
+        return Checkpoint(
+            source=folder,
+            components=components,
+            tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
+            scheduler=_scheduler(folder, whole=whole),
+        )
+
+
+def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Component:
+    """Open one part, from its place in `choices` or from `folder`, which may have the published configurations alone.
+    Raise ModelError."""
+    network, elsewhere = _NETWORKS[name], choices.part(name)
+    place = elsewhere or folder / name
+    if is_file(place / "config.json"):
+        config = read_config(network, place)
+    else:
+        config = _config(name, folder, published=published)
+        if name == "transformer" and is_file(place):
+            return open_transformer(place, config, whole=choices.whole)
+        if name == "vae" and is_file(place):
+            return open_vae(place, config, whole=choices.whole)
+    marker = CHANNELS_LAST if name == "vae" else ""
+    return open_component(network, place, config, name, mflux.RENAMES[name], channels_last=marker, whole=choices.whole)
+
+
+def _config(name: str, folder: Path, *, published: bool) -> Any:
+    """Return the configuration of a part in `folder`, or the published one. Raise ModelError."""
+    if published and not is_file(folder / name / "config.json"):
+        return {"transformer": transformer(), "text_encoder": Qwen3Config(), "vae": vae()}[name]
+    return read_config(_NETWORKS[name], folder / name)
+
+
+def _scheduler(folder: Path, *, whole: bool) -> FlowMatchConfig:
+    """Return the noise levels of the model in `folder`. One without a configuration is Turbo, unless it is
+    called Z-Image without that word. Raise ModelError."""
+    path = folder / "scheduler" / "scheduler_config.json"
+    if whole or is_file(path):
+        return flow_match.read_config(read_json(path), path)
+    name = (cached_name(absolute(folder)) or absolute(folder).name).lower()
+    is_base = "turbo" not in name and re.search("z[-_]?image", name) is not None
+    return parse(FlowMatchConfig, scheduler(SHIFTS["z-image" if is_base else "z-image-turbo"]), source=path)
 
 
 def _check_fit(folder: Path, dit: ZImageConfig, text: Qwen3Config, vae: KLVAEConfig) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.families.family import Family
+from qwenimg.common.families.z_image import lora_names, mflux
 from qwenimg.common.families.z_image.checkpoint import open_folder
+from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.families.z_image.published import defaults, published
+from qwenimg.common.families.z_image.small_files import small_files
 from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -50,10 +53,16 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     published=published,
+    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     options=ZImage.options,
     open=open_folder,
+    reads_folder=mflux.layout,
+    reads_names=mflux.are_names,
+    describe_file=describe_file,
     model=_model,
+    lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),
     described=lambda folder: "Z-Image, text to image",
-    part=lambda header: None,
+    part=part_of,
+    small_files=small_files,
 )

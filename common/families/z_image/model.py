@@ -7,10 +7,10 @@ and not the sum. The branches of guidance run in turn, since texts of different 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.z_image import memory
+from qwenimg.common.families.z_image import lora_names, memory
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.zimage_dit import PATCH, ZImageConfig
@@ -48,8 +48,7 @@ class ZImage(FlowModel):
     """A Z-Image model for `Pipeline`."""
 
     guidance = Guidance(formula=_from_conditional, off=0.0, until=lambda request: request.cfg_truncation)
-    options = frozenset({"cfg_normalization", "cfg_truncation"})
-    lora_names: Names = ()
+    options = frozenset({"step_cache", "cached_calls", "cfg_normalization", "cfg_truncation"})
     texts: TemplateTexts
     config: ZImageConfig
 
@@ -58,6 +57,10 @@ class ZImage(FlowModel):
         texts = TemplateTexts(residents, checkpoint, TEMPLATE)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)
@@ -75,6 +78,7 @@ class ZImage(FlowModel):
         component, longest = self.checkpoint["transformer"], max(counts)
         score_bytes = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
+        activations += memory.kept_bytes(self.config, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         shares = [plan.share(branch) for branch in branches]
         per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))

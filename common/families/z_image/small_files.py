@@ -4,6 +4,7 @@ differs in its shift."""
 from __future__ import annotations
 
 from qwenimg.common.networks import kl_vae, zimage_dit
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 
 INDEX: dict[str, object] = {
@@ -24,3 +25,8 @@ def scheduler(shift: float) -> dict[str, object]:
         "shift": shift,
         "use_dynamic_shifting": False,
     }
+
+
+def small_files(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return JSON by its path, for the folder `checkpoint.source`, which lacks these files."""
+    return {"model_index.json": INDEX, "scheduler/scheduler_config.json": scheduler(checkpoint.scheduler.shift)}

@@ -1,0 +1,146 @@
+"""A Flux.1 folder in diffusers layout, or as mflux saves it, with parts in other folders and files: its configurations
+and load plans, all checked before a weight is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.flux import mflux
+from qwenimg.common.families.flux.published import vae as published_vae
+from qwenimg.common.families.flux.small_files import scheduler
+from qwenimg.common.families.flux.texts import CLIP, T5
+from qwenimg.common.families.flux.transformer_file import open_transformer
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
+from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.parts import clip_files
+from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.mflux import CHANNELS_LAST
+from qwenimg.common.parts.vae_files import open_vae
+from qwenimg.common.prompts import clip as clip_tokenizer
+from qwenimg.common.prompts import t5 as t5_tokenizer
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.sampling import flow_match
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from qwenimg.common.weights.plan import closed_on_failure
+
+# The start of a class's name, and why it is not supported.
+REFUSED = {
+    "FluxControl": "is a Flux.1 model for control images: not supported",
+    "FluxKontext": "is a Flux.1 Kontext model, which edits images: not supported yet",
+    "FluxFill": "is a Flux.1 Fill model for inpainting: not supported yet",
+    "FluxPrior": "is Flux.1 Redux: not supported",
+}
+_NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
+_T5_SIGN = "SelfAttention.relative_attention_bias.weight"
+_T5_GGUF_SIGN = "enc.blk.0.attn_rel_b.weight"
+
+
+def open_folder(folder: Path, choices: Choices) -> Checkpoint:
+    """Read every configuration and header of `folder` and of the parts that `choices` has elsewhere, and check them
+    against the manifests. Raises ModelError and UsageError."""
+    parts, whole = _places(choices), is_file(folder / "model_index.json")
+    configs = {name: _config(folder, name, whole=whole, elsewhere=name in parts) for name in _NETWORKS}
+    components: dict[str, Component] = {}
+    with closed_on_failure() as keep:
+        for name in _NETWORKS:
+            components[name] = _component(folder, name, parts.get(name), configs[name], whole=choices.whole)
+            keep(components[name].plan)
+        _check_fit(folder, *(components[name].config for name in _NETWORKS))
+    return Checkpoint(
+        source=folder,
+        components=components,
+        tokenizers={
+            CLIP: open_tokenizer(folder / "tokenizer", clip_tokenizer.load, components[CLIP].config),
+            T5: open_tokenizer(folder / "tokenizer_2", t5_tokenizer.load, components[T5].config),
+        },
+        scheduler=_scheduler(folder, components["transformer"].config, whole=whole),
+    )
+
+
+def _scheduler(folder: Path, dit: FluxConfig, *, whole: bool) -> FlowMatchConfig:
+    """Return the noise levels of the model in `folder`, which has none if it is not `whole`. Raise ModelError."""
+    path = folder / "scheduler" / "scheduler_config.json"
+    return flow_match.read_config(read_json(path) if whole else scheduler(guided=dit.guidance_embeds), path)
+
+
+def _places(choices: Choices) -> dict[str, Path]:
+    """Return the folders and files of parts that are elsewhere, by component. What a text encoder is, its file shows.
+    Raises ModelError and UsageError."""
+    places: dict[str, Path] = {}
+    for part, path in choices.parts.items():
+        name = (T5 if is_t5(path) else CLIP) if part.startswith("text_encoder") else part
+        if name in places:
+            names = " and ".join(clean(file.name, 60) for file in (places[name], path))
+            raise UsageError(f"--text-encoder: {names} are both the model's {name}; give one of them")
+        places[name] = path
+    return places
+
+
+def is_t5(path: Path) -> bool:
+    """Return whether a folder or file has a T5 encoder. Raises ModelError."""
+    if is_folder(path):
+        return read_json(path / "config.json").get("model_type") == t5.MODEL_TYPE
+    header = read_header(path)
+    header.file.close()
+    return is_t5_file(header.tensors)
+
+
+def is_t5_file(names: Any) -> bool:
+    """Return whether a file with these names of tensors has a T5 encoder."""
+    return any(name.endswith(_T5_SIGN) or name == _T5_GGUF_SIGN for name in names)
+
+
+def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
+    """Return the configuration of a component in `folder`, or the published one if `folder` is not `whole` or the
+    weights are `elsewhere`. Raises ModelError."""
+    if (elsewhere or not whole) and not is_file(folder / name / "config.json"):
+        if name == "transformer":
+            return FluxConfig(guidance_embeds=not elsewhere and mflux.is_guided(folder))
+        return {CLIP: clip.VIT_L, T5: T5Config(), "vae": published_vae()}[name]
+    return read_config(_NETWORKS[name], folder / name, REFUSED)
+
+
+def _component(folder: Path, name: str, place: Path | None, config: Any, *, whole: bool) -> Component:
+    """Open the component `name` in `folder`, or in `place`, with the `config` of the model's own. Raises ModelError."""
+    if place is None:
+        marker = CHANNELS_LAST if name == "vae" else ""
+        rename = mflux.RENAMES[name]
+        return open_component(_NETWORKS[name], folder / name, config, name, rename, channels_last=marker, whole=whole)
+    if name == "transformer":
+        return open_transformer(place, config, whole=whole)
+    if name == "vae":
+        return open_vae(place, config, whole=whole)
+    if name == T5:
+        told = read_config(t5.NETWORK, place) if is_folder(place) else config
+        return open_component(t5.NETWORK, place, told, name, whole=whole)
+    if is_folder(place):
+        return open_component(clip.NETWORK, place, read_config(clip.NETWORK, place), name, whole=whole)
+    return clip_files.open_file(place, name, config, is_known=is_file(folder / name / "config.json"))
+
+
+def _check_fit(folder: Path, dit: FluxConfig, clip_config: Any, t5_config: T5Config, vae: Any) -> None:
+    """Check that the components of a folder belong together. Raise ModelError."""
+    shown, latents = clean(folder), 4 * vae.latent_channels
+    for title, wanted, given in (
+        ("text states", dit.joint_attention_dim, t5_config.d_model),
+        ("pooled text", dit.pooled_projection_dim, clip_config.hidden_size),
+    ):
+        if wanted != given:
+            raise ModelError(
+                f"{shown}: the transformer wants {title} of {wanted} channels, its text encoder makes {given}"
+            )
+    if dit.in_channels == 6 * latents:
+        raise ModelError(f"{shown}: {REFUSED['FluxFill']}")
+    if dit.in_channels != latents or dit.out_features != latents:
+        raise ModelError(
+            f"{shown}: the transformer takes {dit.in_channels} and makes {dit.out_features} channels, the VAE's "
+            f"latents have {vae.latent_channels} in patches of 2 x 2: {latents} are supported"
+        )

@@ -1,0 +1,67 @@
+"""The description of one part of Flux.1 in a file of its own."""
+
+from __future__ import annotations
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.flux import published, transformer_file
+from qwenimg.common.families.flux.checkpoint import is_t5_file
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks import flux_dit, t5
+from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.parts import vae_files
+from qwenimg.common.parts.vae_files import open_vae
+
+_INPUTS = {64: "", 384: ", Fill: inpainting, not supported yet", 128: ", for control images, not supported"}
+
+
+def part_of(header: Header) -> str | None:
+    """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
+    another file."""
+    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    if architecture not in gguf.UNSPECIFIC:
+        parts = {"transformer": flux_dit.NETWORK, "text_encoder": t5.NETWORK}
+        return next((part for part, network in parts.items() if architecture in network.architectures), None)
+    if transformer_file.is_transformer(header):
+        return "transformer"
+    if is_t5_file(header.tensors):
+        return "text_encoder"
+    return "vae" if vae_files.latent_channels(header.tensors) == published.vae().latent_channels else None
+
+
+def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
+    """Describe the transformer or the VAE in a file: its layout, its weights, and its faults. Return None for another
+    file."""
+    part, path = part_of(header), header.file.path
+    if part not in ("transformer", "vae"):
+        return None
+    whole = Description(lines=[f"layout: {_layout(header, part)}", summary("file", header.tensors)])
+    if header.format == "GGUF":
+        whole.lines.append(in_memory(header.tensors, lambda name: False))
+    try:
+        if part == "vae":
+            opened = open_vae(path, published.vae())
+        else:
+            opened = transformer_file.open_transformer(path, FluxConfig())
+    except ModelError as error:
+        whole.faults.append(str(error))
+        return whole
+    opened.plan.close()
+    if part == "transformer":
+        guided = "dev: it is told its guidance" if opened.config.guidance_embeds else "schnell: without guidance"
+        whole.lines.insert(1, f"type: {guided}{_INPUTS.get(opened.config.in_channels, '')}")
+    whole.lines.append(f"use it: qwenimg PROMPT -m FOLDER --{part} FILE")
+    return whole
+
+
+def _layout(header: Header, part: str) -> str:
+    """Return the part and the layout of its names."""
+    kind = "GGUF, " if header.format == "GGUF" else ""
+    if part == "vae":
+        names = "ldm" if vae_files.SIGN in header.tensors else "diffusers'"
+        return f"{kind}the VAE of Flux.1, Z-Image and Stable Diffusion 3, {names} names"
+    prefix = transformer_file.prefix_of(header.tensors)
+    names = "diffusers' names" if prefix is None else "its authors' names"
+    return f"{kind}Flux.1's transformer, {names}{f' behind {prefix}' if prefix else ''}"

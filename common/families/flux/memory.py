@@ -1,0 +1,35 @@
+"""Bytes and operations of a step of Flux.1, and of its modulation."""
+
+from __future__ import annotations
+
+from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.weights.plan import LoadPlan
+
+
+def step_peak(config: FluxConfig, tokens: int) -> int:
+    """Return the bytes of activations in one step of `tokens` image and text tokens.
+
+    Each token has two residuals, and in a block of one stream the feed-forward's four widths, twice as they are joined
+    with those of the attention."""
+    return tokens * config.dim * 48
+
+
+def kept_bytes(config: FluxConfig, branches: int, tokens: int) -> int:
+    """Return the bytes that a step cache keeps for `branches` of `tokens` image tokens: for each branch the output of
+    the deeper blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
+    return (branches + 3) * tokens * config.dim * 4
+
+
+def modulation_rows(config: FluxConfig, plan: LoadPlan, rows: int) -> int:
+    """Return the bytes of so many rows of modulation: twelve vectors for each block of two streams, three for each of
+    one, and two. `plan` is the transformer's as it is in memory."""
+    bias = plan.entries["norm_out.linear.bias"]
+    vectors = 12 * config.num_layers + 3 * config.num_single_layers + 2
+    return rows * vectors * config.dim * bias.storage.nbytes((1,))
+
+
+def step_operations(config: FluxConfig, tokens: int) -> float:
+    """Count the operations of one prediction for `tokens` image and text tokens: for each token and block twelve
+    squares of the width in linear layers, and attention to all tokens."""
+    blocks = config.num_layers + config.num_single_layers
+    return blocks * (24.0 * tokens * config.dim**2 + 4.0 * tokens**2 * config.dim)

@@ -1,0 +1,70 @@
+"""A Flux.1 folder that mflux saved: its names for some layers, strings only.
+
+mflux has the published configurations alone, so a folder without them means these. Its T5 has the table of distances in
+every block, and its convolutions have their channels last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.flux.texts import CLIP, T5
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.networks import clip, t5
+from qwenimg.common.parts import mflux
+from qwenimg.common.weights.keys import Rename
+
+_FEED_FORWARD = {"linear1": "net.0.proj", "linear2": "net.2"}
+_LAYER = re.compile(r"(transformer_blocks\.\d+\.ff(?:_context)?)\.(linear[12])\.(.+)")
+_SIGNS = ("transformer_blocks.0.ff.linear1.", "transformer_blocks.0.ff_context.linear1.")
+_GUIDANCE = "time_text_embed.guidance_embedder."
+_T5_BLOCK = re.compile(r"t5_blocks\.(?P<block>\d+)\.(?P<part>attention|ff)\.(?P<rest>.+)")
+_T5_PARTS = {"attention": "layer.0", "ff": "layer.1"}
+_DISTANCES = "SelfAttention.relative_attention_bias."
+
+
+def are_names(keys: Iterable[str]) -> bool:
+    """Return whether `keys` are mflux's names for tensors of the transformer."""
+    return any(key.startswith(_SIGNS) for key in keys)
+
+
+def layout(folder: Path) -> str | None:
+    """Return the layout of a folder whose transformer has mflux's names; else None. Raises ModelError."""
+    return mflux.layout(folder, _SIGNS)
+
+
+def is_guided(folder: Path) -> bool:
+    """Return whether the transformer in `folder` is told its guidance. Raises ModelError."""
+    for path in find_files(folder / "transformer").files:
+        header = read_header(path)
+        header.file.close()
+        if any(key.startswith(_GUIDANCE) for key in header.tensors):
+            return True
+    return False
+
+
+def _transformer(manifest: Manifest) -> Rename:
+    def rename(key: str) -> str:
+        layer = _LAYER.fullmatch(key)
+        return f"{layer[1]}.{_FEED_FORWARD[layer[2]]}.{layer[3]}" if layer else key
+
+    return rename
+
+
+def _t5(manifest: Manifest) -> Rename:
+    def rename(key: str) -> str | None:
+        if block := _T5_BLOCK.fullmatch(key):
+            number, part, rest = block.groups()
+            again = rest.startswith(_DISTANCES) and number != "0"
+            return None if again else f"encoder.block.{number}.{_T5_PARTS[part]}.{rest}"
+        return f"encoder.{key}" if key.startswith("final_layer_norm.") else t5.rename(key)
+
+    return rename
+
+
+RENAMES = {"transformer": _transformer, CLIP: lambda manifest: clip.rename, T5: _t5, "vae": mflux.vae}
+"""For each part, from its manifest, the function that renames keys of diffusers or mflux to those of the manifest."""

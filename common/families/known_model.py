@@ -1,0 +1,26 @@
+"""A model that is known by name: where it is, and its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownModel:
+    """One model. Sizes, steps, guidance and negative prompt are those of its model card."""
+
+    name: str
+    repo: str | None  # hub id, owner/name; None: it ships with this package, see `shapes.builtin`
+    title: str
+    license: str
+    purpose: str
+    width: int  # pixels
+    height: int
+    steps: int
+    guidance: float
+    negative_prompt: str
+    bytes: int  # of the files that are used, about; for messages
+    memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
+    family: str
+    aliases: tuple[str, ...] = ()  # other names, in lower case
+    files: tuple[str, ...] = ()  # names of its files in other programs, without suffix and in lower case

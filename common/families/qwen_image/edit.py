@@ -1,0 +1,64 @@
+"""Qwen-Image-Edit: Qwen-Image with pictures, which its transformer sees as tokens of their own, and its text encoder in
+the prompt.
+
+Below a strength of 1, and with a mask, the run starts from the first picture too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qwenimg.common.families.qwen_image import references
+from qwenimg.common.families.qwen_image.edit_texts import EditPrompt, SeenPicture
+from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.families.qwen_image.variants import QwenVariant
+from qwenimg.common.numbers.noise import sha256
+from qwenimg.common.parts.vae import Shape
+from qwenimg.common.pipeline.diffusion_model import Image
+from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.runtime import Runtime
+
+RECOMMENDED = 3  # pictures
+KEPT = 16  # copies of pictures for the text encoder
+
+
+class QwenImageEdit(QwenImage):
+    """A Qwen-Image-Edit model for `Pipeline`."""
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
+        super().__init__(runtime, checkpoint, kind)
+        self._copies: dict[str, SeenPicture] = {}
+
+    def prompt(self, text: str, images: Sequence[Image]) -> EditPrompt:
+        return EditPrompt(text, tuple(map(self._copy, images)))
+
+    def references(self, request: Request) -> list[Latents]:
+        for i, image in enumerate(request.images, 1):
+            width, height = references.size(image)
+            name = f"Picture {i} of the prompt" if self.kind.numbered else "the picture"
+            self.runtime.notify("stage", f"{name} is seen at {width}x{height}, whatever the size of the result")
+        return [references.values(image) for image in request.images]
+
+    def reference_shapes(self, request: Request) -> list[Shape]:
+        sizes = (references.size(image) for image in request.images)
+        return [(height // self.scale, width // self.scale) for width, height in sizes]
+
+    def warnings(self, request: Request) -> list[str]:
+        count = len(request.images)
+        many = f"{count} pictures are given: the model was trained with at most {RECOMMENDED}"
+        return [*super().warnings(request), *([many] if count > RECOMMENDED else [])]
+
+    def forget(self) -> None:
+        super().forget()
+        self._copies.clear()
+
+    def _copy(self, image: Image) -> SeenPicture:
+        """Return `image` in the size in which the text encoder sees it. The last ones are kept."""
+        name = f"{image.shape[1]}x{image.shape[0]} {sha256(image)}"
+        if name not in self._copies:
+            while len(self._copies) >= KEPT:
+                del self._copies[next(iter(self._copies))]
+            self._copies[name] = SeenPicture(name, references.copy(image, self.kind.copy))
+        return self._copies[name]

@@ -1,0 +1,112 @@
+"""The models that share Qwen-Image's networks: text to image, and three that edit pictures.
+
+Files of weights alone do not tell them apart: all have the same tensors. A folder in diffusers layout does, by the
+class of its pipeline and the configuration of its transformer; else the user says it, or the name of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.prompts.qwen import Template
+
+VISION = "<|vision_start|><|image_pad|><|vision_end|>"
+NO_LIMIT = 1 << 30  # tokens: prompts with pictures are not cut
+_START = "<|im_start|>system\n"
+_USER = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+DRAWS = Template(
+    text=f"{_START}Describe the image by detailing the color, shape, size, texture, quantity, text, "
+    f"spatial relationships of the objects and background:{_USER}",
+    dropped=34,
+    limit=1024,
+    seen=512,
+)
+EDITS = Template(
+    text=f"{_START}Describe the key features of the input image (color, shape, size, texture, objects, background), "
+    "then explain how the user's text instruction should alter or modify the image. Generate a new image that meets "
+    f"the user's requirements while maintaining consistency with the original input where appropriate.{_USER}",
+    dropped=64,
+    limit=NO_LIMIT,
+    seen=NO_LIMIT,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVariant:
+    """One of these models."""
+
+    name: str  # a value of --variant
+    pipeline: str  # its class in model_index.json
+    title: str
+    template: Template = EDITS
+    images: tuple[int, int] = (0, 1)  # the fewest and the most of a request
+    copy: int = 0  # pixels of a picture for the text encoder; 0: it sees none
+    numbered: bool = False  # each picture has its number before it in the prompt
+    zero_cond_t: bool = False  # it sees pictures at timestep 0
+
+    @property
+    def edits(self) -> bool:
+        return bool(self.copy)
+
+
+TEXT = QwenVariant(name="text", pipeline="QwenImagePipeline", title="Qwen-Image, text to image", template=DRAWS)
+EDIT = QwenVariant(
+    name="edit",
+    pipeline="QwenImageEditPipeline",
+    title="Qwen-Image-Edit, edits one picture",
+    images=(1, 1),
+    copy=1024**2,
+)
+EDIT_2509 = QwenVariant(
+    name="2509",
+    pipeline="QwenImageEditPlusPipeline",
+    title="Qwen-Image-Edit-2509, edits one or several pictures",
+    images=(1, 10),
+    copy=384**2,
+    numbered=True,
+)
+EDIT_2511 = QwenVariant(
+    name="2511",
+    pipeline="QwenImageEditPlusPipeline",
+    title="Qwen-Image-Edit-2511, edits one or several pictures",
+    images=(1, 10),
+    copy=384**2,
+    numbered=True,
+    zero_cond_t=True,
+)
+VARIANTS = {"text": TEXT, "edit": EDIT, "2509": EDIT_2509, "2511": EDIT_2511}  # `choices.VARIANTS`
+PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {"QwenImageEditInpaintPipeline"}
+_EDIT = re.compile(r"(?<![a-z])edit", re.ASCII)
+_PLAIN = re.compile(r"qwen[-_. ]?image[-_. ]?edit(?![-_. ]?plus)", re.ASCII)
+
+
+def of_pipeline(pipeline: str, zero_cond_t: bool) -> QwenVariant:
+    """Return the variant of a folder in diffusers layout, by its pipeline and its transformer's configuration. Raises
+    ModelError if these do not go together."""
+    name = pipeline.replace("Inpaint", "")
+    for variant in VARIANTS.values():
+        if (variant.pipeline, variant.zero_cond_t) == (name, zero_cond_t):
+            return variant
+    raise ModelError(
+        f"its transformer has zero_cond_t, but its pipeline is {clean(pipeline, 60)}: if the transformer is that of "
+        "Qwen-Image-Edit-2511, say --variant 2511"
+    )
+
+
+def of_name(name: str) -> QwenVariant | None:
+    """Return the variant that the `name` of a file or folder says; None if it says nothing. Raises UsageError for one
+    that may be several."""
+    plain = name.lower()
+    if not _EDIT.search(plain):
+        return None
+    numbers = [variant for variant in (EDIT_2509, EDIT_2511) if variant.name in plain]
+    if len(numbers) == 1:
+        return numbers[0]
+    if numbers or not _PLAIN.search(plain):
+        raise UsageError(
+            f"{clean(name, 80)}: the file does not say which Qwen-Image-Edit it is: give --variant edit, 2509 or 2511"
+        )
+    return EDIT

@@ -1,0 +1,222 @@
+"""A Stable Diffusion 3 model: a folder in diffusers layout or one file, with parts that may be elsewhere.
+
+All is checked before a weight is read. The third text encoder, T5, may be absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.sd3 import published, single_file
+from qwenimg.common.families.sd3.small_files import PADS, SCHEDULER
+from qwenimg.common.families.sd3.texts import T5
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
+from qwenimg.common.networks.network import Network
+from qwenimg.common.parts import clip_files, t5_files
+from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.parts.components import is_absent, on_paper, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.t5_tokenizer import find_t5_tokenizer
+from qwenimg.common.parts.vae_files import open_vae
+from qwenimg.common.prompts import clip as clip_tokenizer
+from qwenimg.common.prompts import t5 as t5_tokenizer
+from qwenimg.common.request.parts import LEFT_OUT, PARTS
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
+from qwenimg.common.sampling import flow_match
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
+
+NETWORKS: Mapping[str, Network] = {
+    "transformer": sd3_dit.NETWORK,
+    "text_encoder": clip.NETWORK,
+    "text_encoder_2": clip.NETWORK,
+    T5: t5.NETWORK,
+    "vae": kl_vae.NETWORK,
+}
+
+
+def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
+    """Open the model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
+    UsageError."""
+    if is_file(path):
+        return _open_file(path, choices)
+    if choices.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a model in one file; {clean(path, 80)} has its own")
+    return _open_folder(path, choices)
+
+
+def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    names = [name for name in NETWORKS if _is_wanted(name, choices, is_file(folder / T5 / "config.json"))]
+    components: dict[str, Component] = {}
+    with ExitStack() as stack:
+        for name in names:
+            network, place = NETWORKS[name], folder / name
+            if _may_be_given(name, choices) and not _has_weights(place):
+                config = read_config(network, place) if is_file(place / "config.json") else _published(name)
+                components[name] = on_paper(network, config, "float32")
+                continue
+            config = read_config(network, place)
+            components[name] = open_component(network, place, config, name, whole=choices.whole)
+            stack.callback(components[name].plan.close)
+        checkpoint = Checkpoint(
+            source=folder,
+            components=components,
+            tokenizers={},
+            scheduler=flow_match.read_config(read_json(scheduler), scheduler),
+        )
+        checkpoint = _with_parts(checkpoint, choices)
+        stack.pop_all()
+    tokenizers = {name: _of_folder(folder, name, part.config) for name, part in checkpoint.texts.items()}
+    return replace(checkpoint, tokenizers=tokenizers)
+
+
+def _open_file(path: Path, choices: Choices) -> Checkpoint:
+    """Open the model in one file, with the chosen tokenizers or those that are on this machine."""
+    opened = single_file.open_file(path, whole=choices.whole)
+    names = [name for name in NETWORKS if _is_wanted(name, choices, T5 in opened)]
+    components = {name: opened.get(name) or on_paper(NETWORKS[name], _published(name), "float32") for name in names}
+    checkpoint = Checkpoint(
+        source=path,
+        components=components,
+        tokenizers={},
+        scheduler=parse(FlowMatchConfig, SCHEDULER, source=path),
+    )
+    checkpoint = _with_parts(checkpoint, choices)
+    try:
+        tokenizers = {name: _of_file(path, name, part.config, choices) for name, part in checkpoint.texts.items()}
+    except BaseException:
+        checkpoint.close()
+        raise
+    return replace(checkpoint, tokenizers=tokenizers)
+
+
+def _is_wanted(name: str, choices: Choices, has_t5: bool) -> bool:
+    """Return whether the model has the component `name`: all but T5, which may be absent, given or left out."""
+    if name != T5:
+        return True
+    given = [path for part, path in choices.parts.items() if part.startswith("text_encoder")]
+    return LEFT_OUT not in given and (has_t5 or any(map(_is_t5, given)))
+
+
+def _is_t5(path: Path) -> bool:
+    """Return whether a text encoder that the user gives is T5. Raises ModelError for one that cannot be read."""
+    if is_folder(path):
+        return is_file(path / "config.json") and read_json(path / "config.json").get("model_type") == t5.MODEL_TYPE
+    header = read_header(path)
+    header.file.close()
+    return t5_files.prefix_of(header.tensors) is not None and clip_files.find(header.tensors) is None
+
+
+def _may_be_given(name: str, choices: Choices) -> bool:
+    """Return whether the user may give the component `name`: any text encoder, until the given files are read."""
+    given = [part for part, path in choices.parts.items() if path != LEFT_OUT]
+    return name in given or ("text" in name and any("text" in part for part in given))
+
+
+def _has_weights(folder: Path) -> bool:
+    return is_folder(folder) and any(path.suffix == ".safetensors" for path in folder.iterdir())
+
+
+def _published(name: str) -> Any:
+    """Return the configuration of a component that the model lacks; of a transformer, that of SD 3 medium."""
+    if name in ("transformer", "vae"):
+        return published.vae() if name == "vae" else published.transformer("sd3-medium")
+    return published.text(name)
+
+
+# Tokenizers
+
+
+def _loader(name: str) -> Callable[[Path], Any]:
+    return t5_tokenizer.load if name == T5 else clip_tokenizer.load
+
+
+def _of_folder(folder: Path, name: str, config: Any) -> TokenizerFiles:
+    return open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), _loader(name), config)
+
+
+def _of_file(path: Path, name: str, config: Any, choices: Choices) -> TokenizerFiles:
+    if name == T5:
+        return open_tokenizer(find_t5_tokenizer(path, config.vocab_size, choices.tokenizer), t5_tokenizer.load, config)
+    folder = find_clip_tokenizer(path, config.vocab_size, choices.tokenizer, choices.tokenizer_of_base)
+    return open_tokenizer(folder, partial(clip_tokenizer.load, pad=PADS[name]), config)
+
+
+# Parts in other folders or files
+
+
+def _with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
+    """Return `checkpoint` with the parts of `choices`, checked to belong together. Raise ModelError and UsageError, and
+    close it then."""
+    taken: dict[str, Path] = {}
+    try:
+        for part in (part for part in PARTS if part in choices.parts and choices.parts[part] != LEFT_OUT):
+            path = choices.parts[part]
+            name, opened = _opened(checkpoint, part, path, whole=choices.whole)
+            if name in taken:
+                opened.plan.close()
+                names = " and ".join(clean(file.name, 60) for file in (taken[name], path))
+                raise UsageError(f"--{part.replace('_', '-')}: {names} are both the model's {name}; give one of them")
+            taken[name] = path
+            before, checkpoint = checkpoint, replace(checkpoint, components={**checkpoint.components, name: opened})
+            used = {file for other in checkpoint.components.values() for file in other.plan.files}
+            if used.isdisjoint(before[name].plan.files):  # not a file from which other parts are still read
+                before[name].plan.close()
+        _check(checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+    return checkpoint
+
+
+def _opened(checkpoint: Checkpoint, part: str, path: Path, *, whole: bool) -> tuple[str, Component]:
+    """Open one of PARTS, and return its name in the model; that of a text encoder shows in its tensors."""
+    if part == "transformer":
+        return part, single_file.open_transformer(path, checkpoint[part].config, whole=whole)
+    if part == "vae":
+        return part, open_vae(path, checkpoint[part].config, whole=whole)
+    if _is_t5(path):
+        return T5, t5_files.open_t5(path, T5, whole=whole)
+    clips = {name: text for name, text in checkpoint.components.items() if name != T5}
+    return clip_files.open_text(replace(checkpoint, components=clips), path)
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Check that the components of a model are there and belong together. Raise ModelError."""
+    components, source = checkpoint.components, checkpoint.source
+    if absent := [name for name, part in components.items() if is_absent(part)]:
+        options = " ".join(f"--{'text-encoder' if 'text' in name else name} FILE" for name in absent)
+        raise bad(
+            source, f"lacks {', '.join(absent)}: add {options}, or give a file or folder that has the whole model"
+        )
+    dit, shown = components["transformer"].config, clean(source)
+    clips = [components[name].config for name in ("text_encoder", "text_encoder_2")]
+    if None in [config.projection_dim for config in clips]:
+        raise ModelError(f"{shown}: a text encoder has no projection; SD 3 takes CLIPTextModelWithProjection")
+    pooled, width = sum(c.projection_dim for c in clips), sum(c.hidden_size for c in clips)
+    if pooled != dit.pooled_projection_dim:
+        raise ModelError(
+            f"{shown}: the transformer wants a pooled text of {dit.pooled_projection_dim} channels, the text encoders "
+            f"make {pooled}"
+        )
+    wanted = components[T5].config.hidden_size if T5 in components else max(width, dit.joint_attention_dim)
+    if not width <= wanted == dit.joint_attention_dim:
+        raise ModelError(
+            f"{shown}: the transformer wants text states of {dit.joint_attention_dim} channels, the text encoders make "
+            f"{max(width, wanted)}"
+        )
+    channels = components["vae"].config.latent_channels
+    if not dit.in_channels == dit.out_channels == channels:
+        raise ModelError(
+            f"{shown}: the transformer takes {dit.in_channels} and makes {dit.out_channels} channels, the VAE's "
+            f"latents have {channels}"
+        )

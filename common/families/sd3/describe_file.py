@@ -1,0 +1,63 @@
+"""The description of a Stable Diffusion 3 model, or of a part of one, in one file."""
+
+from __future__ import annotations
+
+from qwenimg.common.base.amounts import counted
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.sd3 import single_file
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.sd3_dit import SD3Config
+from qwenimg.common.parts import t5_files
+from qwenimg.common.runtime.checkpoint import Component
+
+_DIFFUSERS_SIGNS = ("pos_embed.pos_embed", "transformer_blocks.0.norm1_context.linear.weight")
+_LACKS = "lacks: {}; add them by --vae and --text-encoder, once for each"
+
+
+def reads(header: Header) -> bool:
+    """Return whether a file with this header has a transformer with its authors' names."""
+    return bool(single_file.parts_of(header))
+
+
+def part_of(header: Header) -> str | None:
+    """Return `model` for a model in one file, else the part in it; None for another file."""
+    if parts := single_file.parts_of(header):
+        return "model" if "vae" in parts else "transformer"
+    if all(sign in header.tensors for sign in _DIFFUSERS_SIGNS):
+        return "transformer"
+    return "text_encoder" if t5_files.is_alone(header.tensors) else None
+
+
+def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
+    """Describe the file: its variant, its parts, and its faults. Return None for another file."""
+    parts = single_file.parts_of(header)
+    if not parts:
+        return None
+    form = "GGUF, " if header.format == "GGUF" else ""
+    result = Description(lines=[f"layout: {form}Stable Diffusion 3, single file", summary("file", header.tensors)])
+    if header.format == "GGUF":
+        result.lines.append(in_memory(header.tensors, lambda name: name.endswith("pos_embed")))
+    try:
+        components = single_file.open_file(header.file.path)
+    except ModelError as error:
+        result.faults.append(str(error))
+        return result
+    result.lines.insert(1, f"type: {_variant(components['transformer'])}")
+    for name, part in components.items():
+        part.plan.close()
+        count = counted(len(part.plan.entries), "tensor")
+        result.lines.append(f"{name}: {count}, {part.plan.parameters / 1e6:,.1f} M parameters")
+    lacking = [name for name in ("text_encoder", "text_encoder_2", "text_encoder_3", "vae") if name not in parts]
+    if lacking:
+        result.lines.append(_LACKS.format(", ".join(lacking)))
+    return result
+
+
+def _variant(transformer: Component) -> str:
+    """Return the variant, which the layers show."""
+    config: SD3Config = transformer.config
+    kind = "3" if config.qk_norm is None else "3.5 medium" if config.dual_attention_layers else "3.5 large"
+    second = f", {len(config.dual_attention_layers)} with a second attention" if config.dual_attention_layers else ""
+    return f"Stable Diffusion {kind}, {counted(config.num_layers, 'layer')}{second}"

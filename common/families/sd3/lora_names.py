@@ -1,0 +1,28 @@
+"""LoRA files' names for the layers of Stable Diffusion 3: diffusers', and those of its authors, which kohya's and
+ComfyUI's files have."""
+
+from __future__ import annotations
+
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.families.sd3 import transformer_keys
+from qwenimg.common.networks.sd3_dit import TABLE, SD3Config
+from qwenimg.common.parts.clip_lora_names import text_part
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, Names, component_names
+
+
+def names(checkpoint: Checkpoint) -> Names:
+    """Return the names of the layers of the transformer and both CLIPs."""
+    part = checkpoint["transformer"]
+    clips = (text_part(name, checkpoint[name].plan.shapes, two=True) for name in ("text_encoder", "text_encoder_2"))
+    return (_transformer(part.config, part.plan.shapes), *clips)
+
+
+def _transformer(config: SD3Config, weights: Manifest) -> ComponentNames:
+    layers = {name: shape for name, shape in weights.items() if name != TABLE}
+    places = {
+        name.removesuffix(".weight"): [place._replace(key=place.key.removesuffix(".weight"))]
+        for name, place in transformer_keys.places(layers, config, "").items()
+        if name.endswith(".weight")
+    }
+    return component_names("transformer", layers, DENOISER, places=places)

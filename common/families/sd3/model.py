@@ -1,0 +1,152 @@
+"""Stable Diffusion 3: text states, modulation, and the prediction for the denoise loop.
+
+The text encoders are in memory one after the other, and none of them while the transformer is; so are the weights that
+only make its modulation, a third of it. The branches of guidance run in turn, since each has its own modulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import nextafter
+
+from qwenimg.common.families.sd3 import lora_names, memory
+from qwenimg.common.families.sd3.texts import SD3Texts
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.networks.sd3_conditioning import time_rows, window
+from qwenimg.common.networks.sd3_dit import PATCH, SD3Config
+from qwenimg.common.numbers import sizes
+from qwenimg.common.parts import vae
+from qwenimg.common.parts.modulations import Modulations
+from qwenimg.common.parts.vae import Shape
+from qwenimg.common.pipeline.denoiser import phases
+from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg, passes
+from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.request import skip_layers
+from qwenimg.common.request.request import MULTIPLE, Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
+from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.lora_names import Names
+
+SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
+
+
+def _with_skipped(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Apply classifier-free guidance, and where there is a third prediction, of fewer layers, guidance away from it."""
+    guided = cfg(engine, request, predictions[:2])
+    if len(predictions) == 2:
+        return guided
+    return guided + request.skip_layer_scale * (predictions[0] - predictions[2])
+
+
+def _skipping(request: Request) -> tuple[Branch, ...]:
+    """Return the branch of the prompt without the layers that the user chose, as long as there is guidance."""
+    layers, (start, end) = skip_layers.parse(request.skip_layers), SKIPPING
+    start, end = nextafter(start, 1.0), min(end, request.cfg_end)
+    if not layers or end <= start:
+        return ()
+    return (Branch(prompt=request.prompt, steps=(start, end), options={"skip_layers": layers}),)
+
+
+class SD3(FlowModel):
+    """A Stable Diffusion 3 model for `Pipeline`."""
+
+    guidance = Guidance(formula=_with_skipped, more=_skipping)
+    levels = SHIFTED_TWICE
+    options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "skip_layers", "skip_layer_scale"})
+    texts: SD3Texts
+    config: SD3Config
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        residents = Residents(runtime)
+        texts = SD3Texts(residents, checkpoint)
+        super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
+        self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
+        self.modulations = Modulations(residents)
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
+
+    def plan(self, request: Request) -> SamplingPlan:
+        width, height = sizes.render_size(request.width, request.height, MULTIPLE)
+        window(self.config, height // MULTIPLE, width // MULTIPLE)
+        skip_layers.check(request.skip_layers, self.config.num_layers, request.caches)
+        return super().plan(request)
+
+    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+        """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
+        branches, tokens, text = self.guidance.branches(request), shape[0] * shape[1] // PATCH**2, max(lengths)
+        component, count = self.checkpoint["transformer"], plan.evaluations * passes(branches, 1)
+        score_bytes = scores(self.config.num_attention_heads, 1, tokens + text, self.engine.workspace.score_bytes)
+        activations = self.runtime.call_bytes(component, memory.step_peak(self.config, tokens + text) + score_bytes)
+        cache = memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        key = self._key(request, plan)
+        denoise = Stage(
+            name="denoise",
+            resident="transformer",
+            component=component,
+            splits=(Split(activations=activations + cache, size=1, passes=count),),
+            checked=self.modulations.has(key),
+            operations=count * memory.step_operations(self.config, tokens, text),
+        )
+        if self.modulations.has(key):
+            return [denoise]
+        timesteps, prompts = key
+        load_plan = self.runtime.load_plan(component)
+        rows = memory.modulation_rows(self.config, load_plan, len(timesteps) * len(prompts))
+        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations + cache]), denoise]
+
+    def _key(self, request: Request, plan: SamplingPlan) -> tuple[tuple[float, ...], tuple[str, ...]]:
+        """Return the timesteps and the prompts on which the modulation of a run depends."""
+        prompts = dict.fromkeys(branch.prompt for branch in self.guidance.branches(request))
+        timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
+        return timesteps, tuple(prompts)
+
+    def variant(self, change: Change) -> SD3:
+        return SD3(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
+
+    def adapt(self, deltas: Deltas) -> None:
+        before, now = self.checkpoint, self.checkpoint.with_deltas(deltas)
+        self.modulations.renew(before["transformer"], now["transformer"])
+        if not all(before[name].plan.same_deltas(text.plan) for name, text in now.texts.items()):
+            self.modulations.clear()  # which depends on pooled texts
+        super().adapt(deltas)
+
+    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
+        grid, branches = (shape[0] // PATCH, shape[1] // PATCH), self.guidance.branches(request)
+        every = self.texts.arrays([branch.prompt for branch in branches])
+        states = {branch.prompt: one for branch, one in zip(branches, every, strict=True)}
+        texts = [states[branch.prompt][0] for branch in branches]
+        stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
+        timesteps, prompts = key = self._key(request, plan)
+        pooled = [states[prompt][1] for prompt in prompts]
+        modulation = self.modulations.get(
+            key, stages[0], lambda transformer: transformer.modulate(time_rows(timesteps), pooled)
+        )
+        transformer, _ = self.residents.enter(stages[-1])
+        rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}
+
+        def make_pass(positions: tuple[int, ...]) -> Pass:
+            [position] = positions
+            branch, text = branches[position], texts[position]
+            first = prompts.index(branch.prompt) * len(timesteps)  # of the branch's rows
+            condition = transformer.condition(text, grid, **branch.options)
+            return Pass(transformer, condition, lambda x, sigma: (x, (modulation, first + rows[sigma])))
+
+        return FlowRun(self, request, phases(plan, branches, 1, make_pass), shapes_of(texts, grid))
+
+    def forget(self) -> None:
+        super().forget()
+        self.modulations.clear()
+
+    def close(self) -> None:
+        self.modulations.clear()
+        super().close()

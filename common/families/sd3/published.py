@@ -1,0 +1,86 @@
+"""Stable Diffusion 3 and 3.5 as they are published, for code that reads no weight, and the defaults of their cards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from qwenimg.common.base.config import parse
+from qwenimg.common.families.sd3.small_files import SCHEDULER
+from qwenimg.common.families.sd3.texts import T5
+from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.sd3_dit import SD3Config
+from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
+
+TURBO = "turbo"  # in the name of a distilled model, whose files do not show it
+LARGE_LAYERS = 38
+_DTYPES = {
+    "sd3-medium": "float16",
+    "sd3.5-medium": "bfloat16",
+    "sd3.5-large": "bfloat16",
+    "sd3.5-large-turbo": "bfloat16",
+}
+
+
+def transformer(name: str) -> SD3Config:
+    """Return the configuration of the transformer of the model known as `name`."""
+    if name == "sd3-medium":
+        return SD3Config()
+    if name == "sd3.5-medium":
+        return SD3Config(pos_embed_max_size=384, dual_attention_layers=tuple(range(13)), qk_norm="rms_norm")
+    return SD3Config(num_layers=LARGE_LAYERS, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm")
+
+
+def text(name: str) -> CLIPConfig | T5Config:
+    """Return the configuration of the text encoder with this name in every model."""
+    clips = {"text_encoder": replace(clip.VIT_L, projection_dim=768), "text_encoder_2": clip.OPEN_CLIP_BIG_G}
+    return clips.get(name) or T5Config()
+
+
+def vae() -> KLVAEConfig:
+    return KLVAEConfig(
+        block_out_channels=(128, 256, 512, 512),
+        layers_per_block=2,
+        latent_channels=16,
+        sample_size=1024,
+        scaling_factor=1.5305,
+        shift_factor=0.0609,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def published(name: str) -> Checkpoint | None:
+    """Return the model known as `name`, without its files; None for another name."""
+    if name not in _DTYPES:
+        return None
+    rows = {
+        "transformer": (sd3_dit.NETWORK, transformer(name)),
+        "text_encoder": (clip.NETWORK, text("text_encoder")),
+        "text_encoder_2": (clip.NETWORK, text("text_encoder_2")),
+        T5: (t5.NETWORK, text(T5)),
+        "vae": (kl_vae.NETWORK, vae()),
+    }
+    return Checkpoint(
+        source=Path(name),
+        components={part: on_paper(*row, _DTYPES[name]) for part, row in rows.items()},
+        tokenizers={part: absent_tokenizer(name) for part in rows if "text" in part},
+        scheduler=parse(FlowMatchConfig, SCHEDULER, source=name),
+    )
+
+
+def defaults(checkpoint: Checkpoint) -> Defaults:
+    """Return the defaults of a variant, which its layers show; of the distilled one, its name."""
+    config: SD3Config = checkpoint["transformer"].config
+    usual = Defaults(steps=28, guidance=7.0, negative_prompt="")
+    if TURBO in checkpoint.source.name.lower():
+        return replace(usual, steps=4, guidance=0.0)
+    if config.num_layers == LARGE_LAYERS:
+        return replace(usual, guidance=3.5)
+    return replace(usual, steps=40, guidance=4.5) if config.dual_attention_layers else usual

@@ -1,0 +1,54 @@
+"""The description of one part of Z-Image in a file of its own, by its header alone."""
+
+from __future__ import annotations
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.z_image import transformer_file
+from qwenimg.common.families.z_image.published import transformer
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks import qwen3, zimage_dit
+
+_TEXT_SIGN = "layers.0.self_attn.q_norm.weight"
+_USE = "use it: qwenimg PROMPT -m z-image-turbo --transformer FILE (or -m z-image, where it is the base model)"
+
+
+def part_of(header: Header) -> str | None:
+    """Return the part in a file with this header, by GGUF's architecture and the names of its tensors; None for
+    another file."""
+    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
+    if architecture in (*gguf.UNSPECIFIC, *zimage_dit.NETWORK.architectures) and _is_transformer(header):
+        return "transformer"
+    of_text = architecture in (*gguf.UNSPECIFIC, *qwen3.NETWORK.architectures)
+    return "text_encoder" if of_text and any(qwen3.rename(key) == _TEXT_SIGN for key in header.tensors) else None
+
+
+def _is_transformer(header: Header) -> bool:
+    return transformer_file.prefix_of(header.tensors) is not None
+
+
+def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
+    """Describe the transformer in a file: its layout, its weights, and its faults. Return None for another file."""
+    other = transformer_file.other_model(header.tensors)
+    if other is None and part_of(header) != "transformer":
+        return None
+    lines = [f"layout: {_layout(header)}", summary("file", header.tensors)]
+    if other is not None:
+        return Description(lines=[f"layout: {other}", *lines[1:]], faults=[f"is {other}"])
+    if header.format == "GGUF":
+        lines.append(in_memory(header.tensors, lambda key: "pad_token" in key))
+    try:
+        transformer_file.open_transformer(header.file.path, transformer()).plan.close()
+    except ModelError as error:
+        return Description(lines=lines, faults=[str(error)])
+    return Description(lines=[*lines, _USE])
+
+
+def _layout(header: Header) -> str:
+    prefix = transformer_file.prefix_of(header.tensors) or ""
+    fused = f"{prefix}layers.0.attention.qkv.weight" in header.tensors
+    names = "its authors' names, as ComfyUI has it" if fused else "diffusers' names"
+    file = "GGUF, " if header.format == "GGUF" else ""
+    return f"{file}Z-Image's transformer, {names}{f', behind {prefix}' if prefix else ''}"

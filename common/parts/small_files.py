@@ -1,0 +1,27 @@
+"""Small files of a model whose weights are in other files: its tokenizer, from its folder or the hub's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.hf_cache import find_cached
+from qwenimg.common.base.safe_files import is_folder
+from qwenimg.common.base.text import clean
+from qwenimg.common.parts.piece import Piece
+
+
+def find_tokenizer(folder: Path, given: Path | None, piece: Piece) -> Path:
+    """Return the folder of the tokenizer: the one `given`, else that of `folder`, or that of `piece` in the hub's
+    cache. Raises ModelError."""
+    inside = folder / "tokenizer"
+    if given is not None:
+        return given / "tokenizer" if is_folder(given / "tokenizer") else given
+    path = inside if is_folder(inside) else find_cached(f"{piece.repo}/tokenizer")
+    if path is None:
+        raise ModelError(
+            f"{clean(folder, 120)}: holds no tokenizer/, nor does the hub's cache: get it by qwenimg pull {piece.name} "
+            f"({size_text(piece.bytes)}), or give --tokenizer FOLDER"
+        )
+    return path

@@ -1,0 +1,28 @@
+"""The numbers of the layers that skip-layer guidance leaves out, as text: `7-9` or `7,8,9`. They count from 0."""
+
+from __future__ import annotations
+
+import re
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+
+def parse(text: str) -> tuple[int, ...]:
+    """Return the numbers of `text` in order; none of an empty text. Raises UsageError."""
+    numbers = set[int]()
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", part, re.ASCII)
+        if match is None or int(match[1]) > int(match[2] or match[1]):
+            raise UsageError(f"skip-layers is {clean(text, 60)!r}; expected numbers of layers from 0, as 7-9 or 7,8,9")
+        numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(numbers))
+
+
+def check(text: str, count: int, caches: bool) -> None:
+    """Check `text` for a model of `count` layers; `caches`: with a step cache. Raises UsageError."""
+    layers = parse(text)
+    if layers and layers[-1] >= count:
+        raise UsageError(f"skip-layers is {clean(text, 60)!r}: this model has the layers 0 to {count - 1}")
+    if layers and layers[0] == 0 and caches:
+        raise UsageError("skip-layers has layer 0, by which a step cache decides: leave it in, or give no --step-cache")

@@ -1,0 +1,147 @@
+"""FLUX.2 klein's four published models: names, defaults, sizes, licenses; and what is refused, with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qwenimg
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families import catalog
+from qwenimg.common.families.describe import describe
+from qwenimg.common.families.flux2.published import defaults, published, variants
+from qwenimg.common.hub import requirements
+
+# Millions of parameters of the transformer, and of the text encoder's layers that are used with its embeddings.
+SIZES = {"4b": (3875.54, 100.93 * 27 + 388.96), "9b": (9078.58, None)}
+
+
+@pytest.mark.parametrize("name", variants())
+def test_names_have_the_defaults_of_their_files(name: str) -> None:
+    known, usual = catalog.KNOWN[name], defaults(variants()[name].distilled)
+    assert (known.steps, known.guidance, known.negative_prompt) == (usual.steps, usual.guidance, usual.negative_prompt)
+    assert (known.width, known.height, known.family) == (1024, 1024, "flux2")
+    assert known.repo is not None and known.repo.lower() == f"black-forest-labs/flux.2-{name.removeprefix('flux2-')}"
+    assert known.license == ("Apache-2.0" if name.endswith("4b") else "FLUX Non-Commercial")
+
+
+@pytest.mark.parametrize("name", variants())
+def test_published_models_have_their_sizes_and_only_layers_that_are_used(name: str) -> None:
+    checkpoint = published(name)
+    assert checkpoint is not None
+    dit, text = SIZES[name[-2:]]
+    assert checkpoint["transformer"].plan.parameters / 1e6 == pytest.approx(dit, abs=0.006)
+    names = checkpoint["text_encoder"].plan.entries
+    assert {int(one.split(".")[1]) for one in names if one.startswith("layers.")} == set(range(27))
+    if text is not None:
+        assert checkpoint["text_encoder"].plan.parameters / 1e6 == pytest.approx(text, abs=1)
+    assert checkpoint.distilled == ("base" not in name)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("FLUX.2-klein-4B", "flux2-klein-4b"),
+        ("black-forest-labs/flux.2-klein-base-9b", "flux2-klein-base-9b"),
+        ("flux2-klein", "flux2-klein-4b"),
+    ],
+)
+def test_names(given: str, name: str) -> None:
+    known = catalog.find(given)
+    assert known is not None and known.name == name
+
+
+def test_dev_is_refused_by_name_with_the_reason() -> None:
+    for name in ("flux2-dev", "black-forest-labs/FLUX.2-dev"):
+        assert "Mistral Small 3" in (catalog.refusal(name) or "")
+
+
+def test_a_pull_names_memory_and_license_first() -> None:
+    text = requirements.machine_text(catalog.KNOWN["flux2-klein-9b"], 0)
+    assert "20.2 GB of memory on a GPU or a Mac" in text and "FLUX Non-Commercial" in text
+
+
+def test_info_describes_a_folder(tiny_flux2: dict[str, Path]) -> None:
+    for folder in tiny_flux2.values():
+        description = describe(folder)
+        assert not description.faults and any("FLUX.2 klein" in line for line in description.lines)
+        for name in ("transformer", "text_encoder", "vae"):
+            assert any(line.startswith(f"{name}: ") and "parameters" in line for line in description.lines)
+
+
+# What is refused
+
+
+def changed(folder: Path, copy: Path, file: str, **values: Any) -> Path:
+    """A copy of the model in `folder` whose `file` of JSON has these values."""
+    shutil.copytree(folder, copy)
+    path = copy / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return copy
+
+
+INDEX, DIT, TEXT, VAE = "model_index.json", "transformer/config.json", "text_encoder/config.json", "vae/config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "said"),
+    [
+        (INDEX, {"_class_name": "Flux2Pipeline"}, "is FLUX.2 dev, whose text encoder is Mistral Small 3"),
+        (INDEX, {"_class_name": "Flux2KleinKVPipeline"}, "keeps keys and values of reference images"),
+        (INDEX, {"_class_name": "Flux2KleinInpaintPipeline"}, "for another task: give the model's own folder"),
+        (INDEX, {"is_distilled": "yes"}, "'is_distilled' is yes; expected true or false"),
+        (INDEX, {"is_distilled": 1}, "'is_distilled' is 1; expected true or false"),
+        (DIT, {"guidance_embeds": True}, "is told the guidance"),
+        (DIT, {"joint_attention_dim": 60}, "wants text states of 60 channels, the text encoder makes 3 times 60"),
+        (DIT, {"in_channels": 128}, "takes 128 channels, the VAE's latents have 32 in patches"),
+        (DIT, {"patch_size": 2}, "patch_size is 2: not supported"),
+        (DIT, {"axes_dims_rope": [4, 6, 12]}, "must be 4 even numbers that add up to attention_head_dim 22"),
+        (DIT, {"axes_dims_rope": [3, 7, 4, 8]}, "must be 4 even numbers"),
+        (DIT, {"mlp_ratio": 0.0}, "mlp_ratio 0.0 gives no width"),
+        (DIT, {"mlp_ratio": 1e9}, "gives no width"),
+        (DIT, {"eps": 0.0}, "eps 0.0 or rope_theta"),
+        (DIT, {"num_layers": 10**6}, "num_layers"),
+        (DIT, {"num_attention_heads": 0}, "num_attention_heads"),
+        (DIT, {"out_channels": 16}, "out_channels is 16; expected those of the input, 32"),
+        (DIT, {"timestep_guidance_channels": 63}, "must be even"),
+        (TEXT, {"num_hidden_layers": 27}, "num_hidden_layers 27 is too small"),
+        (TEXT, {"model_type": "mistral3"}, "mistral3"),
+        (VAE, {"latent_channels": 16}, "takes 32 channels, the VAE's latents have 64 in patches"),
+    ],
+)
+def test_models_that_are_refused(
+    tiny_flux2: dict[str, Path], tmp_path: Path, file: str, values: dict[str, Any], said: str
+) -> None:
+    folder = changed(tiny_flux2["flux2-klein"], tmp_path / "model", file, **values)
+    with pytest.raises(ModelError) as refused:
+        qwenimg.load(folder, backend="cpu")
+    text = str(refused.value)
+    print(text)
+    assert said in text and str(folder) in text and "\n" not in text
+
+
+def test_layers_that_no_forward_uses_may_be_missing(tiny_flux2: dict[str, Path], tmp_path: Path) -> None:
+    """Those above the last tap, as in files that were made smaller."""
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny_flux2["flux2-klein"], tmp_path / "model")
+    tensors: dict[str, Any] = {}
+    for file in (folder / "text_encoder").glob("*.safetensors"):
+        tensors |= load_file(file)
+        file.unlink()
+    for index in (folder / "text_encoder").glob("*.index.json"):
+        index.unlink()
+    unused = ("model.layers.27.", "model.layers.28.")
+    used = {key: value for key, value in tensors.items() if not key.startswith(unused)}
+    assert 0 < len(used) < len(tensors)
+    save_file(used, folder / "text_encoder" / "model.safetensors")
+    pipe = qwenimg.load(folder, backend="cpu", precision="fp32")
+    assert pipe("a ring", width=32, height=32, steps=1, seed=1).pixels.std() > 0
+    del used["model.layers.26.mlp.up_proj.weight"]
+    save_file(used, folder / "text_encoder" / "model.safetensors")
+    with pytest.raises(ModelError, match=r"layers\.26\.mlp\.up_proj\.weight"):
+        qwenimg.load(folder, backend="cpu")

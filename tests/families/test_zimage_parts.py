@@ -1,0 +1,357 @@
+"""Z-Image's parts from other files and programs: ComfyUI's, GGUF, mflux's folders, without the model's own folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache as once
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny_ldm
+import torch
+from cli_runner import cli
+from comfy_files import comfy
+from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
+from gguf_files import fitting, write
+from recipe_cases import recipe_from_png
+from safetensors.torch import load_file, save_file
+from sparse_files import sparse
+from tiny_zimage import tiny_dit, tiny_text_encoder, tiny_vae, transformer_file, write_tiny_zimage
+
+import qwenimg
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.codes.affine import Affine
+from qwenimg.common.families import registry
+from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.z_image import published
+from qwenimg.common.networks import qwen3, zimage_dit
+from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.weights.storage import Packed
+
+BACKENDS = ("cpu", "mlx")
+PARTS = ("transformer", "text_encoder", "vae")
+ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 4, "guidance": 2.0}
+# Rows that groups of 64 divide
+DIT = {"dim": 192, "axes_dims": [16, 24, 24], "cap_feat_dim": 64}
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("z") / "model"
+    write_tiny_zimage(folder, "5GB", DIT, TEXT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The parts as ComfyUI has them, and `model`: the folder without any weights."""
+    place = tmp_path_factory.mktemp("parts")
+    prefix = "model.diffusion_model."
+    save_file(
+        {prefix + key: value for key, value in transformer_file(tiny_dit(**DIT)).items()}, place / "z.safetensors"
+    )
+    text = tiny_text_encoder(**TEXT).state_dict()
+    save_file({f"model.{key}": value for key, value in text.items()}, place / "qwen_3.safetensors")
+    vae = {name: value.contiguous() for name, value in tiny_ldm.vae_file(tiny_vae()).items()}
+    save_file(vae, place / "ae.safetensors")
+    shutil.copytree(model, place / "bare", ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
+    names = dict(zip(PARTS, ("z.safetensors", "qwen_3.safetensors", "ae.safetensors"), strict=True))
+    return {"model": place / "bare"} | {part: place / name for part, name in names.items()}
+
+
+@pytest.fixture(scope="module")
+def drawn(model: Path) -> dict[str, Any]:
+    return {backend: qwenimg.load(model, backend, "fp32")("a red circle", **ASKED) for backend in BACKENDS}
+
+
+def of(files: dict[str, Path]) -> dict[str, Any]:
+    return {part: files[part] for part in PARTS}
+
+
+# ComfyUI's files
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_files_of_comfyui_draw_what_the_folder_draws(
+    drawn: dict[str, Any], files: dict[str, Path], backend: str
+) -> None:
+    made = qwenimg.load(files["model"], backend, "fp32", **of(files))("a red circle", **ASKED)
+    assert np.array_equal(made.latents, drawn[backend].latents) and np.array_equal(made.pixels, drawn[backend].pixels)
+    assert made.pixels.std() > 10
+    assert [made.recipe[part] for part in PARTS] == ["z.safetensors", "qwen_3.safetensors", "ae.safetensors"]
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
+def test_eight_bits_draw_what_their_values_draw(files: dict[str, Path], tmp_path: Path, part: str) -> None:
+    """Scaled fp8, as ComfyUI writes it; the file of the values has diffusers' or transformers' names."""
+    made = comfy(load_file(files[part]), "newer", lambda name: ".attention." in name or "_proj." in name)
+    save_file(made.tensors, tmp_path / "codes.safetensors", made.notes)
+    save_file(made.values, tmp_path / "values.safetensors")
+    results = [
+        qwenimg.load(files["model"], "cpu", "fp32", **(of(files) | {part: tmp_path / name}))("a red circle", **ASKED)
+        for name in ("codes.safetensors", "values.safetensors")
+    ]
+    assert np.array_equal(results[0].latents, results[1].latents) and results[0].pixels.std() > 10
+
+
+# GGUF
+
+
+@once
+def llama_cpp_names() -> TensorNameMap:
+    return get_tensor_name_map(MODEL_ARCH.QWEN3, 36)
+
+
+def llama_cpp(name: str) -> str:
+    """What llama.cpp's own converter calls a tensor of Qwen3."""
+    found = llama_cpp_names().get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def test_names_are_llama_cpps() -> None:
+    """Every tensor of the published text encoder under the name that gguf's own table gives it."""
+    for name in qwen3.manifest(Qwen3Config()):
+        assert qwen3.rename(llama_cpp(f"model.{name}")) == name
+    assert qwen3.rename("output.weight") is None
+    for name in ("rope_freqs.weight", "blk.x.attn_q.weight", "blk.0.attn_qkv.weight"):
+        assert qwen3.rename(name) == name, "unknown, and refused by the planner"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("type", ["F32", "Q8_0"])
+def test_gguf(drawn: dict[str, Any], files: dict[str, Path], tmp_path: Path, type: str, backend: str) -> None:
+    tensors = {
+        "transformer": {key: value.numpy() for key, value in transformer_file(tiny_dit(**DIT)).items()},
+        "text_encoder": {
+            llama_cpp(f"model.{key}"): value.numpy() for key, value in tiny_text_encoder(**TEXT).state_dict().items()
+        },
+    }
+    given: dict[str, Any] = {}
+    for part, architecture in (("transformer", "lumina2"), ("text_encoder", "qwen3")):
+        given[part] = tmp_path / f"{part}.gguf"
+        values = {key: (value, fitting(value, type)) for key, value in tensors[part].items()}
+        write(given[part], values, architecture)
+    pipe = qwenimg.load(files["model"], backend, "fp32", vae=files["vae"], **given)
+    made = pipe("a red circle", **ASKED)
+    if type == "F32":
+        assert np.array_equal(made.latents, drawn[backend].latents)
+        return
+    packed = [e.storage for part in given for e in pipe.model.checkpoint[part].plan.entries.values()]
+    assert sum(isinstance(storage, Packed) for storage in packed) > 40, "codes stay codes, also rows of fused ones"
+    error = np.linalg.norm(made.latents - drawn[backend].latents) / np.linalg.norm(made.latents)
+    print(f"{backend}: latents differ by {error:.1e}")
+    assert 0 < error < 0.1  # of a tiny model in 8 bits; measured 0.02
+
+
+# Without the model's folder
+
+
+def snapshot(cache: Path, repo: str) -> Path:
+    return cache / f"models--{repo.replace('/', '--')}" / "snapshots" / ("0" * 40)
+
+
+def test_parts_take_the_small_files_of_the_cache(cache: Path, drawn: dict[str, Any], files: dict[str, Path]) -> None:
+    shutil.copytree(files["model"], snapshot(cache, "Tongyi-MAI/Z-Image-Turbo"))
+    pipe = qwenimg.load("z-image-turbo", "cpu", "fp32", **of(files))
+    assert np.array_equal(pipe("a red circle", **ASKED).latents, drawn["cpu"].latents)
+    assert (pipe.model_name, pipe.defaults.steps) == ("z-image-turbo", 8)
+    given = {"text_encoder": files["text_encoder"]}
+    with pytest.raises(ModelError, match=r"beside --text-encoder, give --transformer FILE and --vae FILE$"):
+        qwenimg.load("z-image-turbo", "cpu", "fp32", **given)  # type: ignore[arg-type]
+
+
+def test_what_is_missing_is_said_with_what_gets_it(cache: Path, files: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match=r"get its tokenizer \(15\.9 MB\) .*by: qwenimg pull z-image-files"):
+        qwenimg.load("z-image-turbo", "cpu", **of(files))
+    with pytest.raises(ModelError, match=r"z\.safetensors: is Z-Image's transformer: say with -m .* z-image-turbo or"):
+        qwenimg.load(None, "cpu", transformer=files["transformer"])
+    cli("x", "-m", str(files["transformer"])).refused(5, "is Z-Image's transformer and no whole model", "--transformer")
+    cli("x", "-m", "z-image-files").refused(5, "qwenimg pull z-image-files")
+
+
+@pytest.mark.parametrize("name", published.SHIFTS)
+def test_published_sizes_from_files_of_the_published_sizes(cache: Path, model: Path, tmp_path: Path, name: str) -> None:
+    """Headers alone: the shipped configurations, the shift of the name, and the tokenizer of the cache."""
+    entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    for key, shape in zimage_dit.manifest(published.transformer()).items():
+        there = product_place(key)
+        if there.endswith(".qkv.weight"):
+            shape = (3 * shape[0], shape[1])
+        entries[there] = ("BF16", shape, 2)
+    sparse(tmp_path / "z.safetensors", entries)
+    text = {f"model.{key}": ("BF16", shape, 2) for key, shape in qwen3.manifest(Qwen3Config()).items()}
+    sparse(tmp_path / "qwen_3_4b.safetensors", text)
+    vae = {f"{key}": ("F32", shape, 4) for key, shape in vae_manifest().items()}
+    sparse(tmp_path / "ae.safetensors", vae)
+    shutil.copytree(model / "tokenizer", snapshot(cache, "Tongyi-MAI/Z-Image-Turbo") / "tokenizer")
+    parts = {
+        "transformer": tmp_path / "z.safetensors",
+        "text_encoder": tmp_path / "qwen_3_4b.safetensors",
+        "vae": tmp_path / "ae.safetensors",
+    }
+    pipe = qwenimg.load(name, "cpu", "bf16", **parts)  # type: ignore[arg-type]
+    assert pipe.model.checkpoint.scheduler.shift == published.SHIFTS[name]
+    assert pipe.model.checkpoint["transformer"].config == published.transformer()
+    pipe.close()
+    ran = cli("info", str(parts["transformer"]))
+    assert ran.code == 0 and b"its authors' names" in ran.out and b"6,154.9 M parameters" in ran.out, ran
+
+
+def product_place(key: str) -> str:
+    from qwenimg.common.families.z_image.transformer_file import place
+
+    return place(key).key
+
+
+def vae_manifest() -> dict[str, tuple[int, ...]]:
+    from qwenimg.common.networks import kl_vae
+
+    return dict(kl_vae.manifest(published.vae()))
+
+
+# mflux
+
+
+def theirs(name: str, part: str) -> str:
+    """mflux's name of a tensor, as its loader lists them."""
+    if part == "text_encoder":
+        return name.removeprefix("model.")
+    if part == "vae":
+        side = "conv2d" if name.startswith("encoder.") else "conv"
+        for layer in ("conv_in", "conv_out"):
+            name = name.replace(f".{layer}.", f".{layer}.{side}.")
+        return name.replace(".conv_norm_out.", ".conv_norm_out.norm.")
+    name = name.replace("t_embedder.mlp.0.", "t_embedder.linear1.").replace("t_embedder.mlp.2.", "t_embedder.linear2.")
+    return name.replace("2-1.adaLN_modulation.1.", "2-1.adaLN_modulation.0.")
+
+
+def save_as_mflux(model: Path, out: Path, bits: int | None) -> Path:
+    """All parts in two shards and an index; layers in groups of 64, kernels with their channels last."""
+    for part in PARTS:
+        made: dict[str, mx.array] = {}
+        stored = {
+            key: value for file in (model / part).glob("*.safetensors") for key, value in mx.load(str(file)).items()
+        }
+        for name, value in stored.items():
+            layer = theirs(name, part).removesuffix(".weight")
+            if value.ndim == 4:
+                made[f"{layer}.weight"] = mx.contiguous(mx.moveaxis(value, 1, -1))
+            elif bits and value.ndim == 2 and value.shape[1] % 64 == 0 and "pad_token" not in name:
+                made[f"{layer}.weight"], made[f"{layer}.scales"], made[f"{layer}.biases"] = mx.quantize(
+                    value, group_size=64, bits=bits
+                )
+            else:
+                made[theirs(name, part)] = value
+        about = {"quantization_level": str(bits), "mflux_version": "0.13.1"}
+        names = list(made)
+        (out / part).mkdir(parents=True)
+        for i in range(2):
+            mx.save_safetensors(str(out / part / f"{i}.safetensors"), {n: made[n] for n in names[i::2]}, about)
+        index = {"metadata": about, "weight_map": {n: f"{i}.safetensors" for i in range(2) for n in names[i::2]}}
+        (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
+    for part in PARTS:  # a folder of mflux has none: it means the published sizes
+        shutil.copy(model / part / "config.json", out / part / "config.json")
+    shutil.copytree(model / "tokenizer", out / "tokenizer")
+    return out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_folder_of_mflux_draws_what_the_folder_of_diffusers_draws(
+    model: Path, drawn: dict[str, Any], tmp_path: Path, backend: str
+) -> None:
+    """In codes: what the folder that `convert` makes of it under diffusers' names draws."""
+    plain = save_as_mflux(model, tmp_path / "plain", None)
+    made = qwenimg.load(plain, backend, "fp32")("a red circle", **ASKED)
+    assert np.array_equal(made.latents, drawn[backend].latents) and np.array_equal(made.pixels, drawn[backend].pixels)
+    start = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
+    asked = ASKED | {"image": start, "strength": 0.6}
+    both = [qwenimg.load(folder, backend, "fp32")("a red circle", **asked).latents for folder in (plain, model)]
+    assert np.array_equal(*both), "the VAE's encoder too"
+    coded = save_as_mflux(model, tmp_path / "coded", 4)
+    pipe = qwenimg.load(coded, backend, "fp32")
+    entries = pipe.model.checkpoint["transformer"].plan.entries
+    assert {e.storage.code for e in entries.values() if isinstance(e.storage, Packed)} == {Affine(4, 64)}
+    assert cli("convert", str(coded), str(tmp_path / "o"), "--quiet").code == 0
+    again = qwenimg.load(tmp_path / "o", backend, "fp32")("a red circle", **ASKED)
+    assert np.array_equal(pipe("a red circle", **ASKED).latents, again.latents)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("x", 8), ("Z-Image-Turbo-mflux-4bit", 8), ("z_image_8bit", 50), ("zimage", 50), ("turbo-of-z-image", 8)],
+)
+def test_the_name_of_a_folder_of_mflux_says_its_variant(model: Path, tmp_path: Path, name: str, steps: int) -> None:
+    opened = registry.open_model(save_as_mflux(model, tmp_path / name, None))
+    assert opened.defaults().steps == steps
+    opened.checkpoint.close()
+    ran = cli("info", str(tmp_path / name))
+    assert ran.code == 0 and ran.out.startswith(b"layout: folder of mflux (its names, as "), ran
+
+
+# Conversion
+
+
+@pytest.mark.parametrize("shift", [3.0, 6.0])
+def test_convert_writes_a_folder_of_diffusers(
+    model: Path, drawn: dict[str, Any], files: dict[str, Path], tmp_path: Path, shift: float
+) -> None:
+    """From parts: diffusers reads it; the scheduler stays the model's."""
+    import diffusers
+
+    bare = shutil.copytree(files["model"], tmp_path / "bare")
+    scheduler = bare / "scheduler" / "scheduler_config.json"
+    scheduler.write_text(json.dumps(json.loads(scheduler.read_text()) | {"shift": shift}))
+    options = [word for part in PARTS for word in (f"--{part.replace('_', '-')}", str(files[part]))]
+    ran = cli("convert", str(bare), str(tmp_path / "o"), *options, "--quiet")
+    assert ran.code == 0, ran.err
+    opened = registry.open_model(tmp_path / "o")
+    assert opened.checkpoint.scheduler.shift == shift
+    opened.checkpoint.close()
+    if shift == 3.0:
+        made = qwenimg.load(tmp_path / "o", "cpu", "fp32")("a red circle", **ASKED)
+        assert np.array_equal(made.latents, drawn["cpu"].latents)
+        pipe = diffusers.ZImagePipeline.from_pretrained(tmp_path / "o", torch_dtype=torch.float32)
+        state = pipe.transformer.state_dict()
+        assert all(torch.equal(value, state[key]) for key, value in tiny_dit(**DIT).state_dict().items())
+
+
+def test_a_picture_of_parts_is_made_again(cache: Path, files: dict[str, Path], tmp_path: Path, monkeypatch) -> None:
+    """By the hub's names of its files."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(files["model"], snapshot(cache, "Tongyi-MAI/Z-Image-Turbo"))
+    names = []
+    for part in PARTS:
+        place = snapshot(cache, "someone/split_files") / part
+        place.mkdir(parents=True)
+        shutil.copy(files[part], place / "weights.safetensors")
+        names.append(f"someone/split_files/{part}/weights.safetensors")
+    options = [word for part, name in zip(PARTS, names, strict=True) for word in (f"--{part.replace('_', '-')}", name)]
+    small = ("--size", "48x32", "--steps", "1", "--backend", "cpu", "--quiet")
+    ran = cli("a lighthouse", "-m", "z-image-turbo", *options, *small, "-s", "3", "-o", "a.png")
+    assert ran.code == 0, ran.err
+    assert [recipe_from_png(Path("a.png"))[part] for part in PARTS] == names
+    again = cli("--from", "a.png", *small, "-o", "b.png")
+    assert again.code == 0 and "warning" not in again.err, again.err
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_another_model_is_refused(files: dict[str, Path], tmp_path: Path, part: str) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"some.other.weight": torch.ones(2, 3)}, path)
+    with pytest.raises(ModelError, match=r"x\.safetensors"):
+        registry.open_model(files["model"], Choices(parts=of(files) | {part: path}))
+    path.write_bytes(files[part].read_bytes()[:-5])
+    with pytest.raises(ModelError, match=r"x\.safetensors"):
+        registry.open_model(files["model"], Choices(parts=of(files) | {part: path}))

@@ -1,0 +1,121 @@
+"""LoRAs of Flux.2 in the names of several trainers: the change of each weight is that of diffusers' converters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_flux2 import tiny_dit
+
+import qwenimg
+from qwenimg.common.families.flux2 import lora_names
+from qwenimg.common.families.flux2.published import published
+from qwenimg.common.weights import lora
+from qwenimg.common.weights.lora import read_lora
+
+RANK, ALPHA = 2, 3.0
+FLOAT32 = 1e-6  # relative L2 of a change of a weight
+D = 3072
+Tensors = dict[str, torch.Tensor]
+# Modules of the authors' layers in klein 4B: {name: (outputs, inputs)}
+LAYERS = {
+    "double_blocks.0.img_attn.qkv": (3 * D, D),
+    "double_blocks.4.txt_attn.qkv": (3 * D, D),
+    "double_blocks.1.img_attn.proj": (D, D),
+    "double_blocks.1.txt_attn.proj": (D, D),
+    "double_blocks.2.img_mlp.0": (6 * D, D),
+    "double_blocks.2.img_mlp.2": (D, 3 * D),
+    "double_blocks.3.txt_mlp.0": (6 * D, D),
+    "double_blocks.3.txt_mlp.2": (D, 3 * D),
+    "single_blocks.0.linear1": (9 * D, D),
+    "single_blocks.19.linear2": (D, 4 * D),
+}
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def kohya() -> Tensors:
+    out: Tensors = {}
+    for name, (outputs, inputs) in LAYERS.items():
+        module = f"lora_unet_{name.replace('.', '_')}"
+        out[f"{module}.lora_down.weight"] = random(RANK, inputs)
+        out[f"{module}.lora_up.weight"] = random(outputs, RANK)
+        out[f"{module}.alpha"] = torch.tensor(ALPHA)
+    return out
+
+
+def ai_toolkit() -> Tensors:
+    return {
+        f"diffusion_model.{name}.lora_{side}.weight": random(*shape)
+        for name, (outputs, inputs) in LAYERS.items()
+        for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK)))
+    }
+
+
+def by_diffusers(converter: str, tensors: Tensors) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Down and up of every layer, by diffusers' names."""
+    from diffusers.loaders import lora_conversion_utils
+
+    converted = getattr(lora_conversion_utils, converter)({key: value.clone() for key, value in tensors.items()})
+    layers = {key.partition(".lora_")[0] for key in converted}
+    return {
+        layer.removeprefix("transformer."): tuple(
+            converted[f"{layer}.lora_{side}.weight"].double().numpy() for side in "AB"
+        )  # type: ignore[misc]
+        for layer in layers
+    }
+
+
+@pytest.mark.parametrize(
+    ("converter", "written"),
+    [
+        ("_convert_kohya_flux2_lora_to_diffusers", kohya),
+        ("_convert_non_diffusers_flux2_lora_to_diffusers", ai_toolkit),
+    ],
+    ids=["kohya", "ai-toolkit"],
+)
+def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written: Callable[[], Tensors]) -> None:
+    checkpoint = published("flux2-klein-4b")
+    assert checkpoint is not None
+    expected, path = by_diffusers(converter, written()), tmp_path / "a.safetensors"
+    save_file({key: value.contiguous() for key, value in written().items()}, path)
+    changes = lora.fit(read_lora(path), lora_names.names(checkpoint))["transformer"]
+    assert {name.removesuffix(".weight") for name in changes} == expected.keys()
+    rng, worst = np.random.default_rng(0), 0.0
+    for name, [one] in changes.items():
+        (down, up), (theirs_down, theirs_up) = one.factors(), expected[name.removesuffix(".weight")]
+        x = rng.standard_normal(down.shape[1])
+        ours, theirs = up.astype(np.float64) @ (down @ x), theirs_up @ (theirs_down @ x)
+        assert ours.shape == theirs.shape
+        worst = max(worst, float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
+    print(f"{len(changes)} weights: at most {worst:.1e} (limit {FLOAT32})")
+    assert len(changes) == 14 and worst <= FLOAT32
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_fused_and_beside_are_alike(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
+    """A LoRA of every layer of the transformer, in diffusers' names."""
+    shapes = {name: value.shape for name, value in tiny_dit().state_dict().items() if value.ndim == 2}
+    path = tmp_path / "every.safetensors"
+    save_file(
+        {
+            f"transformer.{name.removesuffix('.weight')}.lora_{side}.weight": 0.1 * random(*shape)
+            for name, (outputs, inputs) in shapes.items()
+            for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK)))
+        },
+        path,
+    )
+    pipe = qwenimg.load(tiny_flux2["flux2-klein"], backend=backend, precision="fp32")
+    plain, fused, beside = (
+        pipe("a ring", width=48, height=32, steps=2, seed=5, **more).latents
+        for more in ({}, {"lora": str(path), "lora_mode": "fuse"}, {"lora": str(path), "lora_mode": "side"})
+    )
+    error, change = (float(np.linalg.norm(one - fused) / np.linalg.norm(fused)) for one in (beside, plain))
+    print(f"{backend}: {error:.1e} apart, {change:.1e} from no LoRA")
+    assert error < 1e-4 < 1e-2 < change

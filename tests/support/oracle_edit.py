@@ -1,0 +1,160 @@
+"""diffusers' Qwen-Image-Edit pipelines as the reference, with their defects worked around in this one place.
+
+- The pipelines do not hand on `mm_token_type_ids`, without which transformers 5 gives pictures the positions of text.
+- The processor needs torchvision: a stand-in of its Pillow variant's image processor and the tokenizer takes its place.
+- RoPE's frequencies, as in `oracle`.
+- The inpainting pipeline draws a sample of the picture's latents; ours takes their mean, as the others do.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from qwenimg.common.numbers.packing import pack, unpack
+
+PAD = "<|image_pad|>"
+
+
+class Processor:
+    """The part of Qwen2VLProcessor that the pipelines use."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        self.tokenizer = tokenizer
+        self.images = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 12_845_056})
+
+    def __call__(self, text: list[str], images: Any, padding: bool, return_tensors: str) -> Any:
+        from transformers import BatchFeature
+
+        images = images if isinstance(images, list) else [images]
+        seen = self.images(images=images, return_tensors="pt")
+        [filled] = text
+        for grid in seen["image_grid_thw"]:
+            filled = filled.replace(PAD, "<|placeholder|>" * (int(grid.prod()) // 4), 1)
+        filled = filled.replace("<|placeholder|>", PAD)
+        tokens = self.tokenizer([filled], padding=padding, return_tensors=return_tensors)
+        return BatchFeature({**tokens, **seen})
+
+
+def _with_positions(encoder: Any) -> None:
+    forward = encoder.forward
+
+    def wrapped(*args: Any, **given: Any) -> Any:
+        if given.get("pixel_values") is not None:
+            given["mm_token_type_ids"] = (given["input_ids"] == encoder.config.image_token_id).int()
+        return forward(*args, **given)
+
+    encoder.forward = wrapped
+
+
+@cache
+def pipeline(folder: Path, name: str = "") -> Any:
+    import diffusers
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity_error()
+    cls = getattr(diffusers, name) if name else diffusers.DiffusionPipeline
+    pipe = cls.from_pretrained(folder, torch_dtype=torch.float32, processor=None)
+    pipe.set_progress_bar_config(disable=True)
+    rope = pipe.text_encoder.model.language_model.rotary_emb
+    rope.inv_freq.copy_(rope.compute_default_rope_parameters(rope.config)[0])
+    vision = pipe.text_encoder.model.visual.rotary_pos_emb
+    vision.inv_freq.copy_(vision.compute_axial_rope_parameters(vision.config)[0])
+    _with_positions(pipe.text_encoder)
+    pipe.processor = Processor(pipe.tokenizer)
+    return pipe
+
+
+def generate(
+    folder: Path,
+    prompt: str,
+    images: list[np.ndarray],
+    latents: np.ndarray,
+    *,
+    negative_prompt: str = " ",
+    steps: int = 3,
+    guidance: float = 4.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64, for noise [1, C, h, w]."""
+    pipe = pipeline(folder)
+    pictures = [Image.fromarray(image) for image in images]
+    final = pipe(
+        image=pictures if len(pictures) > 1 else pictures[0],
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        true_cfg_scale=guidance,
+        height=latents.shape[2] * 8,
+        width=latents.shape[3] * 8,
+        num_inference_steps=steps,
+        latents=torch.from_numpy(pack(latents)),
+        output_type="latent",
+    ).images
+    final = unpack(final.float().numpy(), *latents.shape[2:])
+    return final, decoded(pipe, final)
+
+
+def decoded(pipe: Any, final: np.ndarray) -> np.ndarray:
+    config = pipe.vae.config
+    mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.latents_mean, config.latents_std))
+    with torch.no_grad():
+        z = torch.from_numpy(final) / (1.0 / std) + mean
+        pixels = pipe.vae.decode(z[:, :, None], return_dict=False)[0][:, :, 0]
+    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
+    return (image * 255).round().astype(np.float64)
+
+
+SMALLER = 36  # by which areas are divided in tests: a picture is seen in 171 x 171 pixels, and its copy in 64 x 64
+
+
+def make_pictures_small(patch: Any) -> None:
+    """Let theirs and ours see pictures in a small area; `patch` is a pytest.MonkeyPatch."""
+    from diffusers.pipelines.qwenimage import (
+        pipeline_qwenimage_edit,
+        pipeline_qwenimage_edit_inpaint,
+        pipeline_qwenimage_edit_plus,
+    )
+
+    from qwenimg.common.numbers import sizes
+
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_inpaint, pipeline_qwenimage_edit_plus):
+        theirs = module.calculate_dimensions
+        patch.setattr(module, "calculate_dimensions", lambda area, ratio, theirs=theirs: theirs(area / SMALLER, ratio))
+    ours = sizes.of_area
+    patch.setattr(sizes, "of_area", lambda area, *size: ours(area // SMALLER, *size))
+
+
+def inpaint(
+    folder: Path, prompt: str, image: np.ndarray, mask: np.ndarray, *, seed: int, steps: int, strength: float
+) -> np.ndarray:
+    """The inpainting pipeline's final latents [1, C, h, w], for an image of the size in which it is seen."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_inpaint as module
+
+    pipe = pipeline(folder, "QwenImageEditInpaintPipeline")
+    sample = module.retrieve_latents
+    module.retrieve_latents = lambda *args, **given: sample(*args, **(given | {"sample_mode": "argmax"}))
+    try:
+        height, width = image.shape[:2]
+        final = pipe(
+            image=Image.fromarray(image),
+            mask_image=Image.fromarray(mask),
+            prompt=prompt,
+            negative_prompt=" ",
+            true_cfg_scale=4.0,
+            height=height,
+            width=width,
+            strength=strength,
+            num_inference_steps=steps,
+            generator=torch.Generator().manual_seed(seed),
+            output_type="latent",
+        ).images
+    finally:
+        module.retrieve_latents = sample
+    return unpack(final.float().numpy(), height // 8, width // 8)

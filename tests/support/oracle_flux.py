@@ -1,0 +1,51 @@
+"""diffusers' Flux.1 pipelines as the reference for the whole way, one prompt and one image at a time."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qwenimg.common.numbers.timesteps import sinusoids
+
+CLASSES = {"text": "FluxPipeline", "image": "FluxImg2ImgPipeline", "mask": "FluxInpaintPipeline"}
+
+
+def exact_sinusoids(values: torch.Tensor) -> torch.Tensor:
+    """The reference's own are in float32, whose angles of up to 3500 radians are worth 1e-5 of this model's result."""
+    return torch.from_numpy(np.stack([sinusoids(float(value), 256) for value in values])).float()
+
+
+@cache
+def pipeline(folder: Path, task: str) -> Any:
+    import diffusers
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity_error()
+    pipe = getattr(diffusers, CLASSES[task]).from_pretrained(folder, torch_dtype=torch.float32)
+    pipe.transformer.time_text_embed.time_proj.forward = exact_sinusoids
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def generate(folder: Path, task: str, *, width: int, height: int, seed: int, length: int, **options: Any) -> Any:
+    """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64."""
+    pipe = pipeline(folder, task)
+    final = pipe(
+        width=width,
+        height=height,
+        generator=torch.Generator().manual_seed(seed),
+        max_sequence_length=length,
+        output_type="latent",
+        **options,
+    ).images
+    latents = pipe._unpack_latents(final, height, width, pipe.vae_scale_factor)
+    config = pipe.vae.config
+    with torch.no_grad():
+        pixels = pipe.vae.decode(latents / config.scaling_factor + config.shift_factor, return_dict=False)[0]
+    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
+    return latents.numpy(), (image * 255).round().astype(np.float64)

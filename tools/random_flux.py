@@ -1,0 +1,49 @@
+"""FLUX.1 dev with random weights, in proportions like the published ones, narrower and of fewer layers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from wide_checkpoint import write as write_weights
+
+from qwenimg.common.families.flux import small_files as flux_files
+from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.t5 import T5Config
+
+FLUX = {
+    "transformer": FluxConfig(
+        num_layers=3, num_single_layers=6, num_attention_heads=8, joint_attention_dim=1024, pooled_projection_dim=256,
+        guidance_embeds=True,
+    ),
+    "text_encoder": CLIPConfig(vocab_size=589, hidden_size=256, intermediate_size=1024, num_attention_heads=4),
+    "text_encoder_2": T5Config(d_model=1024, d_ff=2560, num_layers=8, num_heads=16),
+    "vae": KLVAEConfig(
+        block_out_channels=(64, 128, 256, 256), layers_per_block=2, latent_channels=16, scaling_factor=0.3611,
+        shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
+    ),
+}  # fmt: skip
+FLUX_NETWORKS = {"transformer": flux_dit, "text_encoder": clip, "text_encoder_2": t5, "vae": kl_vae}
+
+
+def write_random_flux(folder: Path) -> None:
+    """Write the whole folder; model_index.json is written last."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+    from spiece_files import trained, write_spiece  # which trains a tokenizer
+    from tiny_clip import write_tiny_clip_tokenizer
+
+    for name, config in FLUX.items():
+        network = FLUX_NETWORKS[name].NETWORK
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        write_weights(folder / name / f"{stem}.safetensors", manifest, "BF16")
+        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=True)))
+    write_tiny_clip_tokenizer(folder / "tokenizer")
+    write_spiece(folder / "tokenizer_2", trained())
+    (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))

@@ -1,0 +1,38 @@
+"""FLUX.2 klein base with random weights, of published proportions, narrower and of fewer layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tiny_tokenizer import write_tiny_tokenizer
+from wide_checkpoint import write as write_weights
+
+from qwenimg.common.families.flux2.small_files import SCHEDULER, index
+from qwenimg.common.networks import flux2_dit, flux2_vae, qwen3
+from qwenimg.common.networks.flux2_dit import Flux2Config
+from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
+from qwenimg.common.networks.qwen3 import Qwen3Config
+
+DIT = Flux2Config(
+    num_layers=2, num_single_layers=8, num_attention_heads=8, joint_attention_dim=1536, guidance_embeds=False
+)
+TEXT = Qwen3Config(
+    hidden_size=512, intermediate_size=1536, num_hidden_layers=28, num_attention_heads=8, num_key_value_heads=2,
+    vocab_size=32000,
+)  # fmt: skip
+VAE = Flux2VAEConfig(block_out_channels=(64, 128, 256, 256))
+
+
+def write_random_flux2(folder: Path) -> None:
+    """Write the whole folder; model_index.json is written last."""
+    networks = {"transformer": (flux2_dit.NETWORK, DIT), "text_encoder": (qwen3.NETWORK, TEXT)}
+    for name, (network, config) in (networks | {"vae": (flux2_vae.NETWORK, VAE)}).items():
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        stem = "model" if name == "text_encoder" else "diffusion_pytorch_model"
+        write_weights(folder / name / f"{stem}.safetensors", manifest)
+        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
+    write_tiny_tokenizer(folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(index(False)))

@@ -1,0 +1,97 @@
+"""A Stable Diffusion 3.5 medium folder of published proportions at half the width and half the layers, with random
+weights.
+
+For measurements: what it draws is noise. Needs neither framework, nor diffusers or transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+from random_sd import vocabulary, write_clip_tokenizer
+from wide_checkpoint import write
+
+from qwenimg.common.families.sd3.published import vae
+from qwenimg.common.families.sd3.small_files import SCHEDULER
+from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
+from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.sd3_dit import SD3Config
+from qwenimg.common.networks.t5 import T5Config
+
+DIT = SD3Config(
+    num_layers=12, num_attention_heads=12, joint_attention_dim=1024, caption_projection_dim=768,
+    pooled_projection_dim=1024, pos_embed_max_size=384, qk_norm="rms_norm", dual_attention_layers=tuple(range(6)),
+)  # fmt: skip
+CLIP = CLIPConfig(
+    hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=6, projection_dim=384,
+    vocab_size=len(vocabulary()),
+)  # fmt: skip
+CLIP_2 = CLIPConfig(
+    hidden_size=640, intermediate_size=2560, num_hidden_layers=32, num_attention_heads=10, projection_dim=640,
+    hidden_act="gelu", vocab_size=len(vocabulary()),
+)  # fmt: skip
+T5 = T5Config(vocab_size=4096, d_model=1024, d_ff=2560, num_layers=24, num_heads=16)
+INDEX = {
+    "_class_name": "StableDiffusion3Pipeline",
+    "scheduler": ["diffusers", SCHEDULER["_class_name"]],
+    "text_encoder": ["transformers", "CLIPTextModelWithProjection"],
+    "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+    "text_encoder_3": ["transformers", "T5EncoderModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "tokenizer_2": ["transformers", "CLIPTokenizer"],
+    "tokenizer_3": ["transformers", "T5TokenizerFast"],
+    "transformer": ["diffusers", sd3_dit.CLASS_NAME],
+    "vae": ["diffusers", kl_vae.CLASS_NAME],
+}
+
+
+def write_random_sd3(folder: Path, dtype: str = "F16") -> None:
+    """A complete folder in diffusers layout, stored as `dtype`, with the published VAE. model_index.json is written
+    last."""
+    parts: dict[str, tuple[Network, Any]] = {
+        "transformer": (sd3_dit.NETWORK, DIT),
+        "text_encoder": (clip.NETWORK, CLIP),
+        "text_encoder_2": (clip.NETWORK, CLIP_2),
+        "text_encoder_3": (t5.NETWORK, T5),
+        "vae": (kl_vae.NETWORK, vae()),
+    }
+    for name, (network, config) in parts.items():
+        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        write(folder / name / f"{stem}.safetensors", manifest, dtype)
+        _json(folder / name / "config.json", network.written(config))
+    write_clip_tokenizer(folder / "tokenizer")
+    write_clip_tokenizer(folder / "tokenizer_2")
+    _json(folder / "tokenizer_3" / "tokenizer.json", t5_tokenizer())
+    _json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
+    _json(folder / "model_index.json", INDEX)
+
+
+def t5_tokenizer() -> dict[str, Any]:
+    """T5's with letters for pieces, and a table of no characters."""
+    special, letters = ["<pad>", "</s>", "<unk>"], [chr(ord("a") + i) for i in range(26)]
+    table = struct.pack("<I", 4 * 256) + bytes(4 * 256) + b"\0"
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": text, "special": True} for i, text in enumerate(special)],
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": b64encode(table).decode()},
+        "pre_tokenizer": metaspace,
+        "post_processor": None,
+        "decoder": metaspace,
+        "model": {
+            "type": "Unigram",
+            "unk_id": 2,
+            "vocab": [[text, 0.0] for text in special] + [[text, -3.0] for text in ("\u2581", *letters)],
+        },
+    }
+
+
+def _json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), encoding="utf-8")

@@ -1,0 +1,40 @@
+"""Z-Image-Turbo with random weights, of published proportions, narrower and of fewer layers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from tiny_tokenizer import write_tiny_tokenizer
+from wide_checkpoint import write as write_weights
+
+from qwenimg.common.families.z_image import published as zimage
+from qwenimg.common.families.z_image import small_files
+from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
+from qwenimg.common.networks.qwen3 import Qwen3Config
+
+ZIMAGE = replace(zimage.transformer(), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024)
+ZIMAGE_TEXT = Qwen3Config(
+    hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+    vocab_size=32000,
+)  # fmt: skip
+ZIMAGE_VAE = replace(zimage.vae(), block_out_channels=(64, 128, 256, 256))
+
+
+def write_random_zimage(folder: Path) -> None:
+    """Write the whole folder; model_index.json is written last."""
+    parts = {
+        "transformer": (zimage_dit.NETWORK, ZIMAGE),
+        "vae": (kl_vae.NETWORK, ZIMAGE_VAE),
+        "text_encoder": (qwen3.NETWORK, ZIMAGE_TEXT),
+    }
+    for name, (network, config) in parts.items():
+        stem = "model" if name == "text_encoder" else "diffusion_pytorch_model"
+        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+        write_weights(folder / name / f"{stem}.safetensors", manifest)
+        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(3.0)))
+    write_tiny_tokenizer(folder / "tokenizer")
+    (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
