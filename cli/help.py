@@ -23,6 +23,7 @@ COMMANDS = {
     "models": "the models to choose from, and which are here",
     "pull": "download a model",
     "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
+    "batch": "draw many pictures with several workers, and go on where it was broken off",
     "serve": "draw for programs and browsers, over HTTP",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",
     "samplers": "the samplers and schedules to choose from",
@@ -63,6 +64,7 @@ qwenimg --from picture.png --steps 50"""
 COMMAND_EXAMPLES = {
     "info": "info picture.png",
     "models": "models --models-dir ComfyUI",
+    "batch": "batch requests.jsonl -o out/",
     "convert": "convert sd15 sd15-8bit -q 8",
     "record": "parity record -o mac.safetensors",
     "check": "parity check mac.safetensors",

@@ -127,6 +127,7 @@ class Settings:
     models: Mapping[str, Opening]  # by served names, the first is opened at the start
     aliases: Mapping[str, str] = field(default_factory=dict)  # further names of models
     backends: tuple[str, ...] = ("auto",)  # a worker for each
+    threads: int = 0  # of a worker on a CPU; 0: its framework's choice
     loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give
     hosts: frozenset[str] = frozenset()  # accepted in the header Host, besides those of this machine
     token: str = ""

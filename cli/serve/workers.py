@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ class Worker:
     """A process that draws, on one device. It is started anew after its end by who reads its messages."""
 
     def __init__(self, backend: str, settings: Settings) -> None:
-        self.backend = backend
+        self.backend, self._threads = backend, settings.threads
         self.state: Literal["loading", "ready", "down"] = "loading"
         self.order: PictureOrder | None = None  # that it draws, even if that has ended for its client
         self.model: ModelFacts | None = None  # the open one
@@ -54,7 +55,8 @@ class Worker:
         ours, theirs = multiprocessing.Pipe()
         descriptor = theirs.fileno()
         command = [sys.executable, "-c", _CODE, str(descriptor)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(descriptor,))
+        environment = os.environ | ({"OMP_NUM_THREADS": str(self._threads)} if self._threads else {})
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(descriptor,), env=environment)
         theirs.close()
         self.state, self.order, self.model = "loading", None, None
         self._pipe, self._process = ours, process

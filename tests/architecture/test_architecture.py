@@ -174,7 +174,19 @@ def test_no_work_at_import():
     declares = {("cli/commands/generate.py", name): reason for name in ("_of_pictures(", "parts.")}
     declares |= {("cli/commands/parity.py", name): reason for name in ("_asking(", "_opening(", "parity.command(")}
     declares[("cli/commands/plan.py", "_options_of_generate(")] = declares[("cli/places.py", "Backend(")] = reason
-    opening = ("bench", "convert", "doctor", "generate", "info", "models", "parity", "precision", "selftest", "serve")
+    opening = (
+        "bench",
+        "convert",
+        "doctor",
+        "generate",
+        "info",
+        "models",
+        "parity",
+        "precision",
+        "selftest",
+        "serve",
+        "batch",
+    )
     declares |= {(f"cli/commands/{name}.py", "places."): reason for name in opening}
     declares[("cli/commands/parity.py", "options.Backend(")] = reason
     assert broken(rules.work_at_import, PACKAGE, declares) == []

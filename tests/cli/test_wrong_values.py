@@ -29,6 +29,7 @@ NEEDED = {  # what a command cannot do without
     "convert": [MISSING, "out"],
     "selftest": ["-m", MISSING],
     "serve": ["-m", MISSING],
+    "batch": ["-", "-o", "out", "-m", MISSING],
     "models": [],
     "pull": ["./none"],
     "completion": ["zzz"],

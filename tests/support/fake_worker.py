@@ -83,9 +83,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def at_once(function: Callable[..., Any], *given: Any) -> Any:
+async def at_once(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """In place of `asyncio.to_thread`."""
-    return function(*given)
+    return function(*given, **named)
 
 
 @asynccontextmanager

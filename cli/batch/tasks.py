@@ -1,0 +1,128 @@
+"""The pictures that a file of requests asks for, each with a key that says what decides its pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.version import __version__
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.jobs.fields import Fields, check, seeds
+from qwenimg.common.jobs.naming import slug
+from qwenimg.common.jobs.prompt_file import Line
+from qwenimg.common.request.request import Defaults
+
+_SHARDS = (("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"), ("RANK", "WORLD_SIZE"))
+_NAME = 40  # bytes of a prompt in the name of a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTask:
+    """One picture."""
+
+    key: str  # SHA-256: the same for the same pixels
+    where: str  # its line, `requests.jsonl:3`
+    fields: Fields  # without seed and number
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return f"{slug(str(self.fields['prompt']), _NAME)}-{self.key[:16]}.png"
+
+
+def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
+    """Return what decides the pixels besides a request, as plain JSON, and the model's defaults. Raises QwenimgError
+    for a model that does not open."""
+    from qwenimg.common.formats.fingerprint import fingerprint
+    from qwenimg.common.hub.open_model import open_files
+
+    with closing(open_files(opening)) as files:
+        parts = dict(files.opened.checkpoint.components)
+        prints = {name: fingerprint(part.plan.files) for name, part in sorted(parts.items()) if part.plan.files}
+        refining = files.refining[0].name if files.refining is not None else ""
+        defaults = files.opened.defaults(files.resolved.known)
+        name = files.resolved.name
+    words = {key: str(opening.value(key)) for key in ("backend", "precision", "preset", "fallback", "quantize")}
+    return words | {"model": name, "files": prints, "refiner": refining, "version": __version__}, defaults
+
+
+def tasks_of(
+    lines: Sequence[Line], identity: Mapping[str, Any], defaults: Defaults
+) -> tuple[list[BatchTask], list[ModelError]]:
+    """Return the pictures of all lines, each key once, and the faults of lines. A line without a seed has one that
+    follows from what it asks for, so that the next run asks for the same."""
+    found_keys: dict[str, BatchTask] = {}
+    faults: list[ModelError] = []
+    times: Counter[str] = Counter()  # that the same request without a seed was read
+    for where, line in lines:
+        if isinstance(line, ModelError):
+            faults.append(line)
+            continue
+        try:
+            if "prompt" not in line:
+                raise UsageError("no prompt")
+            check(line)
+            fields = {name: value for name, value in line.items() if name not in ("seed", "num_images")}
+            complete = _complete(fields, defaults)
+            plain = _hash([complete, identity])
+            times[plain] += 1
+            chance = int(_hash([plain, times[plain]])[:8], 16) % (2**32 - 10_000)
+            for seed in seeds(line, chance):
+                key = _hash([complete, identity, seed])
+                found_keys.setdefault(key, BatchTask(key=key, where=where, fields=fields, seed=seed))
+        except UsageError as error:
+            faults.append(bad(where, str(error)))
+    return list(found_keys.values()), faults
+
+
+def shard_of(tasks: Sequence[BatchTask], shard: tuple[int, int]) -> list[BatchTask]:
+    """Return the pictures of shard (i, n), counted from 0: which, follows from their keys alone."""
+    index, count = shard
+    return [task for task in tasks if int(task.key, 16) % count == index]
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """Return (i, n) for `i/n`, i from 0; without a text that of a SLURM array or of a launcher such as torchrun, else
+    (0, 1). Raises UsageError."""
+    if text is None:
+        for index, count in _SHARDS:
+            if index in os.environ and count in os.environ:
+                first = int(os.environ.get("SLURM_ARRAY_TASK_MIN", "0")) if index.startswith("SLURM") else 0
+                return parse_shard(f"{int(os.environ[index]) - first}/{os.environ[count]}")
+        return 0, 1
+    index_text, _, count_text = text.partition("/")
+    if not (index_text.isdecimal() and count_text.isdecimal() and len(text) < 20):
+        raise UsageError(f"--shard {text[:40]!r} is not i/n, such as 0/4, counted from 0")
+    index_, count_ = int(index_text), int(count_text)
+    if not index_ < count_:
+        raise UsageError(f"--shard {text}: shards are 0/{count_text} to {max(count_ - 1, 0)}/{count_text}")
+    return index_, count_
+
+
+def _complete(fields: Fields, defaults: Defaults) -> dict[str, Any]:
+    """Return the fields with the model's defaults, as plain JSON."""
+    values = dict(fields)
+    aspect = values.pop("aspect", None)
+    if isinstance(aspect, Fraction):
+        values["width"], values["height"] = defaults.size(aspect)
+    else:
+        values["width"], values["height"] = defaults.sides(values.get("width"), values.get("height"))
+    usual: dict[str, Any] = {"negative_prompt": defaults.negative_prompt}
+    if not values.get("few_steps"):  # else it has its own
+        usual |= {"steps": defaults.steps, "guidance": defaults.guidance}
+    return usual | {name: float(value) if name == "guidance" else value for name, value in values.items()}
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

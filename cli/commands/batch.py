@@ -1,0 +1,154 @@
+"""The command `batch`: draw many pictures with several workers, and go on where a run was broken off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from qwenimg.cli import failures, places, streams
+from qwenimg.cli.batch.driver import BatchOutcome, Driver
+from qwenimg.cli.batch.record import BatchJournal, Known
+from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shard_of, tasks_of
+from qwenimg.cli.options import FILE
+from qwenimg.cli.progress import StepBar
+from qwenimg.cli.serve.messages import Settings
+from qwenimg.cli.signals import Stop
+from qwenimg.common.base.amounts import duration
+from qwenimg.common.families.opening import opening_of
+from qwenimg.common.jobs.prompt_file import read_prompts
+
+_OF_ALL = (*places.WEIGHTS, "refiner", "models_dir", "preset", "precision", "compile", "fallback", "max_memory")
+
+
+@click.command("batch")
+@click.argument("file", metavar="FILE")
+@click.option("-o", "--output", type=FILE, required=True, metavar="FOLDER", help="For the pictures and their journal.")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, metavar="N", help="Processes that draw; default 1.")
+@click.option("--shard", metavar="I/N", help="Draw part I of N, from 0; else that of SLURM's array or a launcher.")
+@click.option("--retry-failed", is_flag=True, help="Draw what an earlier run has given up.")
+@places.declared("model")
+@places.declared("backend", multiple=True, help="What computes; again for workers on cuda:0 and cuda:1.")
+@places.declared(*_OF_ALL, "offline")
+@click.pass_context
+def batch(
+    ctx: click.Context,
+    /,
+    file: str,
+    output: Path,
+    workers: int,
+    shard: str | None,
+    retry_failed: bool,
+    **given: Any,
+) -> int:
+    """Draw each line of FILE, as of --prompt-file, into a folder: each picture once, however often it is broken off.
+
+    Run the same command again to go on. It prints the path of each picture."""
+    from qwenimg.common.hub import part_files
+
+    stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
+    place = parse_shard(shard)
+    backends = given.pop("backend") or ("auto",)
+    _, opening = part_files.located(opening_of(places.taken(given)))
+    lines = read_prompts(file)
+    identity, defaults = model_identity(opening)
+    tasks, faults = tasks_of(lines, identity | {"backend": backends[0]}, defaults)
+    count = max(workers, len(backends))
+    settings = Settings(
+        models={"model": opening},
+        backends=tuple(backends[i % len(backends)] for i in range(count)),
+        threads=max(1, (os.cpu_count() or 1) // count) if count > 1 else 0,
+    )
+    with contextlib.closing(BatchJournal(output.absolute(), place)) as journal:
+        mine = shard_of(tasks, place)
+        known = journal.known()
+        skipped = [] if retry_failed else [task for task in mine if task.key in known.failed]
+        left, replaced = _left([task for task in mine if task not in skipped], journal, known)
+        report = BatchReport(output.absolute(), len(left), before=len(mine) - len(left) - len(skipped))
+        for fault in faults:
+            report.say(f"error: {fault}")
+        if skipped:
+            report.say(f"{len(skipped)} pictures were given up by an earlier run; --retry-failed draws them")
+        outcome = asyncio.run(_run(left, replaced, journal, settings, report, stop)) if left else BatchOutcome()
+    return report.code(outcome, [*(1 for _ in skipped), *(fault.exit_code for fault in faults)])
+
+
+async def _run(
+    left: list[BatchTask],
+    replaced: frozenset[str],
+    journal: BatchJournal,
+    settings: Settings,
+    report: BatchReport,
+    stop: Stop,
+) -> BatchOutcome:
+    loop = asyncio.get_running_loop()
+    driver = Driver(left, replaced, journal, settings, report.ended, report.say)
+
+    def hears() -> None:
+        loop.call_soon_threadsafe(driver.stop)
+
+    with stop.serving(hears):
+        return await driver.run()
+
+
+def _left(tasks: list[BatchTask], journal: BatchJournal, known: Known) -> tuple[list[BatchTask], frozenset[str]]:
+    """Return the pictures that are to be drawn, and the keys of those whose file is not what the journal says."""
+    left: list[BatchTask] = []
+    replaced: set[str] = set()
+    for task in tasks:
+        if task.key in known.done:
+            if not journal.is_there(task, known.done[task.key]):
+                left.append(task)
+                replaced.add(task.key)
+        elif not journal.adopt(task):
+            left.append(task)
+    return left, frozenset(replaced)
+
+
+class BatchReport:
+    """The printer of a batch: paths on standard output, on standard error a bar on a terminal, else a line each."""
+
+    def __init__(self, folder: Path, total: int, *, before: int) -> None:
+        """Create a printer for `total` pictures. before: pictures that are there already."""
+        self.folder, self.total, self.before = folder, total, before
+        self._bar = StepBar() if sys.stderr is not None and sys.stderr.isatty() else None
+        self._begun, self._ended = time.monotonic(), 0
+        self.say(f"{total} to draw, {before} there already")
+
+    def say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        streams.say(f"qwenimg: {text}")
+
+    def ended(self, task: BatchTask, error: str, seconds: float) -> None:
+        """Report a picture that has ended, with the time that the rest takes at the pace so far."""
+        self._ended += 1
+        rest = (time.monotonic() - self._begun) / self._ended * (self.total - self._ended)
+        if error:
+            self.say(f"error: {task.where}: {error}")
+        else:
+            streams.put(os.fsencode(self.folder / task.name) + b"\n")
+        if self._bar is not None:
+            self._bar.step(self.total)
+        elif not error:
+            left = f", {duration(rest)} left" if rest >= 1 else ""
+            self.say(f"{self._ended} of {self.total}: {seconds:.1f} s{left}")
+
+    def code(self, outcome: BatchOutcome, faults: list[int]) -> int:
+        """Return the exit code, and print what is left. faults: the exit codes of what was not tried."""
+        if self._bar is not None:
+            self._bar.close()
+        if outcome.unusable is not None:
+            streams.say(f"qwenimg: error: {outcome.unusable.text}")
+            return outcome.unusable.exit_code
+        codes = [*outcome.failed, *faults]
+        if outcome.left:
+            self.say(f"{outcome.left} pictures are left; run the same command again to go on")
+            codes.append(1)
+        return 0 if not codes else failures.PARTIAL if outcome.done or self.before else codes[0]
