@@ -210,7 +210,7 @@ class Request:
         elsewhere="this model's text encoder is not CLIP",
     ))  # fmt: skip
 
-    more_images: tuple[NDArray[np.uint8], ...] = field(default=(), init=False)  # behind the first of several
+    more_images: tuple[NDArray[np.uint8], ...] = ()  # behind the first; a tuple of all may be given as `image`
 
     def __post_init__(self) -> None:
         if isinstance(self.image, tuple):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,9 @@ def test_the_text_encoder_is_opened_once_for_several_prompts(folder: Path, files
     ran = cli("--prompt-file", str(tmp_path / "prompts.txt"), "-m", str(folder), "-i", files[0], *SHORT,
               "-o", f"{tmp_path}/{{index}}.png")  # fmt: skip
     assert ran.code == 0 and ran.err.count("loading text encoder") == 1, ran.err
+
+
+def test_a_search_for_other_options_keeps_all_pictures(folder: Path) -> None:
+    request = opened(folder).check("a ring", **ASKED)
+    smaller = replace(request, width=32, height=32)
+    assert [one is other for one, other in zip(smaller.images, (FIRST, SECOND), strict=True)] == [True, True]
