@@ -17,7 +17,7 @@ from qwenimg.backends.paper import on_paper
 from qwenimg.backends.workspaces import TORCH_CPU
 from qwenimg.common.base.amounts import parse_bytes, size_text
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.hub.outlook import LONG, Outlook, of_model
+from qwenimg.common.hub.outlook import Outlook, of_model
 from qwenimg.common.measure.machines import machine
 from qwenimg.common.precision import devices
 from qwenimg.common.runtime.paper import OnPaper
@@ -29,8 +29,15 @@ CARDS = ((8, "3070"), (12, "3060"), (16, "4060-ti"), (24, "4090"))
 MACS = ((16, "m1"), (24, "m4"), (32, "m1-max"), (48, "m4-pro"), (64, "m4-max"))
 # Of a CPU that is nobody's: float32 products on 8 cores, at half of what AVX2 does at 3 GHz; 8 of its 16 GB free.
 CORES, CORE_RATE, CPU_FREE = 8, 48e9, 8 * 10**9
+SMALL = 17 * 10**9  # bytes that are free
 CPU_MODELS = ("sd15", "sdxl-turbo")
-TITLES = {"qwen-image": "Qwen-Image", "sdxl": "SDXL", "sdxl-turbo": "SDXL-Turbo", "sd15": "SD 1.5"}
+TITLES = {
+    "z-image-turbo": "Z-Image-Turbo",
+    "qwen-image": "Qwen-Image",
+    "sdxl": "SDXL",
+    "sdxl-turbo": "SDXL-Turbo",
+    "sd15": "SD 1.5",
+}
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -59,15 +66,10 @@ def a_cpu() -> OnPaper:
 
 
 def on_gpu(engine: OnPaper) -> list[Outlook]:
-    """Return Qwen-Image in few steps, in all its steps where that is not long, and SDXL: those that fit."""
-    usual = of_model(KNOWN["qwen-image"], engine)
-    slow = usual.times.picture is None or usual.times.picture > LONG
-    found = [
-        of_model(KNOWN["qwen-image"], engine, few=True),
-        *([] if slow else [usual]),
-        of_model(KNOWN["sdxl"], engine),
-    ]
-    return [one for one in found if one.fits]
+    """Return Z-Image-Turbo, Qwen-Image in few steps, and on a smaller machine SDXL: those that fit."""
+    first = of_model(KNOWN["z-image-turbo"], engine), of_model(KNOWN["qwen-image"], engine, few=True)
+    small = [] if engine.free_memory() > SMALL else [of_model(KNOWN["sdxl"], engine)]
+    return [one for one in (*first, *small) if one.fits]
 
 
 def _row(one: Outlook) -> tuple[str, ...]:
