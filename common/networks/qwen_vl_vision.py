@@ -14,7 +14,6 @@ What is unusual about it, beside the language model (`qwen_vl`):
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import language_model, params, qwen_vl
@@ -234,11 +232,7 @@ NETWORK = replace(
     used=used,
     fields=fields,
     rename=rename,
-    traced=(
-        *qwen_vl.NETWORK.traced[:-1],
-        Block(name="vision", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),
-        qwen_vl.NETWORK.traced[-1],
-    ),
+    traced=(),  # passports have no pictures
     published=lambda name: name if name.startswith(PREFIX) else f"model.{name}",
     described=described,
 )

@@ -175,7 +175,7 @@ class Pipeline:
         """Announce `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded when needed, again as much as fits. `lora`, `lora_mode`: those of the first
         image. `image`: that of all, for a model that sees it in the prompt."""
-        texts, images = call_options.checked_prompts(prompts), start.given_images(given.asked({"image": image})[0])
+        texts, images = call_options.checked_prompts(prompts), call_options.checked_images(image)
         skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)
 
         def announced() -> None:

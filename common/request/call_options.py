@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.arguments import shown, texts
 from qwenimg.common.base.errors import UnknownOption, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request import given
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
 
@@ -68,14 +69,14 @@ def converted(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a call, each as its own type; None leaves one out. Raises UsageError."""
     if not isinstance(asked, Mapping):
         raise UsageError(f"asked is {shown(asked)}; expected options by their names")
-    given = {name: value for name, value in asked.items() if value is not None}
-    return {name: OPTIONS[name].converted(value) if name in OPTIONS else value for name, value in given.items()}
+    named = {name: value for name, value in asked.items() if value is not None}
+    return {name: OPTIONS[name].converted(value) if name in OPTIONS else value for name, value in named.items()}
 
 
-def checked(**given: object) -> list[Any]:
+def checked(**asked: object) -> list[Any]:
     """Return the values of options, each as its own type, if some model takes them. Raises UsageError."""
-    values = [OPTIONS[name].converted(value) for name, value in given.items()]
-    for name, value in zip(given, values, strict=True):
+    values = [OPTIONS[name].converted(value) for name, value in asked.items()]
+    for name, value in zip(asked, values, strict=True):
         OPTIONS[name].check(value)
     return values
 
@@ -83,6 +84,11 @@ def checked(**given: object) -> list[Any]:
 def checked_prompts(prompts: object) -> list[str]:
     """Return `prompts`, checked to be a list of allowed prompts. Raises UsageError."""
     return [str(checked(prompt=one)[0]) for one in texts("prompts", prompts)]
+
+
+def checked_images(image: object) -> tuple[NDArray[np.uint8], ...]:
+    """Return the images of a call's `image`, checked. Raises UsageError, and ModelError for a file."""
+    return Request(prompt="", **given.asked({"image": image})[0]).images
 
 
 def _nearest(name: str) -> str:

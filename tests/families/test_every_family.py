@@ -216,7 +216,7 @@ def test_the_recipe_in_the_file_makes_the_picture_again(
 
 
 def test_options_of_another_family_are_refused_by_name(load: Opener, family: Family, folder: Path) -> None:
-    options: dict[str, Any] = {"tokenizer": folder, "prediction": "v"} | dict.fromkeys(PARTS, folder)
+    options: dict[str, Any] = {"tokenizer": folder, "prediction": "v", "variant": "2511"} | dict.fromkeys(PARTS, folder)
     assert options.keys() == {name for row in registry.FAMILIES for name in row.choices}
     for name in options.keys() - family.choices:
         with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is for .*another model"):
