@@ -27,6 +27,7 @@ from tiny_flux import write_tiny_flux
 from tiny_flux2 import write_tiny_flux2
 from tiny_model import write_tiny_model
 from tiny_sd import write_tiny_sd
+from tiny_sd3 import write_tiny_sd3
 from tiny_zimage import write_tiny_zimage
 
 import qwenimg
@@ -46,6 +47,7 @@ WRITERS = {
     "sdxl": partial(write_tiny_sd, kind="sdxl"),
     "flux": partial(write_tiny_flux, variant="dev"),
     "flux2": partial(write_tiny_flux2, distilled=False),
+    "sd3": write_tiny_sd3,
     "z-image": write_tiny_zimage,
 }
 MODELS = ("shapes", *WRITERS)

@@ -100,7 +100,7 @@ def _nearest(name: str) -> str:
         if plain.replace("_", "-") in (*one.aliases, *(flag[2:] for flag in one.flags if flag.startswith("--"))):
             return f"did you mean {option}?"
     near = difflib.get_close_matches(name[:100].lower(), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"did you mean {near[0]}?" if near else "help(pipe) lists the known ones"
 
 
 def _keywords() -> dict[str, Option]:

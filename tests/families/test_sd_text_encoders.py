@@ -151,7 +151,9 @@ def test_the_command_line_takes_two_and_says_what_they_are(
     assert cli("a red circle", *model, *texts, "-o", "a.png").code == 0
     assert cli("plan", *model[:4], *texts, "--size", "72x40").code == 0
     cli("--from", "a.png", *model, *texts[:2], "-o", "b.png").refused(2, "--text-encoder-2 (clip_l.safetensors)")
-    cli("a red circle", *model, *texts, *texts, "-o", "b.png").refused(2, "4 files; a model has two text encoders")
+    cli("a red circle", *model, *texts, *texts, "-o", "b.png").refused(
+        2, "4 files; a model has three text encoders at most"
+    )
     assert cli("--from", "a.png", *model, *texts, "-o", "b.png").code == 0
     assert "OpenCLIP's names behind conditioner.embedders.1.model. (width 128)" in describe(parts["open_clip"]).lines[0]
     with pytest.raises(UsageError, match="--text-encoder-2 is for Stable Diffusion"):

@@ -24,6 +24,8 @@ WORK = Workload(width=64, height=64, guidance=3.0, few=2, many=6, rounds=3)
 class Clockwork:
     """A pipeline whose steps take 0.5 s each, and the first one 9 s more."""
 
+    model = SimpleNamespace(images=(0, 1))
+
     def stream(self, prompt: str, *, steps: int, **options: Any):
         for i in range(steps):
             yield Step(

@@ -63,8 +63,10 @@ else:
 import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks import qwen_vae
+from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.precision.precision import bases, float64
 from qwenimg.common.weights import keys
-from policies import FP32, FP64
+FP32, FP64 = bases(KIND)["fp32"], float64(KIND)
 
 attending = import_module(f"qwenimg.backends.{name}.ops.attention")
 backends.load(backend).expect(2**30)  # as for a large run

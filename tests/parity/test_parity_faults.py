@@ -37,7 +37,10 @@ def replace_forward(patch: pytest.MonkeyPatch, twin: Twin, layer: str, change: C
 
 
 def layer_norm_eps(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    patch.setattr(twin.dit, "NORM_EPS", 1e-5)
+    modulate = twin.nn.norm_modulate
+    patch.setattr(
+        twin.nn, "norm_modulate", lambda x, shift, scale, dtype, eps: modulate(x, shift, scale, dtype, 10 * eps)
+    )
 
 
 def gelu_erf(patch: pytest.MonkeyPatch, twin: Twin) -> None:

@@ -18,6 +18,7 @@ from tiny_model import LIGHTNING, SCHEDULER
 import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image import few_steps as qwen
+from qwenimg.common.families.qwen_image.variants import TEXT
 from qwenimg.common.families.stable_diffusion import few_steps as sd
 from qwenimg.common.pipeline.plan import flow_plan
 from qwenimg.common.request.request import Request
@@ -140,7 +141,7 @@ def test_published_numbers() -> None:
 @pytest.mark.parametrize("steps", [4, 8])
 def test_qwen_image_lightning(side: int, steps: int) -> None:
     """Bit for bit those of diffusers' scheduler with the configuration that the LoRA is published with."""
-    made = qwen.few_steps("Qwen-Image")["lightning"].settings(steps)
+    made = qwen.few_steps("Qwen-Image", TEXT)["lightning"].settings(steps)
     size = {"width": side, "height": side}
     request = Request(prompt="x", **size, **{k: made[k] for k in ("steps", "sampler", "schedule", "guidance")})
     plan = flow_plan(FlowMatchConfig(**SCHEDULER), request, (side // 16) ** 2)

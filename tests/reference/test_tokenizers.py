@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tiny_tokenizer import tiny_special_ids, tiny_vocabulary, tokenizer_config, tokenizer_json, write_tiny_tokenizer
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.families.qwen_image.family import TEMPLATE
+from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
 from qwenimg.common.prompts import check, vocabulary
 from qwenimg.common.prompts import qwen as ours
 from qwenimg.common.prompts.vocabulary import REGEX

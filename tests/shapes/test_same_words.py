@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from training import folder as train_folder
 from training import tokenizer as bpe
 
-from qwenimg.common.families.qwen_image.family import TEMPLATE
+from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import builtin, words
 from qwenimg.common.shapes.gate import gate_prompts

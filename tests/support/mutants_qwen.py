@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mutant import Mutant, Patch
 
-from qwenimg.common.families.qwen_image import family
+from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.numbers import packing, rope
 from qwenimg.common.parts import vae
@@ -231,8 +231,13 @@ def time_as_sigma(patch: Patch) -> None:
     patch.around(FlowMatchConfig, "timestep", lambda made, config, sigma: made(config, sigma) * 0.999)
 
 
+def _with_template(patch: Patch, **changes: Any) -> None:
+    kind = replace(variants.TEXT, template=replace(variants.DRAWS, **changes))
+    patch.set(variants, "VARIANTS", variants.VARIANTS | {"text": kind})
+
+
 def template_one_token_off(patch: Patch) -> None:
-    patch.set(family, "TEMPLATE", replace(family.TEMPLATE, dropped=family.TEMPLATE.dropped + 1))
+    _with_template(patch, dropped=variants.DRAWS.dropped + 1)
 
 
 def rows_and_columns_swapped(patch: Patch) -> None:
@@ -281,7 +286,7 @@ def time_plus_one(patch: Patch) -> None:
 
 
 def template_without_last_newline(patch: Patch) -> None:
-    patch.set(family, "TEMPLATE", replace(family.TEMPLATE, text=family.TEMPLATE.text[:-1]))
+    _with_template(patch, text=variants.DRAWS.text[:-1])
 
 
 # Behind the steps

@@ -38,7 +38,7 @@ from qwenimg.backends.torch.training import optimizer as train_optimizer
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
-from qwenimg.common.families.qwen_image.family import TEMPLATE
+from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
 from qwenimg.common.numbers import noise, timesteps
 from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import by_size

@@ -283,8 +283,11 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys
-from policies import BF16
+from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ALWAYS, ONCE
+
+BF16 = bases(KIND)["bf16"]
 
 
 def peak():

@@ -28,7 +28,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
-from qwenimg.common.families.qwen_image.family import TEMPLATE
+from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing

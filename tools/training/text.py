@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
-from qwenimg.common.families.qwen_image.family import TEMPLATE
+from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.prompts import qwen
