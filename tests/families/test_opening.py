@@ -144,7 +144,15 @@ TWO_TEXTS = ("common/families/stable_diffusion/", "common/families/sd3/", "commo
 @pytest.mark.parametrize(
     ("name", "uses"),
     [
-        ("cache_prompts", {"common/hub/open_model.py", "common/runtime/text_store.py", "cli/commands/plan.py"}),
+        (
+            "cache_prompts",
+            {
+                "common/hub/open_model.py",
+                "common/runtime/text_store.py",
+                "cli/commands/plan.py",
+                "cli/commands/serve.py",
+            },
+        ),
         ("text_encoder_2", {"common/weights/lora_names.py", "common/weights/peft_config.py", CLIP}),  # a LoRA's names
     ],
 )
