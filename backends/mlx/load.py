@@ -9,17 +9,20 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import mlx.nn
 
+from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.ops import DTYPES, Linear, writable
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
 from qwenimg.common.formats.arrays import WORTH_A_THREAD
 from qwenimg.common.formats.stored import NUMPY, into
 from qwenimg.common.formats.tensor_file import NAME, TensorFile
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import check_largest, read, read_branch, read_codes, read_finite
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
+Result = TypeVar("Result")
 
 
 def empty(build: Callable[[], Model], precision: Precision | None = None, role: str = "") -> Model:
@@ -84,6 +87,16 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
             owner.drop()
         else:
             _put(model, name, mx.zeros(owner[leaf].shape, owner[leaf].dtype))
+
+
+def briefly(model: mlx.nn.Module, plan: LoadPlan, prefix: str, use: Callable[[], Result]) -> Result:
+    """Return the computed result of `use`, called while the weights under `prefix` that only make modulation are
+    loaded."""
+    part = plan.when(ONCE).only(lambda name: name.startswith(prefix))
+    fill(model, part)
+    result = ops.eval(use())
+    drop(model, part.entries)
+    return result
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.quantised import DecodeBuffer, QuantisedLinear
@@ -21,6 +22,7 @@ from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read, read_branch, read_codes, read_finite
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+Result = TypeVar("Result")
 
 
 def empty(build: Callable[[], Model], precision: Precision | None = None, role: str = "") -> Model:
@@ -81,6 +83,18 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
             owner.drop()
         else:
             _put(model, name, getattr(owner, leaf).to("meta"))
+
+
+def briefly(
+    model: torch.nn.Module, plan: LoadPlan, device: torch.device, prefix: str, use: Callable[[], Result]
+) -> Result:
+    """Return the computed result of `use`, called while the weights under `prefix` that only make modulation are
+    loaded."""
+    part = plan.when(ONCE).only(lambda name: name.startswith(prefix))
+    fill(model, part, device)
+    result = ops.eval(use())
+    drop(model, part.entries)
+    return result
 
 
 def fetched(entry: Entry) -> Coded | np.ndarray:

@@ -13,7 +13,6 @@ from qwenimg.cli.serve.messages import Draw, PictureDrawn
 from qwenimg.common.jobs.fields import Fields
 
 State = Literal["waiting", "drawing", "done", "failed", "cancelled"]
-ENDED = ("done", "failed", "cancelled")
 
 
 class Fault(Exception):

@@ -7,10 +7,10 @@ Modulation rows come ready from `modulation`, since they depend on timestep, gui
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn
@@ -22,16 +22,15 @@ from qwenimg.backends.mlx.networks.diffusion_transformer import (
     FinalNorm,
     JointBlock,
     Pair,
+    RotaryAttention,
     TimestepEmbedding,
 )
 from qwenimg.common.networks import flux_conditioning
 from qwenimg.common.networks.flux_dit import NORM_EPS, TIME_CHANNELS, FluxConfig
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
-
-T = TypeVar("T")
 
 # Layers
 
@@ -56,31 +55,6 @@ class BlockModulation(mlx.nn.Module):
     def __init__(self, dim: int, count: int):
         super().__init__()
         self.linear = ops.Linear(dim, count * dim)
-
-
-class SingleAttention(mlx.nn.Module):
-    """Attention without a projection of its result."""
-
-    def __init__(self, dim: int, head_dim: int):
-        super().__init__()
-        self.head_dim = head_dim
-        self.to_q = ops.Linear(dim, dim)
-        self.to_k = ops.Linear(dim, dim)
-        self.to_v = ops.Linear(dim, dim)
-        self.norm_q = ops.RMSNorm(head_dim, NORM_EPS)
-        self.norm_k = ops.RMSNorm(head_dim, NORM_EPS)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Array) -> Array:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
-
-    def __call__(self, x: Array, rope: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        v = self.attend.values(self.heads(self.to_v(x)))
-        q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
-        k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(x))), rope, v.dtype)
-        return self.attend.result(ops.attention(q, k, v))
 
 
 # Blocks
@@ -115,7 +89,7 @@ class SingleTransformerBlock(mlx.nn.Module):
         super().__init__()
         dim, hidden = config.dim, config.hidden
         self.norm = BlockModulation(dim, 3)
-        self.attn = SingleAttention(dim, config.attention_head_dim)
+        self.attn = RotaryAttention(dim, config.attention_head_dim, NORM_EPS)
         self.proj_mlp = ops.Linear(dim, hidden)
         self.proj_out = ops.Linear(dim + hidden, dim)
 
@@ -220,12 +194,13 @@ class Component:
         not read, and each of `pooled`, texts [1 P]. Each block's weights are read, used and freed in turn."""
         times, scale = (ops.table(values, self.table_dtype) for values in (features, guidance))
         embed = self.model.time_text_embed
-        temb = self._briefly(
+        briefly = partial(load.briefly, self.model, self.plan)
+        temb = briefly(
             "time_text_embed.", lambda: mx.concatenate([embed(times, scale, text) for text in pooled], axis=0)
         )
-        final = self._briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
         double, single = (
-            [self._briefly(f"{path}.{i}.", partial(block.modulation, temb)) for i, block in enumerate(blocks)]
+            [briefly(f"{path}.{i}.", partial(block.modulation, temb)) for i, block in enumerate(blocks)]
             for path, blocks in self._blocks()
         )
         return Modulation(double, single, final)
@@ -250,11 +225,3 @@ class Component:
         modulation, row = step
         velocity = self.model(x, condition.txt, *modulation.at(row), condition.rope, condition.joint_rope)
         return ops.at_least_float32(velocity)
-
-    def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
-        """Call `use` while the weights under `prefix` that only make modulation are loaded."""
-        plan = self.plan.when(ONCE).only(lambda name: name.startswith(prefix))
-        load.fill(self.model, plan)
-        result = ops.eval(use())
-        load.drop(self.model, plan.entries)
-        return result

@@ -43,6 +43,35 @@ class FeedForward(torch.nn.Module):
         return self.net[2](self.net[0](x))
 
 
+class RotaryAttention(torch.nn.Module):
+    """Attention over one stream with rotated queries and keys, without a projection of its result."""
+
+    def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.head_dim = head_dim
+        self.to_q = ops.Linear(dim, dim, bias=bias)
+        self.to_k = ops.Linear(dim, dim, bias=bias)
+        self.to_v = ops.Linear(dim, dim, bias=bias)
+        self.norm_q = ops.RMSNorm(head_dim, eps)
+        self.norm_k = ops.RMSNorm(head_dim, eps)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def attended(self, x: Tensor, rope: Tensor) -> Tensor:
+        """[B L C] -> [B L C]."""
+        v = self.attend.values(self.heads(self.to_v(x)))
+        q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
+        k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(x))), rope, v.dtype)
+        return self.attend.result(ops.attention(q, k, v))
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """[B L C] -> [B L C]."""
+        return self.attended(x, rope)
+
+
 class JointAttention(torch.nn.Module):
     def __init__(self, dim: int, head_dim: int, eps: float, *, bias: bool = True):
         super().__init__()

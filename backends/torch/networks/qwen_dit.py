@@ -6,10 +6,10 @@ Modulation rows come ready from `modulation`, since they depend on the timestep 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +26,9 @@ from qwenimg.backends.torch.networks.diffusion_transformer import (
 from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
-
-T = TypeVar("T")
 
 # Layers
 
@@ -158,11 +156,12 @@ class Component:
         are read, used and freed in turn."""
         rows = ops.table(features, self.table_dtype, self.device)
         chosen = ops.placed([addition], self.device)
-        temb = self._briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
-        final = self._briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        briefly = partial(load.briefly, self.model, self.plan, self.device)
+        temb = briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
+        final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
         layers: Iterable[Any] = self.model.transformer_blocks
         blocks = [
-            self._briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
+            briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
         ]
         return Modulation(blocks, final)
 
@@ -193,11 +192,3 @@ class Component:
         latents = ops.repeated(x, condition.txt.shape[0])
         fixed = condition.rope, condition.index, condition.mask, condition.references
         return ops.at_least_float32(self.model(latents, condition.txt, mods, final, *fixed))
-
-    def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
-        """Call `use` while the timestep-only weights under `prefix` are loaded."""
-        plan = self.plan.when(ONCE).only(lambda name: name.startswith(prefix))
-        load.fill(self.model, plan, self.device)
-        result = ops.eval(use())
-        load.drop(self.model, plan.entries)
-        return result

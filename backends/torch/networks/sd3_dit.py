@@ -6,10 +6,10 @@ Modulation rows come ready from `modulation`, since they depend on the timestep 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +20,11 @@ from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks import sd3_conditioning
 from qwenimg.common.networks.sd3_dit import MLP_RATIO, NORM_EPS, PATCH, TABLE, TIME_CHANNELS, SD3Config, chunks
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
 
 Pair = tuple[Tensor, Tensor]
-T = TypeVar("T")
-
 # Layers
 
 
@@ -241,11 +239,12 @@ class Component:
         weights are read, used and freed in turn."""
         times, *texts = (ops.table(values, self.table_dtype, self.device) for values in (features, *pooled))
         embed = self.model.time_text_embed
-        temb = self._briefly("time_text_embed.", lambda: torch.cat([embed(times, text) for text in texts], dim=0))
-        final = self._briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        briefly = partial(load.briefly, self.model, self.plan, self.device)
+        temb = briefly("time_text_embed.", lambda: torch.cat([embed(times, text) for text in texts], dim=0))
+        final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
         layers: Iterable[Any] = self.model.transformer_blocks
         blocks = [
-            self._briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
+            briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
         ]
         return Modulation(blocks, final)
 
@@ -272,11 +271,3 @@ class Component:
         if TABLE in self.plan.entries:
             return ops.eval(self.model.pos_embed.pos_embed(ops.placed(ids, self.device)))
         return ops.table(sd3_conditioning.positions(self.config, ids), self.table_dtype, self.device)
-
-    def _briefly(self, prefix: str, use: Callable[[], T]) -> T:
-        """Call `use` while the weights under `prefix` that only make modulation are loaded."""
-        plan = self.plan.when(ONCE).only(lambda name: name.startswith(prefix))
-        load.fill(self.model, plan, self.device)
-        result = ops.eval(use())
-        load.drop(self.model, plan.entries)
-        return result

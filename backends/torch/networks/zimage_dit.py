@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.diffusion_transformer import RotaryAttention
 from qwenimg.common.networks import zimage_conditioning
 from qwenimg.common.networks.zimage_dit import FINAL_EPS, QK_EPS, TIME_CHANNELS, TIME_WIDTH, ZImageConfig
 from qwenimg.common.precision.precision import Precision
@@ -34,28 +35,14 @@ class TimestepEmbedder(torch.nn.Module):
         return self.mlp[2](ops.silu(self.mlp[0](features)))
 
 
-class Attention(torch.nn.Module):
+class Attention(RotaryAttention):
     def __init__(self, config: ZImageConfig):
-        super().__init__()
-        dim, self.head_dim = config.dim, config.head_dim
-        self.to_q = ops.Linear(dim, dim, bias=False)
-        self.to_k = ops.Linear(dim, dim, bias=False)
-        self.to_v = ops.Linear(dim, dim, bias=False)
-        self.to_out = torch.nn.ModuleList([ops.Linear(dim, dim, bias=False)])
-        self.norm_q = ops.RMSNorm(config.head_dim, QK_EPS)
-        self.norm_k = ops.RMSNorm(config.head_dim, QK_EPS)
-        self.attend = ops.Attend()
-
-    def heads(self, x: Tensor) -> Tensor:
-        """[B L C] -> [B L H D]."""
-        return x.reshape(*x.shape[:2], -1, self.head_dim)
+        super().__init__(config.dim, config.head_dim, QK_EPS, bias=False)
+        self.to_out = torch.nn.ModuleList([ops.Linear(config.dim, config.dim, bias=False)])
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         """[B L C] -> [B L C]."""
-        v = self.attend.values(self.heads(self.to_v(x)))
-        q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
-        k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(x))), rope, v.dtype)
-        return self.to_out[0](self.attend.result(ops.attention(q, k, v)))
+        return self.to_out[0](self.attended(x, rope))
 
 
 class FeedForward(torch.nn.Module):
