@@ -15,7 +15,6 @@ from typing import Any
 from random_sd import vocabulary, write_clip_tokenizer
 from wide_checkpoint import write
 
-from qwenimg.common.families.sd3.published import vae
 from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
 from qwenimg.common.networks.clip import CLIPConfig
@@ -58,7 +57,7 @@ def write_random_sd3(folder: Path, dtype: str = "F16") -> None:
         "text_encoder": (clip.NETWORK, CLIP),
         "text_encoder_2": (clip.NETWORK, CLIP_2),
         "text_encoder_3": (t5.NETWORK, T5),
-        "vae": (kl_vae.NETWORK, vae()),
+        "vae": (kl_vae.NETWORK, kl_vae.STABLE_DIFFUSION_3),
     }
     for name, (network, config) in parts.items():
         stem = "model" if network.role == "text" else "diffusion_pytorch_model"

@@ -19,7 +19,7 @@ ZIMAGE_TEXT = Qwen3Config(
     hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
     vocab_size=32000,
 )  # fmt: skip
-ZIMAGE_VAE = replace(zimage.vae(), block_out_channels=(64, 128, 256, 256))
+ZIMAGE_VAE = replace(kl_vae.FLUX_1, block_out_channels=(64, 128, 256, 256))
 
 
 def write_random_zimage(folder: Path) -> None:

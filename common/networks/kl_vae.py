@@ -8,14 +8,14 @@ What is unusual about it:
 - latents are scaled by one number, and in some models shifted by another, which are part of the configuration;
 - the mid block's attention comes under two sets of names.
 
-Source: the published configurations of Stable Diffusion 1.5, 2.1 and SDXL.
+Source: the published configurations of Stable Diffusion 1.5, 2.1, SDXL and 3, and of FLUX.1.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qwenimg.common.base.block import Block
@@ -82,6 +82,20 @@ class KLVAEConfig:
         """The decoder's blocks: channels in, channels out, and whether an upsampler ends the block."""
         widths = self.block_out_channels[::-1]
         return tuple((widths[max(i - 1, 0)], width, i + 1 < len(widths)) for i, width in enumerate(widths))
+
+
+FLUX_1 = KLVAEConfig(
+    block_out_channels=(128, 256, 512, 512),
+    layers_per_block=2,
+    latent_channels=16,
+    sample_size=1024,
+    scaling_factor=0.3611,
+    shift_factor=0.1159,
+    use_quant_conv=False,
+    use_post_quant_conv=False,
+)
+"""The VAE of FLUX.1 and Z-Image."""
+STABLE_DIFFUSION_3 = replace(FLUX_1, scaling_factor=1.5305, shift_factor=0.0609)
 
 
 def vae_fields(data: Mapping[str, Any]) -> dict[str, Any]:

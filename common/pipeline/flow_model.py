@@ -7,7 +7,7 @@ texts, opens the transformer and returns a `FlowRun`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -16,12 +16,13 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from qwenimg.common.numbers import sizes
+from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts import ModelTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline import inpaint, start
 from qwenimg.common.pipeline.denoiser import Denoiser, Phase
 from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.guidance import Branch, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.request.few_steps import FewSteps
@@ -30,7 +31,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import USUAL
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
@@ -44,6 +45,7 @@ class FlowModel(ABC):
     multiple = MULTIPLE
     sees_mask = False
     images: tuple[int, int] = (0, 1)
+    pools_texts = False  # True: the modulation depends on the texts too
     guidance: Guidance
     levels = USUAL  # of noise
     options: frozenset[str] = frozenset()
@@ -56,6 +58,7 @@ class FlowModel(ABC):
     ):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
         self.residents, self.texts, self.vae = residents, texts, vae
+        self.modulations = Modulations(residents)
         self.schedule_config = checkpoint.scheduler
         self.config: Any = checkpoint["transformer"].config
 
@@ -117,6 +120,32 @@ class FlowModel(ABC):
             self.vae.decoding(shape),
         ]
 
+    def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
+        """Return the timesteps of the transformer's evaluations, in their order."""
+        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
+
+    def denoising(
+        self,
+        plan: SamplingPlan,
+        branches: Sequence[Branch],
+        activations: int,
+        operations: Iterable[float],
+        *,
+        checked: bool = True,
+    ) -> Stage:
+        """Return the stage of all steps with one branch after the other, each of which takes `activations` bytes.
+        operations: those of an evaluation of each branch. checked: see `Stage`."""
+        shares = [plan.share(branch) for branch in branches]
+        per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))
+        return Stage(
+            name="denoise",
+            resident="transformer",
+            component=self.checkpoint["transformer"],
+            splits=(Split(activations=activations, size=1, passes=plan.evaluations * sum(shares)),),
+            checked=checked,
+            operations=plan.evaluations * per_evaluation,
+        )
+
     def check_weights(self) -> None:
         self.vae.check_weights()
 
@@ -127,6 +156,10 @@ class FlowModel(ABC):
     def adapt(self, deltas: Deltas) -> None:
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
         now = self.checkpoint["transformer"]
+        self.modulations.renew(before["transformer"], now)
+        same_texts = all(before[name].plan.same_deltas(text.plan) for name, text in self.checkpoint.texts.items())
+        if self.pools_texts and not same_texts:
+            self.modulations.clear()
         self.texts.renew(self.checkpoint.texts)
         if not before["transformer"].plan.same_deltas(now.plan):
             self.residents.adapt("transformer", now)
@@ -141,8 +174,10 @@ class FlowModel(ABC):
 
     def forget(self) -> None:
         self.texts.forget()
+        self.modulations.clear()
 
     def close(self) -> None:
+        self.modulations.clear()
         self.texts.close()
         self.residents.free()
         self.checkpoint.close()

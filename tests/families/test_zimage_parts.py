@@ -218,7 +218,7 @@ def product_place(key: str) -> str:
 def vae_manifest() -> dict[str, tuple[int, ...]]:
     from qwenimg.common.networks import kl_vae
 
-    return dict(kl_vae.manifest(published.vae()))
+    return dict(kl_vae.manifest(kl_vae.FLUX_1))
 
 
 # mflux

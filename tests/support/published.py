@@ -80,7 +80,7 @@ def write_published_zimage(folder: Path, name: str) -> Path:
     parts = {
         "transformer": (zimage_dit.NETWORK, z_image.transformer(), dtype),
         "text_encoder": (qwen3.NETWORK, Qwen3Config(), "BF16"),
-        "vae": (kl_vae.NETWORK, z_image.vae(), "BF16"),
+        "vae": (kl_vae.NETWORK, kl_vae.FLUX_1, "BF16"),
     }
     for part, (network, config, stored) in parts.items():
         manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}

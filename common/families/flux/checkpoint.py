@@ -12,7 +12,6 @@ from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux import mflux
-from qwenimg.common.families.flux.published import vae as published_vae
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import open_transformer
@@ -87,7 +86,7 @@ def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
     if (elsewhere or not whole) and not is_file(folder / name / "config.json"):
         if name == "transformer":
             return FluxConfig(guidance_embeds=not elsewhere and mflux.is_guided(folder))
-        return {CLIP: clip.VIT_L, T5: T5Config(), "vae": published_vae()}[name]
+        return {CLIP: clip.VIT_L, T5: T5Config(), "vae": kl_vae.FLUX_1}[name]
     return read_config(_NETWORKS[name], folder / name, REFUSED)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
-from qwenimg.common.families.flux import published, transformer_file
+from qwenimg.common.families.flux import transformer_file
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import flux_dit, t5
+from qwenimg.common.networks import flux_dit, kl_vae, t5
 from qwenimg.common.networks.flux_dit import FluxConfig
 from qwenimg.common.parts import t5_files, vae_files
 from qwenimg.common.parts.vae_files import open_vae
@@ -27,7 +27,7 @@ def part_of(header: Header) -> str | None:
         return "transformer"
     if t5_files.prefix_of(header.tensors) is not None:
         return "text_encoder"
-    return "vae" if vae_files.latent_channels(header.tensors) == published.vae().latent_channels else None
+    return "vae" if vae_files.latent_channels(header.tensors) == kl_vae.FLUX_1.latent_channels else None
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
@@ -41,7 +41,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         whole.lines.append(in_memory(header.tensors, lambda name: False))
     try:
         if part == "vae":
-            opened = open_vae(path, published.vae())
+            opened = open_vae(path, kl_vae.FLUX_1)
         else:
             opened = transformer_file.open_transformer(path, FluxConfig())
     except ModelError as error:

@@ -17,7 +17,6 @@ from qwenimg.common.networks.flux_conditioning import guidance_row, time_rows
 from qwenimg.common.networks.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
@@ -29,8 +28,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
-from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.lora_names import Names
 
 LENGTHS = {True: 512, False: 256}  # tokens of T5, of a model with and without guidance
@@ -47,6 +45,7 @@ class Flux(FlowModel):
 
     guidance = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
     options = frozenset({"step_cache", "cached_calls", "true_cfg"})
+    pools_texts = True
     texts: FluxTexts
     config: FluxConfig
 
@@ -56,7 +55,6 @@ class Flux(FlowModel):
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
         self.few_steps = few_steps.few_steps(guided=guided)
-        self.modulations = Modulations(residents)
 
     @cached_property
     def lora_names(self) -> Names:
@@ -71,18 +69,12 @@ class Flux(FlowModel):
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
         tokens, kept = shape[0] * shape[1] // PATCH**2, self.modulations.has(self._key(request, plan))
-        longest, count = tokens + max(lengths), plan.evaluations * sum(map(plan.share, branches))
+        longest = tokens + max(lengths)
         score_bytes = scores(self.config.num_attention_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
         activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
-        denoise = Stage(
-            name="denoise",
-            resident="transformer",
-            component=component,
-            splits=(Split(activations=activations, size=1, passes=count),),
-            checked=kept,
-            operations=count * memory.step_operations(self.config, longest),
-        )
+        operations = [memory.step_operations(self.config, longest)] * len(branches)
+        denoise = self.denoising(plan, branches, activations, operations, checked=kept)
         if kept:
             return [denoise]
         rows = len(branches) * len(plan.evaluated_sigmas())
@@ -92,21 +84,10 @@ class Flux(FlowModel):
     def _key(self, request: Request, plan: SamplingPlan) -> Hashable:
         """Return all that the modulation of a run depends on beside weights."""
         guidance = request.guidance if self.config.guidance_embeds else 0.0
-        return self._timesteps(plan), guidance, tuple(branch.prompt for branch in self.guidance.branches(request))
-
-    def _timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
-        """Return the timesteps of the transformer's evaluations, in their order."""
-        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
+        return self.timesteps(plan), guidance, tuple(branch.prompt for branch in self.guidance.branches(request))
 
     def variant(self, change: Change) -> Flux:
         return Flux(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
-
-    def adapt(self, deltas: Deltas) -> None:
-        now = self.checkpoint.with_deltas(deltas)
-        self.modulations.renew(self.checkpoint["transformer"], now["transformer"])
-        if not all(part.plan.same_deltas(now[name].plan) for name, part in self.checkpoint.texts.items()):
-            self.modulations.clear()
-        super().adapt(deltas)
 
     def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
         grid, branches = (shape[0] // PATCH, shape[1] // PATCH), self.guidance.branches(request)
@@ -139,13 +120,5 @@ class Flux(FlowModel):
     ) -> Modulation:
         """Compute the modulation of a run with `pooled` text of its branches."""
         dtype = self.runtime.precision.time_dtype()
-        times, guidance = time_rows(self._timesteps(plan), dtype), guidance_row(request.guidance, dtype)
+        times, guidance = time_rows(self.timesteps(plan), dtype), guidance_row(request.guidance, dtype)
         return transformer.modulate(times, guidance, pooled)
-
-    def forget(self) -> None:
-        super().forget()
-        self.modulations.clear()
-
-    def close(self) -> None:
-        self.modulations.clear()
-        super().close()

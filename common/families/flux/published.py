@@ -9,7 +9,6 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
 from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.t5 import T5Config
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.request.request import Defaults
@@ -18,19 +17,6 @@ from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 GUIDED = {"flux-dev": True, "flux-schnell": False}
 """Whether each published model is told its guidance."""
-
-
-def vae() -> KLVAEConfig:
-    return KLVAEConfig(
-        block_out_channels=(128, 256, 512, 512),
-        layers_per_block=2,
-        latent_channels=16,
-        sample_size=1024,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
 
 
 def published(name: str) -> Checkpoint | None:
@@ -44,7 +30,7 @@ def published(name: str) -> Checkpoint | None:
             "transformer": on_paper(flux_dit.NETWORK, transformer, "bfloat16"),
             "text_encoder": on_paper(clip.NETWORK, clip.VIT_L, "bfloat16"),
             "text_encoder_2": on_paper(t5.NETWORK, T5Config(), "bfloat16"),
-            "vae": on_paper(kl_vae.NETWORK, vae(), "bfloat16"),
+            "vae": on_paper(kl_vae.NETWORK, kl_vae.FLUX_1, "bfloat16"),
         },
         tokenizers={"text_encoder": tokenizer, "text_encoder_2": tokenizer},
         scheduler=parse(FlowMatchConfig, scheduler(guided=GUIDED[name]), source=name),

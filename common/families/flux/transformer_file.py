@@ -8,25 +8,23 @@ Unusual about its authors' names:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad, is_folder
-from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks import flux_dit
 from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.parts.components import component, open_component, read_config
+from qwenimg.common.parts import authors_names
+from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.parts.ldm_configs import Shapes, behind, shape_of
-from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.keys import Place, Rows, check_architecture, plan_places
+from qwenimg.common.weights.keys import Place, Rows, check_architecture
 
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 SIGN = "single_blocks.0.modulation.lin.weight"
 DIFFUSERS_SIGN = "single_transformer_blocks.0.norm.linear.weight"
 
@@ -65,10 +63,9 @@ _NORM = re.compile(r"attn\.norm_(?P<text>added_)?(?P<kind>[qk])")
 _LINEAR1 = 7  # parts of its rows: q, k, v, and four of the feed-forward
 
 
-def prefix_of(names: Iterable[str]) -> str | None:
+def prefix_of(names: Collection[str]) -> str | None:
     """Return the prefix of the transformer's names, its authors', in a file with these `names`; None without it."""
-    every = frozenset(names)
-    return next((prefix for prefix in PREFIXES if prefix + SIGN in every), None)
+    return authors_names.prefix_of(names, SIGN)
 
 
 def is_transformer(header: Header) -> bool:
@@ -87,7 +84,8 @@ def open_transformer(path: Path, like: FluxConfig, *, whole: bool = False) -> Co
         check_architecture(header, network.architectures, title)
         prefix = prefix_of(header.tensors)
         if prefix is not None:
-            return _open_authors(header, prefix, like, whole=whole)
+            config = config_of(path, behind(header, prefix), like, {name: place(name).key for name in _sizes()})
+            return authors_names.open_transformer(header, prefix, network, config, place, "Flux.1", whole=whole)
         if DIFFUSERS_SIGN not in header.tensors:
             raise bad(path, "holds no transformer of Flux.1, by its authors' names or diffusers'")
         config = config_of(path, _shapes(header.tensors), like, {name: name for name in _sizes()})
@@ -96,18 +94,6 @@ def open_transformer(path: Path, like: FluxConfig, *, whole: bool = False) -> Co
         raise
     header.file.close()
     return open_component(network, path, config, title, whole=whole)
-
-
-def _open_authors(header: Header, prefix: str, like: FluxConfig, *, whole: bool) -> Component:
-    path = header.file.path
-    config = config_of(path, behind(header, prefix), like, {name: place(name).key for name in _sizes()})
-    manifest = flux_dit.manifest(config)
-    plan = plan_places(header, "transformer", places(manifest, prefix), manifest, flux_dit.uses(manifest))
-    unknown = [key for key in header.tensors if key.startswith(prefix) and key not in plan.known]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not Flux.1 as it is published")
-    return component(flux_dit.NETWORK, config, plan, whole=whole)
 
 
 # Configuration
@@ -152,11 +138,6 @@ def _shapes(tensors: Mapping[str, Stored]) -> Shapes:
 
 
 # Names
-
-
-def places(names: Iterable[str], prefix: str) -> Places:
-    """Map each parameter of the transformer to its place behind `prefix` in a file with its authors' names."""
-    return {name: (there := place(name))._replace(key=prefix + there.key) for name in names}
 
 
 def place(name: str) -> Place:

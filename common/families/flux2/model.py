@@ -31,7 +31,7 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
-from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
 from qwenimg.common.weights.lora_names import Names
 
@@ -106,23 +106,8 @@ class Flux2(FlowModel):
         score_bytes = scores(self.config.num_attention_heads, 1, max(counts), self.engine.workspace.score_bytes)
         activations = memory.step_peak(self.config, max(counts)) + score_bytes
         cache = memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
-        shares = [plan.share(branch) for branch in branches]
         operations = (memory.step_operations(self.config, count) for count in counts)
-        per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))
-        split = Split(
-            activations=self.runtime.call_bytes(component, activations) + cache,
-            size=1,
-            passes=plan.evaluations * sum(shares),
-        )
-        return [
-            Stage(
-                name="denoise",
-                resident="transformer",
-                component=component,
-                splits=(split,),
-                operations=plan.evaluations * per_evaluation,
-            )
-        ]
+        return [self.denoising(plan, branches, self.runtime.call_bytes(component, activations) + cache, operations)]
 
     def variant(self, change: Change) -> Flux2:
         return Flux2(*self.runtime.changed(self.checkpoint, change, self.residents.weights))

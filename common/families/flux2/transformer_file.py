@@ -9,25 +9,23 @@ Unusual about its authors' names:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad, is_folder
-from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import flux2_dit
 from qwenimg.common.networks.flux2_dit import Flux2Config
-from qwenimg.common.parts.components import component, open_component, read_config
+from qwenimg.common.parts import authors_names
+from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.parts.ldm_configs import Shapes, behind, shape_of
-from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.keys import Place, Rows, check_architecture, plan_places
+from qwenimg.common.weights.keys import Place, Rows, check_architecture
 
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 SIGN = "single_stream_modulation.lin.weight"
 DIFFUSERS_SIGN = "single_stream_modulation.linear.weight"
 
@@ -72,10 +70,9 @@ _STARTS = {
 }
 
 
-def prefix_of(names: Iterable[str]) -> str | None:
+def prefix_of(names: Collection[str]) -> str | None:
     """Return the prefix of the transformer's names, its authors', in a file with these `names`; None without it."""
-    every = frozenset(names)
-    return next((prefix for prefix in PREFIXES if prefix + SIGN in every), None)
+    return authors_names.prefix_of(names, SIGN)
 
 
 def is_transformer(header: Header) -> bool:
@@ -97,23 +94,12 @@ def open_transformer(path: Path, like: Flux2Config, *, whole: bool = False) -> C
             raise bad(path, "holds no transformer of FLUX.2, by its authors' names or diffusers'")
         config = config_of(path, behind(header, prefix or ""), like, authors=prefix is not None)
         if prefix is not None:
-            return _open_authors(header, prefix, config, whole=whole)
+            return authors_names.open_transformer(header, prefix, network, config, place, "FLUX.2", whole=whole)
     except BaseException:
         header.file.close()
         raise
     header.file.close()
     return open_component(network, path, config, title, whole=whole)
-
-
-def _open_authors(header: Header, prefix: str, config: Flux2Config, *, whole: bool) -> Component:
-    network, path = flux2_dit.NETWORK, header.file.path
-    manifest = network.manifest(config)
-    plan = plan_places(header, "transformer", places(manifest, prefix), manifest, network.uses(config))
-    unknown = [key for key in header.tensors if key.startswith(prefix) and key not in plan.known]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not FLUX.2 as it is published")
-    return component(network, config, plan, whole=whole)
 
 
 def config_of(path: Path, shapes: Shapes, like: Flux2Config, *, authors: bool) -> Flux2Config:
@@ -142,11 +128,6 @@ def config_of(path: Path, shapes: Shapes, like: Flux2Config, *, authors: bool) -
         "guidance_embeds": (place(guidance).key if authors else guidance) in shapes,
     }
     return parse(Flux2Config, data, source=path)
-
-
-def places(names: Iterable[str], prefix: str) -> Places:
-    """Map each parameter of the transformer to its place behind `prefix` in a file with its authors' names."""
-    return {name: (there := place(name))._replace(key=prefix + there.key) for name in names}
 
 
 def place(name: str) -> Place:

@@ -17,7 +17,6 @@ from qwenimg.common.networks import qwen_conditioning
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
@@ -31,7 +30,6 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
@@ -59,7 +57,6 @@ class QwenImage(FlowModel):
         self.kind, self.images = kind, kind.images
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = few_steps.few_steps(str(checkpoint.source), kind)
-        self.modulations = Modulations(residents)
 
     @cached_property
     def lora_names(self) -> Names:
@@ -96,10 +93,6 @@ class QwenImage(FlowModel):
         activations = [split.activations for split in denoise.splits]
         return [self.modulations.stage(denoise.component, rows, "transformer_blocks.0.", activations), denoise]
 
-    def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
-        """Return the timesteps of the transformer's evaluations, in their order."""
-        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
-
     def _step_bytes(self, branches: int, tokens: int) -> int:
         """Return the bytes of a step with `branches` in one batch, of `tokens` image and text tokens each."""
         score_bytes = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
@@ -118,10 +111,6 @@ class QwenImage(FlowModel):
 
     def variant(self, change: Change) -> QwenImage:
         return type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
-
-    def adapt(self, deltas: Deltas) -> None:
-        self.modulations.renew(self.checkpoint["transformer"], self.checkpoint.with_deltas(deltas)["transformer"])
-        super().adapt(deltas)
 
     def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
         patch = self.config.patch_size
@@ -156,11 +145,3 @@ class QwenImage(FlowModel):
             pack=packing.pack,
             unpack=partial(packing.unpack, h=shape[0], w=shape[1]),
         )
-
-    def forget(self) -> None:
-        super().forget()
-        self.modulations.clear()
-
-    def close(self) -> None:
-        self.modulations.clear()
-        super().close()

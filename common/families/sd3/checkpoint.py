@@ -119,7 +119,7 @@ def _has_weights(folder: Path) -> bool:
 def _published(name: str) -> Any:
     """Return the configuration of a component that the model lacks; of a transformer, that of SD 3 medium."""
     if name in ("transformer", "vae"):
-        return published.vae() if name == "vae" else published.transformer("sd3-medium")
+        return kl_vae.STABLE_DIFFUSION_3 if name == "vae" else published.transformer("sd3-medium")
     return published.text(name)
 
 

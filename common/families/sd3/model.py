@@ -17,7 +17,6 @@ from qwenimg.common.networks.sd3_conditioning import time_rows, window
 from qwenimg.common.networks.sd3_dit import PATCH, SD3Config
 from qwenimg.common.numbers import sizes
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
@@ -32,7 +31,6 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
-from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
 SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
@@ -61,6 +59,7 @@ class SD3(FlowModel):
     guidance = Guidance(formula=_with_skipped, more=_skipping)
     levels = SHIFTED_TWICE
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "skip_layers", "skip_layer_scale"})
+    pools_texts = True
     texts: SD3Texts
     config: SD3Config
 
@@ -69,7 +68,6 @@ class SD3(FlowModel):
         texts = SD3Texts(residents, checkpoint)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
-        self.modulations = Modulations(residents)
 
     @cached_property
     def lora_names(self) -> Names:
@@ -107,18 +105,10 @@ class SD3(FlowModel):
     def _key(self, request: Request, plan: SamplingPlan) -> tuple[tuple[float, ...], tuple[str, ...]]:
         """Return the timesteps and the prompts on which the modulation of a run depends."""
         prompts = dict.fromkeys(branch.prompt for branch in self.guidance.branches(request))
-        timesteps = tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
-        return timesteps, tuple(prompts)
+        return self.timesteps(plan), tuple(prompts)
 
     def variant(self, change: Change) -> SD3:
         return SD3(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
-
-    def adapt(self, deltas: Deltas) -> None:
-        before, now = self.checkpoint, self.checkpoint.with_deltas(deltas)
-        self.modulations.renew(before["transformer"], now["transformer"])
-        if not all(before[name].plan.same_deltas(text.plan) for name, text in now.texts.items()):
-            self.modulations.clear()  # which depends on pooled texts
-        super().adapt(deltas)
 
     def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
         grid, branches = (shape[0] // PATCH, shape[1] // PATCH), self.guidance.branches(request)
@@ -142,11 +132,3 @@ class SD3(FlowModel):
             return Pass(transformer, condition, lambda x, sigma: (x, (modulation, first + rows[sigma])))
 
         return FlowRun(self, request, phases(plan, branches, 1, make_pass), shapes_of(texts, grid))
-
-    def forget(self) -> None:
-        super().forget()
-        self.modulations.clear()
-
-    def close(self) -> None:
-        self.modulations.clear()
-        super().close()

@@ -10,7 +10,6 @@ from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
 from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.sd3_dit import SD3Config
 from qwenimg.common.networks.t5 import T5Config
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
@@ -43,19 +42,6 @@ def text(name: str) -> CLIPConfig | T5Config:
     return clips.get(name) or T5Config()
 
 
-def vae() -> KLVAEConfig:
-    return KLVAEConfig(
-        block_out_channels=(128, 256, 512, 512),
-        layers_per_block=2,
-        latent_channels=16,
-        sample_size=1024,
-        scaling_factor=1.5305,
-        shift_factor=0.0609,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
-
-
 def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
     if name not in _DTYPES:
@@ -65,7 +51,7 @@ def published(name: str) -> Checkpoint | None:
         "text_encoder": (clip.NETWORK, text("text_encoder")),
         "text_encoder_2": (clip.NETWORK, text("text_encoder_2")),
         T5: (t5.NETWORK, text(T5)),
-        "vae": (kl_vae.NETWORK, vae()),
+        "vae": (kl_vae.NETWORK, kl_vae.STABLE_DIFFUSION_3),
     }
     return Checkpoint(
         source=Path(name),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.base.text import clean
-from qwenimg.common.families.sd3 import published, transformer_keys
+from qwenimg.common.families.sd3 import transformer_keys
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import read_header
@@ -16,6 +15,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import clip, kl_vae, sd3_dit
 from qwenimg.common.networks.sd3_dit import TABLE, SD3Config
 from qwenimg.common.parts import ldm_keys, t5_files
+from qwenimg.common.parts.authors_names import check_known
 from qwenimg.common.parts.components import component, open_component, read_config
 from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
 from qwenimg.common.parts.vae_files import SIGN as VAE_SIGN
@@ -125,7 +125,7 @@ def _vae_prefix(header: Header) -> str | None:
 def _vae(header: Header, *, whole: bool) -> Component:
     prefix = _vae_prefix(header)
     assert prefix is not None
-    config = vae_config(header.file.path, behind(header, prefix), published.vae())
+    config = vae_config(header.file.path, behind(header, prefix), kl_vae.STABLE_DIFFUSION_3)
     manifest = kl_vae.manifest(config)
     places = ldm_keys.vae_places(manifest, config, prefix)
     plan = plan_places(header, "vae", places, stored_vae(header, places, manifest), as_stored(manifest))
@@ -142,9 +142,4 @@ def _check_known(header: Header, components: dict[str, Component], parts: list[s
         for key in header.tensors
         if key not in known and not key.endswith(_IGNORED) and not key.startswith((*_IGNORED_STARTS, *others))
     ]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        raise bad(
-            header.file.path,
-            f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not Stable Diffusion 3 as it is published",
-        )
+    check_known(header.file.path, unknown, "Stable Diffusion 3")

@@ -9,19 +9,18 @@ Unusual about these names:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse
-from qwenimg.common.formats.stored import Stored
 from qwenimg.common.networks.sd3_dit import TABLE, SD3Config
+from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.weights.keys import Place, Rows
 
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 TABLE_KEY = "pos_embed"
 SIGN = "joint_blocks.0.context_block.attn.qkv.weight"
 HEAD_DIM = 64
@@ -53,9 +52,9 @@ _FUSED = re.compile(r"(?P<attention>attn2?)\.(?:to_(?P<image>[qkv])|add_(?P<text
 _BLOCK = re.compile(r"transformer_blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 
-def prefix_of(tensors: Mapping[str, Stored]) -> str | None:
+def prefix_of(tensors: Collection[str]) -> str | None:
     """Return the prefix of the transformer's names; None in a file without it."""
-    return next((prefix for prefix in PREFIXES if prefix + SIGN in tensors), None)
+    return authors_names.prefix_of(tensors, SIGN)
 
 
 def config_of(path: Path, shapes: Shapes) -> SD3Config:
@@ -84,7 +83,7 @@ def config_of(path: Path, shapes: Shapes) -> SD3Config:
 
 def places(names: Iterable[str], config: SD3Config, prefix: str) -> Places:
     """Map each parameter of the transformer to its place behind `prefix`."""
-    return {name: (place := _place(name, config))._replace(key=prefix + place.key) for name in names}
+    return authors_names.places(names, prefix, lambda name: _place(name, config))
 
 
 def _place(name: str, config: SD3Config) -> Place:

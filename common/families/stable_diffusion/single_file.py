@@ -12,7 +12,6 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.stable_diffusion import unet_keys
 from qwenimg.common.families.stable_diffusion.kinds import FIRST, KINDS, unet_config
@@ -24,6 +23,7 @@ from qwenimg.common.networks.clip import CLIPConfig
 from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.unet import UNetConfig
 from qwenimg.common.parts import ldm_keys
+from qwenimg.common.parts.authors_names import check_known
 from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.parts.vae_files import SIGN, VAES, latent_channels
@@ -257,10 +257,7 @@ def _opened(header: Header, detected: Detected) -> SingleFile:
         texts[text.component], manifest = config, clip.manifest(config)
         plan(text.component, _text_places(header, text, prefix, manifest), manifest, as_stored(manifest))
     unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        title = KINDS[detected.kind].title if detected.kind else "a VAE"
-        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not {title} as it is published")
+    check_known(path, unknown, KINDS[detected.kind].title if detected.kind else "a VAE")
     return SingleFile(
         path=path,
         detected=detected,

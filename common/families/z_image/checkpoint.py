@@ -14,7 +14,7 @@ from qwenimg.common.base.safe_files import absolute, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import mflux
-from qwenimg.common.families.z_image.published import SHIFTS, transformer, vae
+from qwenimg.common.families.z_image.published import SHIFTS, transformer
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
@@ -78,7 +78,7 @@ def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Co
 def _config(name: str, folder: Path, *, published: bool) -> Any:
     """Return the configuration of a part in `folder`, or the published one. Raise ModelError."""
     if published and not is_file(folder / name / "config.json"):
-        return {"transformer": transformer(), "text_encoder": Qwen3Config(), "vae": vae()}[name]
+        return {"transformer": transformer(), "text_encoder": Qwen3Config(), "vae": kl_vae.FLUX_1}[name]
     return read_config(_NETWORKS[name], folder / name)
 
 

@@ -29,7 +29,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
-from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.lora_names import Names
 
 TEMPLATE = Template(text="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", dropped=0, limit=512, seen=512)
@@ -80,18 +80,7 @@ class ZImage(FlowModel):
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
         activations += memory.kept_bytes(self.config, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
-        shares = [plan.share(branch) for branch in branches]
-        per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))
-        split = Split(activations=activations, size=1, passes=plan.evaluations * sum(shares))
-        return [
-            Stage(
-                name="denoise",
-                resident="transformer",
-                component=component,
-                splits=(split,),
-                operations=plan.evaluations * per_evaluation,
-            )
-        ]
+        return [self.denoising(plan, branches, activations, operations)]
 
     def variant(self, change: Change) -> ZImage:
         return ZImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights))

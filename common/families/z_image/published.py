@@ -11,7 +11,6 @@ from pathlib import Path
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
-from qwenimg.common.networks.kl_vae import KLVAEConfig
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.zimage_dit import ZImageConfig
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
@@ -28,20 +27,6 @@ def transformer() -> ZImageConfig:
     return ZImageConfig(axes_lens=(1536, 512, 512))
 
 
-def vae() -> KLVAEConfig:
-    """Return the configuration of Flux's VAE."""
-    return KLVAEConfig(
-        block_out_channels=(128, 256, 512, 512),
-        layers_per_block=2,
-        latent_channels=16,
-        sample_size=1024,
-        scaling_factor=0.3611,
-        shift_factor=0.1159,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
-
-
 def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
     if name not in SHIFTS:
@@ -51,7 +36,7 @@ def published(name: str) -> Checkpoint | None:
         components={
             "transformer": on_paper(zimage_dit.NETWORK, transformer(), _DTYPES[name]),
             "text_encoder": on_paper(qwen3.NETWORK, Qwen3Config(), "bfloat16"),
-            "vae": on_paper(kl_vae.NETWORK, vae(), "bfloat16"),
+            "vae": on_paper(kl_vae.NETWORK, kl_vae.FLUX_1, "bfloat16"),
         },
         tokenizers={"text_encoder": absent_tokenizer(name)},
         scheduler=parse(FlowMatchConfig, scheduler(SHIFTS[name]), source=name),

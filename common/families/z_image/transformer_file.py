@@ -7,25 +7,23 @@ files differ in the width of text and in the modulation's layer, and GGUF files 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks import zimage_dit
 from qwenimg.common.networks.zimage_dit import PATCH, ZImageConfig
-from qwenimg.common.parts.components import component, open_component
+from qwenimg.common.parts import authors_names
+from qwenimg.common.parts.components import open_component
 from qwenimg.common.parts.ldm_configs import Shapes, behind, shape_of
-from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.keys import Place, Rows, check_architecture, plan_places
+from qwenimg.common.weights.keys import Place, Rows, check_architecture
 
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 SIGN = "layers.0.adaLN_modulation.0.weight"
 _FUSED_SIGN = "layers.0.attention.qkv.weight"
 _IGNORED = "norm_final.weight"  # left over from the class of Lumina-Image 2.0
@@ -42,12 +40,12 @@ _BLOCKS = re.compile(r"(layers|noise_refiner)\.(\d{1,4})\.")
 
 def prefix_of(names: Collection[str]) -> str | None:
     """Return the prefix of the transformer's names in a file with these `names`; None in a file without it."""
-    return next((prefix for prefix in PREFIXES if prefix + SIGN in names), None)
+    return authors_names.prefix_of(names, SIGN)
 
 
 def other_model(names: Collection[str]) -> str | None:
     """Return the title of the similar model that is in a file with these `names`, or None."""
-    titles = (title for sign, title in _OTHERS.items() if any(prefix + sign in names for prefix in PREFIXES))
+    titles = (title for sign, title in _OTHERS.items() if authors_names.prefix_of(names, sign) is not None)
     return next(titles, None)
 
 
@@ -61,7 +59,9 @@ def open_transformer(path: Path, like: ZImageConfig, *, whole: bool = False) -> 
         prefix = _checked_prefix(header)
         config = config_of(header, prefix, like)
         if prefix + _FUSED_SIGN in header.tensors:
-            return _open_fused(header, prefix, config, whole=whole)
+            return authors_names.open_transformer(
+                header, prefix, network, config, place, "Z-Image", ignored=(_IGNORED,), whole=whole
+            )
     except BaseException:
         header.file.close()
         raise
@@ -83,17 +83,6 @@ def _renamed(key: str, prefix: str) -> str | None:
     """Return the manifest's name of a tensor in diffusers' names behind `prefix`; None if it is not used."""
     plain = key.removeprefix(prefix)
     return None if plain == _IGNORED else zimage_dit.rename(plain)
-
-
-def _open_fused(header: Header, prefix: str, config: ZImageConfig, *, whole: bool) -> Component:
-    path, manifest, network = header.file.path, zimage_dit.manifest(config), zimage_dit.NETWORK
-    plan = plan_places(header, "transformer", places(manifest, prefix), manifest, network.uses(config))
-    known = plan.known | {prefix + _IGNORED}
-    unknown = [key for key in header.tensors if key.startswith(prefix) and key not in known]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not Z-Image as it is published")
-    return component(network, config, plan, whole=whole)
 
 
 # Configuration
@@ -122,11 +111,6 @@ def config_of(header: Header, prefix: str, like: ZImageConfig) -> ZImageConfig:
 
 
 # Names
-
-
-def places(names: Iterable[str], prefix: str) -> Places:
-    """Map each parameter of the transformer to its place behind `prefix` in a file with its authors' names."""
-    return {name: (there := place(name))._replace(key=prefix + there.key) for name in names}
 
 
 def place(name: str) -> Place:
