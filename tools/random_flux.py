@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from wide_checkpoint import write as write_weights
+from wide_checkpoint import write_part
 
 from qwenimg.common.families.flux import small_files as flux_files
 from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
@@ -37,11 +37,7 @@ def write_random_flux(folder: Path) -> None:
     from tiny_clip import write_tiny_clip_tokenizer
 
     for name, config in FLUX.items():
-        network = FLUX_NETWORKS[name].NETWORK
-        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        write_weights(folder / name / f"{stem}.safetensors", manifest, "BF16")
-        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+        write_part(folder / name, FLUX_NETWORKS[name].NETWORK, config)
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=True)))
     write_tiny_clip_tokenizer(folder / "tokenizer")

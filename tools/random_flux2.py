@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tiny_tokenizer import write_tiny_tokenizer
-from wide_checkpoint import write as write_weights
+from wide_checkpoint import write_part
 
 from qwenimg.common.families.flux2.small_files import SCHEDULER, index
 from qwenimg.common.networks import flux2_dit, flux2_vae, qwen3
@@ -28,10 +28,7 @@ def write_random_flux2(folder: Path) -> None:
     """Write the whole folder; model_index.json is written last."""
     networks = {"transformer": (flux2_dit.NETWORK, DIT), "text_encoder": (qwen3.NETWORK, TEXT)}
     for name, (network, config) in (networks | {"vae": (flux2_vae.NETWORK, VAE)}).items():
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        stem = "model" if name == "text_encoder" else "diffusion_pytorch_model"
-        write_weights(folder / name / f"{stem}.safetensors", manifest)
-        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+        write_part(folder / name, network, config)
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from random_sd import vocabulary, write_clip_tokenizer
-from wide_checkpoint import write
+from wide_checkpoint import write_part
 
 from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
@@ -60,10 +60,7 @@ def write_random_sd3(folder: Path, dtype: str = "F16") -> None:
         "vae": (kl_vae.NETWORK, kl_vae.STABLE_DIFFUSION_3),
     }
     for name, (network, config) in parts.items():
-        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        write(folder / name / f"{stem}.safetensors", manifest, dtype)
-        _json(folder / name / "config.json", network.written(config))
+        write_part(folder / name, network, config, dtype)
     write_clip_tokenizer(folder / "tokenizer")
     write_clip_tokenizer(folder / "tokenizer_2")
     _json(folder / "tokenizer_3" / "tokenizer.json", t5_tokenizer())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tiny_tokenizer import write_tiny_tokenizer
-from wide_checkpoint import write as write_weights
+from wide_checkpoint import write_part
 
 from qwenimg.common.families.z_image import published as zimage
 from qwenimg.common.families.z_image import small_files
@@ -30,10 +30,7 @@ def write_random_zimage(folder: Path) -> None:
         "text_encoder": (qwen3.NETWORK, ZIMAGE_TEXT),
     }
     for name, (network, config) in parts.items():
-        stem = "model" if name == "text_encoder" else "diffusion_pytorch_model"
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        write_weights(folder / name / f"{stem}.safetensors", manifest)
-        (folder / name / "config.json").write_text(json.dumps(network.written(config)))
+        write_part(folder / name, network, config)
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(3.0)))
     write_tiny_tokenizer(folder / "tokenizer")

@@ -16,12 +16,14 @@ from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import random_model
 from numpy.typing import NDArray
 
 from qwenimg.common.networks import qwen_dit, qwen_vae
+from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
 from qwenimg.common.networks.qwen_vl import QwenVLConfig
@@ -46,6 +48,14 @@ def write(path: Path, manifest: Mapping[str, tuple[int, ...]], dtype: str = "BF1
         for name, shape in manifest.items():
             file.writelines(_bytes(pool, name, shape, dtype))
     return path
+
+
+def write_part(folder: Path, network: Network, config: Any, dtype: str = "BF16") -> None:
+    """A component in diffusers layout: its weights and its config.json."""
+    stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+    manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+    write(folder / f"{stem}.safetensors", manifest, dtype)
+    (folder / "config.json").write_text(json.dumps(network.written(config)))
 
 
 def write_folder(folder: Path, layers: int, dtype: str = "BF16", *, whole_vae: bool = False) -> None:

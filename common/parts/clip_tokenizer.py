@@ -79,15 +79,19 @@ def places(file: Path, also: Path | None = None) -> Iterator[Path]:
         yield also
     for repo in REPOS:
         yield from _of_model(hf_cache.storage_folder(repo))
-    home = Path.home() if "HOME" in os.environ else Path("/nonexistent")
-    parents = [here, *here.parents][:MAX_PARENTS]
-    programs = [home / folder / name for folder in ("", "Documents", "Desktop") for name in PROGRAMS]
-    for root in (*parents, *(above / "ComfyUI" for above in parents), *programs, *map(Path, APPLICATIONS)):
-        yield from (root / inside for inside in INSIDE)
+    yield from (root / inside for root in program_folders(here) for inside in INSIDE)
     yield from (folder / "tokenizer" for folder in _entries(here))
     for storage in _entries(hf_cache.cache_folder()):
         if storage.name.startswith("models--"):
             yield from _of_model(storage)
+
+
+def program_folders(here: Path) -> list[Path]:
+    """Return the folders where other programs may be, the nearest to the folder `here` first."""
+    home = Path.home() if "HOME" in os.environ else Path("/nonexistent")
+    parents = [here, *here.parents][:MAX_PARENTS]
+    programs = [home / folder / name for folder in ("", "Documents", "Desktop") for name in PROGRAMS]
+    return [*parents, *(above / "ComfyUI" for above in parents), *programs, *map(Path, APPLICATIONS)]
 
 
 def _of_model(storage: Path) -> Iterator[Path]:

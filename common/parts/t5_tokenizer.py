@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import absolute, bad, is_file
 from qwenimg.common.base.text import clean
-from qwenimg.common.parts.clip_tokenizer import APPLICATIONS, MAX_PARENTS, MAX_TRIED, PROGRAMS
+from qwenimg.common.parts.clip_tokenizer import MAX_TRIED, program_folders
 from qwenimg.common.parts.piece import T5_TOKENIZER
 from qwenimg.common.prompts import t5
 
@@ -43,11 +42,7 @@ def _places(file: Path) -> Iterator[Path]:
     here = absolute(file).parent
     yield from (here / name for name in INSIDE)
     yield from hf_cache.snapshots(hf_cache.storage_folder(T5_TOKENIZER.repo))
-    home = Path.home() if "HOME" in os.environ else Path("/nonexistent")
-    parents = [here, *here.parents][:MAX_PARENTS]
-    programs = [home / folder / name for folder in ("", "Documents", "Desktop") for name in PROGRAMS]
-    for root in (*parents, *(above / "ComfyUI" for above in parents), *programs, *map(Path, APPLICATIONS)):
-        yield root / OF_COMFYUI
+    yield from (root / OF_COMFYUI for root in program_folders(here))
 
 
 def is_t5_tokenizer(folder: Path) -> bool:

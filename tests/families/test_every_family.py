@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from crossed import crossed
-from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places, relative
+from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places
 from PIL import Image
 from recipe_cases import recipe_from_png
+from relative import relative
 from toy_family import add_toy, write_toy
 
 from qwenimg import DoesNotFit, NumericsError, Pipeline, Result, UsageError

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from crossed import crossed
-from family_cases import ASKED, BACKENDS, PROMPT, Opener, opener, places, relative
+from family_cases import ASKED, BACKENDS, PROMPT, Opener, opener, places
 from policies import parse
+from relative import relative
 from rules import ROOT
 
 from qwenimg.common.families import registry

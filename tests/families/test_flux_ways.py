@@ -16,9 +16,10 @@ import pytest
 import tiny_ldm
 import torch
 from comfy_files import comfy
-from family_cases import BACKENDS, relative
+from family_cases import BACKENDS
 from gguf_files import fitting, write
 from opened_parts import network_of, open_part
+from relative import relative
 from safetensors.torch import load_file, save_file
 from tiny_flux import tiny_dit, transformer_file, write_tiny_flux
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cli_runner import cli
 from PIL import Image
+from relative import relative
 from safetensors.torch import load_file, save_file
 
 import qwenimg
@@ -39,11 +40,6 @@ SMALLER = 36  # by which areas are divided here: a megapixel takes a tiny model 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sizes.of_area
     monkeypatch.setattr(sizes, "of_area", lambda area, *size: whole(area // SMALLER, *size))
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 def opened(folder: Path, backend: str = "cpu", **more: Any) -> Pipeline:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from family_cases import ASKED, KINDS, PROMPT, TASKS, opener, places, relative
+from family_cases import ASKED, KINDS, PROMPT, TASKS, opener, places
 from in_bands import in_bands
 from pretend_device import DEVICE, Shell, WrongDeviceError, pretend_engine, pretending
+from relative import relative
 from toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline, backends

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_cases import BACKENDS, relative
+from family_cases import BACKENDS
 from opened_parts import open_part
 from PIL import Image
 from recipe_cases import recipe_from_png
+from relative import relative
 
 import qwenimg
 from qwenimg import Pipeline, UsageError

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from policies import FP32
+from relative import relative_float32
 from tiny_flux2 import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
@@ -35,11 +36,6 @@ CASES = [
     ([(4, 8), (7, 2)], 32, 0.625),
     ([(3, 5), (2, 3), (4, 1)], 1, 0.25),
 ]
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape and a.dtype == np.float32
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 class Compared:
@@ -78,7 +74,7 @@ class Compared:
                 return_dict=False,
             )[0][:, : tokens[0].shape[1]].numpy()
         assert theirs.std() > 0.1
-        return relative(result, theirs)
+        return relative_float32(result, theirs)
 
 
 def exact_sinusoids(times: torch.Tensor) -> torch.Tensor:
@@ -156,7 +152,7 @@ class ComparedText:
                 output_hidden_states=True,
             ).hidden_states
         theirs = torch.cat([states[tap] for tap in TAPS], dim=-1).numpy()
-        return relative(np.asarray(self.engine.numpy(self.ours.encode(ids, pads))), theirs)
+        return relative_float32(np.asarray(self.engine.numpy(self.ours.encode(ids, pads))), theirs)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

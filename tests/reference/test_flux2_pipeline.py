@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import oracle_flux2
 import pytest
+from relative import relative
 
 import qwenimg
 from qwenimg import Pipeline
@@ -41,11 +42,6 @@ CASES = [
 @pytest.fixture(scope="module")
 def opened() -> dict[tuple[str, str], Pipeline]:
     return {}
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}x{case[3]}-{case[5]}-{case[6]}")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from policies import FP32
+from relative import relative
 from safetensors.torch import load_file, save_file
 from tiny_flux2 import tiny_vae
 
@@ -24,11 +25,6 @@ BACKENDS = ("cpu", "mlx")
 FLOAT32 = 5e-6  # relative L2; measured at most 3e-6, of MLX's sums in convolutions
 FAULT = 1e-2  # the least that a fault changes, relative L2
 SHAPES = [(3, 5), (4, 1), (6, 7)]  # of latents in patches
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 def opened(folder: Path) -> Component:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracle_flux import exact_sinusoids
 from policies import FP32
+from relative import relative_float32
 from tiny_flux import tiny_dit
 
 from qwenimg import backends
@@ -23,16 +25,6 @@ FLOAT32 = 1e-6  # relative L2 of a forward; measured at most 5e-7
 VARIANTS = {"dev": {}, "schnell": {"guidance_embeds": False}}
 SIGMAS = (1.0, 0.904531, 0.25)
 GUIDANCE = 3.5
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape and a.dtype == np.float32
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
-
-
-def exact_sinusoids(values: torch.Tensor) -> torch.Tensor:
-    """The reference's own are in float32, whose angles of up to 3500 radians are worth 1e-5 of this model's result."""
-    return torch.from_numpy(np.stack([sinusoids(float(value), 256) for value in values])).float()
 
 
 class Case:
@@ -84,7 +76,7 @@ class Case:
                 result = self.ours.predict(array(packing.pack(self.latents)), (modulation, row), condition)
                 expected = self.theirs(branch, sigma)
                 assert expected.std() > 0.1
-                errors.append(relative(np.asarray(self.engine.numpy(result)), expected))
+                errors.append(relative_float32(np.asarray(self.engine.numpy(result)), expected))
         return errors
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import oracle_flux
 import pytest
 from PIL import Image
+from relative import relative
 
 import qwenimg
 from qwenimg.common.base.config import parse
@@ -43,10 +44,6 @@ FROM_PICTURES: list[tuple[str, str, dict[str, Any]]] = [
     ("dev", "mask", {"prompt": "a red circle", "steps": 5, "strength": 0.8, "guidance": 2.0}),
     ("schnell", "mask", {"prompt": "a ring", "steps": 3, "strength": 1.0}),
 ]
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 def theirs(folder: Path, variant: str, task: str, asked: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ import oracle
 import pytest
 import torch
 from opened_parts import network_of, open_part
+from relative import relative
 from tiny_model import LIGHTNING
 
 import qwenimg
@@ -39,10 +40,6 @@ CASES = [
     ("a blue square " * 40, "x", 64, 64, 3, 7.0),
     ("a red circle", None, 80, 48, 5, 1.0),
 ]
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 @pytest.fixture(params=BACKENDS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import oracle_edit
 import pytest
+from relative import relative
 
 import qwenimg
 from qwenimg import Pipeline
@@ -53,11 +54,6 @@ def opened(tiny_edit: dict[str, Path]) -> Callable[[str, str], Pipeline]:
         return pipes[kind, backend]
 
     return one
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{len(case[3])}-{case[4]}x{case[5]}-{case[7]}")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from policies import FP32
+from relative import relative_float32
 from tiny_model import TEXT, randomise
 
 from qwenimg import backends
@@ -36,11 +37,6 @@ VISION = {
 }
 # Pixels of pictures: windows that fit, that are cut at the right, at the bottom, at both; and less than one window
 SIZES = [(96, 96), (108, 48), (96, 60), (132, 84), (60, 156), (24, 180)]
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape and a.dtype == np.float32
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 def theirs(seed: int = 3) -> Any:
@@ -98,7 +94,7 @@ def test_vision_tower(model: Any, folder: Path, backend: str) -> None:
             grid = torch.tensor([[1, one.rows, one.columns]])
             slots = model.model.visual(torch.from_numpy(one.patches), grid_thw=grid).pooler_output
         result = np.asarray(engine.numpy(ours.slots(*one)))[0]
-        error = relative(result, slots.numpy())
+        error = relative_float32(result, slots.numpy())
         print(f"{backend} {width}x{height}: {error:.1e} (limit {FLOAT32})")
         assert error <= FLOAT32 and result.std() > 0.1
 
@@ -142,7 +138,7 @@ def reference_states(model: Any, ids: list[int], pictures: list[Seen]) -> np.nda
 def test_states_of_a_prompt_with_pictures(model: Any, folder: Path, backend: str, which: str) -> None:
     engine, ours = opened(folder, backend)
     ids, places, pictures = prompt(PROMPTS[which])
-    error = relative(states(engine, ours, ids, places, pictures), reference_states(model, ids, pictures))
+    error = relative_float32(states(engine, ours, ids, places, pictures), reference_states(model, ids, pictures))
     print(f"{backend} {which}: {error:.1e} (limit {FLOAT32})")
     assert error <= FLOAT32
 
@@ -190,9 +186,9 @@ def test_planted_faults_are_caught(model: Any, folder: Path, monkeypatch: pytest
     engine, ours = opened(folder, "cpu")
     ids, places, pictures = prompt([7, seen(132, 84, seed=1), 5])
     theirs = reference_states(model, ids, pictures)
-    assert relative(states(engine, ours, ids, places, pictures), theirs) <= FLOAT32
+    assert relative_float32(states(engine, ours, ids, places, pictures), theirs) <= FLOAT32
     with planted(monkeypatch, fault):
-        error = relative(states(engine, ours, ids, places, pictures), theirs)
+        error = relative_float32(states(engine, ours, ids, places, pictures), theirs)
     print(f"{fault}: {error:.1e} (limit {FLOAT32})")
     assert error > 100 * FLOAT32
 

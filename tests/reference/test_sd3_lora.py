@@ -10,6 +10,7 @@ import numpy as np
 import oracle_sd3
 import pytest
 import torch
+from relative import relative
 from safetensors.torch import save_file
 
 import qwenimg
@@ -93,10 +94,6 @@ def fused(path: Path, form: str) -> Path:
             tensors |= {f"{module}.lora_A.weight": down.clone(), f"{module}.lora_B.weight": up}
     save_file(tensors, path)
     return path
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 @pytest.fixture(scope="module")

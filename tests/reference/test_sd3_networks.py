@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from policies import FP32
+from relative import relative_float32
 from tiny_sd3 import KINDS, tiny_dit
 
 from qwenimg import backends
@@ -23,11 +24,6 @@ BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-6  # relative L2 of a forward; measured at most 6e-7
 FAULT = 1e-2  # relative L2 that each planted fault exceeds: it is no rounding
 CASES = [((10, 6), 13), ((2, 14), 7), ((38, 38), 21)]  # latents, the last as large as the table; tokens of text
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape and a.dtype == np.float32
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 def opened(model: Any, folder: Path, backend: str) -> tuple[Any, Any]:
@@ -73,7 +69,7 @@ def test_transformer(tmp_path: Path, kind: str, backend: str) -> None:
     for case in CASES:
         for sigma in (1.0, 0.625, 0.0625):
             result, theirs = predicted(ours, engine, case, sigma), expected(model, case, sigma)
-            error = relative(result, theirs)
+            error = relative_float32(result, theirs)
             print(f"{backend} {kind} {case}, sigma {sigma}: {error:.1e} (limit {FLOAT32})")
             assert error <= FLOAT32 and result.std() > 0.1
 
@@ -84,8 +80,8 @@ def test_layers_that_are_left_out(tmp_path: Path, layers: tuple[int, ...], backe
     model = tiny_dit()
     engine, ours = opened(model, tmp_path, backend)
     result = predicted(ours, engine, CASES[0], 0.5, skip_layers=layers)
-    error = relative(result, expected(model, CASES[0], 0.5, skip_layers=list(layers)))
-    effect = relative(result, expected(model, CASES[0], 0.5))
+    error = relative_float32(result, expected(model, CASES[0], 0.5, skip_layers=list(layers)))
+    effect = relative_float32(result, expected(model, CASES[0], 0.5))
     print(f"{backend} without {layers}: {error:.1e} (limit {FLOAT32}), differs from all layers by {effect:.2f}")
     assert error <= FLOAT32 < FAULT < effect
 
@@ -117,7 +113,7 @@ def test_a_file_without_the_table_has_that_of_the_formula(tmp_path: Path, backen
     engine = backends.load(backend)
     plan = part.stored(FP32).only(lambda name: name != sd3_dit.TABLE)
     result = predicted(engine.open(part.network, part.config, plan, FP32), engine, CASES[0], 0.5)
-    error = relative(result, expected(model, CASES[0], 0.5))
+    error = relative_float32(result, expected(model, CASES[0], 0.5))
     print(f"{backend} without a table: {error:.1e} (limit {FLOAT32})")
     assert error <= FLOAT32
 
@@ -216,7 +212,7 @@ def test_a_planted_fault_is_seen(tmp_path: Path, fault: Callable[[Any], None]) -
     engine, ours = opened(model, tmp_path, "cpu")
     with torch.inference_mode():
         fault(ours.model)
-    error = relative(predicted(ours, engine, CASES[0], 0.5), expected(model, CASES[0], 0.5))
+    error = relative_float32(predicted(ours, engine, CASES[0], 0.5), expected(model, CASES[0], 0.5))
     print(f"{error:.1e} (at least {FAULT})")
     assert error > FAULT
 
@@ -225,6 +221,6 @@ def test_a_table_cut_at_the_corner_is_seen(tmp_path: Path, monkeypatch: pytest.M
     model = tiny_dit()
     engine, ours = opened(model, tmp_path, "cpu")
     monkeypatch.setattr(sd3_conditioning, "window", corner)
-    error = relative(predicted(ours, engine, CASES[0], 0.5), expected(model, CASES[0], 0.5))
+    error = relative_float32(predicted(ours, engine, CASES[0], 0.5), expected(model, CASES[0], 0.5))
     print(f"{error:.1e} (at least {FAULT})")
     assert error > FAULT

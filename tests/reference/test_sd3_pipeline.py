@@ -9,6 +9,7 @@ import numpy as np
 import oracle_sd3
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
+from relative import relative
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
@@ -88,10 +89,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 def ours(asked: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import oracle_zimage
 import pytest
+from relative import relative
 
 import qwenimg
 from qwenimg.common.families.z_image.model import ZImage
@@ -30,10 +31,6 @@ CASES: list[dict[str, float]] = [
     {"cfg_truncation": 0.1},  # the third level is 0.9, and float32 has 0.10000000149 of the noise gone there
     {"cfg_normalization": 1.0, "cfg_truncation": 0.5},
 ]
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 @pytest.fixture(scope="module")

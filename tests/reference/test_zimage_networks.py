@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from policies import FP32
+from relative import relative_float32
 from tiny_zimage import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
@@ -22,11 +23,6 @@ BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-5  # relative L2 of a forward; measured at most 9e-7
 SHAPES = [((10, 6), 13), ((8, 16), 32), ((14, 22), 40)]  # latents, of which the second need no pads; tokens of text
 IDS = [list(range(3, 20)), list(range(500, 400, -1))]
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape and a.dtype == np.float32
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 def opened(network: Network, model: Any, folder: Path, backend: str) -> tuple[Any, Any]:
@@ -59,7 +55,7 @@ def test_transformer(tmp_path: Path, backend: str) -> None:
             features = zimage_conditioning.time_row(1000 * sigma, "float32")
             tokens = ours.predict(engine.array(packing.pack(latents, channels_last=True)), features, condition)
             result = packing.unpack(np.asarray(engine.numpy(tokens)), h, w, channels_last=True)
-            error = relative(result[0], theirs[:, 0].numpy())
+            error = relative_float32(result[0], theirs[:, 0].numpy())
             print(f"{backend} {h}x{w}, {length} tokens, sigma {sigma}: {error:.1e} (limit {FLOAT32})")
             assert error <= FLOAT32 and result.std() > 0.1
 
@@ -71,7 +67,7 @@ def test_text_encoder(tmp_path: Path, backend: str) -> None:
     for ids in IDS:
         with torch.inference_mode():
             theirs = model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states[-2]
-        error = relative(np.asarray(engine.numpy(ours.encode(ids))), theirs.numpy())
+        error = relative_float32(np.asarray(engine.numpy(ours.encode(ids))), theirs.numpy())
         print(f"{backend} {len(ids)} tokens: {error:.1e} (limit {FLOAT32})")
         assert error <= FLOAT32
 

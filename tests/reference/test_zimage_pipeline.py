@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import oracle_zimage
 import pytest
+from relative import relative
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
@@ -24,10 +25,6 @@ CASES = [
     ("a blue square " * 40, "x", 64, 64, 3, 0.5),
     ("一个红色的圆在左边", "", 128, 64, 5, 4.0),  # as many tokens as need no pads
 ]
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[2]}x{case[3]}-{case[4]}-{case[5]}")

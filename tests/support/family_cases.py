@@ -58,8 +58,3 @@ def opener(kind: str, folder: Path, tiny: dict[str, Path]) -> Opener:
         return qwenimg.load(folder, backend=backend, precision=precision, **(more | options))
 
     return opened
-
-
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """L2 of the difference to that of `b`."""
-    return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))

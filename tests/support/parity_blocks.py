@@ -5,6 +5,7 @@ The twins have the same classes, attributes and calls, so that one description r
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -140,6 +141,13 @@ def _indices(a: SimpleNamespace, values: list[int]):
     return mx.array(values)
 
 
+def _briefly(component, prefix: str, use: Callable[[], object]) -> object:
+    """Return the result of `use`, called while the weights under `prefix` that only make modulation are loaded."""
+    load = sys.modules[type(component).__module__].load  # the backend's own
+    device = (component.device,) if hasattr(component, "device") else ()
+    return load.briefly(component.model, component.plan, *device, prefix, use)
+
+
 INPUT_FREE = ("dit.time", "text.model")  # blocks that no family shapes
 L, C = SHAPES[0][1] * SHAPES[0][2], DIT.dim
 
@@ -172,7 +180,7 @@ BLOCKS = (
         name="dit.time",
         part="transformer",
         inputs=_table("features"),
-        run=lambda c, a: c._briefly("time_text_embed.", lambda: c.model.time_text_embed(a.features, _indices(a, [0]))),
+        run=lambda c, a: _briefly(c, "time_text_embed.", lambda: c.model.time_text_embed(a.features, _indices(a, [0]))),
         returned="modulation",
         dtype="modulation",
     ),
@@ -180,7 +188,7 @@ BLOCKS = (
         name="dit.modulation",
         part="transformer",
         inputs={"x": ("modulation", (3, C))},
-        run=lambda c, a: c._briefly("transformer_blocks.1.", lambda: c.model.transformer_blocks[1].modulation(a.x)),
+        run=lambda c, a: _briefly(c, "transformer_blocks.1.", lambda: c.model.transformer_blocks[1].modulation(a.x)),
         returned="modulation",
         dtype="modulation",
     ),

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from tiny_tokenizer import write_tiny_tokenizer
 
@@ -36,6 +37,7 @@ from qwenimg.common.networks import (
     zimage_dit,
 )
 from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
+from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.qwen3 import Qwen3Config
 from qwenimg.common.networks.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.qwen_vae import QwenVAEConfig
@@ -63,9 +65,7 @@ def write_published_sd(folder: Path, name: str) -> Path:
     parts = {"unet": (unet.NETWORK, model.unet), "vae": (kl_vae.NETWORK, vae())}
     parts |= {part: (clip.NETWORK, config) for part, config in model.texts.items()}
     for part, (network, config) in parts.items():
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        stem = "model" if network is clip.NETWORK else "diffusion_pytorch_model"
-        _write(folder / part, network.written(config), manifest, stem, "F32")
+        _write_part(folder / part, network, config, "F32")
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(model.scheduler))
     kind = "StableDiffusionXLPipeline" if len(model.texts) > 1 else "StableDiffusionPipeline"
@@ -83,9 +83,7 @@ def write_published_zimage(folder: Path, name: str) -> Path:
         "vae": (kl_vae.NETWORK, kl_vae.FLUX_1, "BF16"),
     }
     for part, (network, config, stored) in parts.items():
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
-        _write(folder / part, network.written(config), manifest, stem, stored)
+        _write_part(folder / part, network, config, stored)
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(z_image.SHIFTS[name])))
     write_tiny_tokenizer(folder / "tokenizer")
@@ -102,9 +100,7 @@ def write_published_flux2(folder: Path, name: str) -> Path:
         "vae": (flux2_vae.NETWORK, Flux2VAEConfig()),
     }
     for part, (network, config) in parts.items():
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        stem = "model" if part == "text_encoder" else "diffusion_pytorch_model"
-        _write(folder / part, network.written(config), manifest, stem)
+        _write_part(folder / part, network, config)
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux2_files.SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
@@ -120,9 +116,7 @@ def write_published_flux(folder: Path, name: str) -> Path:
     networks = {"transformer": flux_dit.NETWORK, "text_encoder": clip.NETWORK, "text_encoder_2": t5.NETWORK}
     for part, component in model.components.items():
         network, config = networks.get(part, kl_vae.NETWORK), component.config
-        manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
-        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
-        _write(folder / part, network.written(config), manifest, stem)
+        _write_part(folder / part, network, config)
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=guided)))
     (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
@@ -136,14 +130,18 @@ def write_published_sd3(folder: Path, name: str) -> Path:
     networks = {network.name: network for network in (sd3_dit.NETWORK, clip.NETWORK, t5.NETWORK, kl_vae.NETWORK)}
     for part, component in model.components.items():
         network = networks[component.network]
-        manifest = {network.published(key): shape for key, shape in network.manifest(component.config).items()}
-        stem = "model" if network.role == "text" else "diffusion_pytorch_model"
         dtype = "F16" if name == "sd3-medium" else "BF16"
-        _write(folder / part, network.written(component.config), manifest, stem, dtype)
+        _write_part(folder / part, network, component.config, dtype)
     for path, data in sd3_files.small_files(model).items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(json.dumps(data))
     return folder
+
+
+def _write_part(folder: Path, network: Network, config: Any, dtype: str = "BF16") -> None:
+    manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
+    stem = "model" if network.role == "text" else "diffusion_pytorch_model"
+    _write(folder, network.written(config), manifest, stem, dtype)
 
 
 def _write(
