@@ -32,8 +32,9 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common.families.qwen_image.precision import KIND
-from qwenimg.common.networks import clip, kl_vae, qwen_vae, qwen_vl
+from qwenimg.common.networks.encoders import clip, qwen_vl
 from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import kl_vae, qwen_vae
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights import keys
 

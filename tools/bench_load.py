@@ -28,8 +28,8 @@ from doc_tables import DOCS
 
 from qwenimg import backends
 from qwenimg.common.families.qwen_image.precision import KIND
-from qwenimg.common.networks import qwen_dit
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys

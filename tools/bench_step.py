@@ -35,8 +35,8 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common.families.qwen_image.precision import KIND
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights import keys

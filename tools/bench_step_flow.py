@@ -29,7 +29,7 @@ import qwenimg.backends
 from qwenimg.common.families import registry
 from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.z_image import published as z_image
-from qwenimg.common.networks import (
+from qwenimg.common.networks.denoisers import (
     flux2_conditioning,
     flux2_dit,
     flux_conditioning,
@@ -39,9 +39,9 @@ from qwenimg.common.networks import (
     zimage_conditioning,
     zimage_dit,
 )
-from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.sd3_dit import SD3Config
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import timestep_features
 from qwenimg.common.precision.precision import DenoiserKind, bases

@@ -38,8 +38,8 @@ from qwenimg import backends
 from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
 from qwenimg.common.codes.coded import unpack
 from qwenimg.common.families.qwen_image.precision import KIND
-from qwenimg.common.networks import qwen_dit
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys, quantise

@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.families import registry
-from qwenimg.common.networks import qwen_dit, qwen_vl
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.values import read

@@ -39,10 +39,12 @@ from wide_checkpoint import write as write_weights
 
 from qwenimg.common.base.amounts import parse_max
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 
 DIT = QwenDiTConfig(num_layers=6, num_attention_heads=8, joint_attention_dim=1024)
 TEXT = QwenVLConfig(

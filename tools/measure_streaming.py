@@ -26,8 +26,8 @@ from wide_checkpoint import write as write_weights
 
 from qwenimg import backends
 from qwenimg.common.families.qwen_image.precision import KIND
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import parse
 from qwenimg.common.weights import keys, streaming
 

@@ -26,9 +26,10 @@ import qwenimg
 from qwenimg.common.codes.affine import Affine, encode
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.families import registry
-from qwenimg.common.networks import qwen_dit, qwen_vl
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import selftest_prompts

@@ -9,11 +9,13 @@ from pathlib import Path
 from wide_checkpoint import write_part
 
 from qwenimg.common.families.flux import small_files as flux_files
-from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 
 FLUX = {
     "transformer": FluxConfig(

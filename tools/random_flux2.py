@@ -9,10 +9,12 @@ from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write_part
 
 from qwenimg.common.families.flux2.small_files import SCHEDULER, index
-from qwenimg.common.networks import flux2_dit, flux2_vae, qwen3
-from qwenimg.common.networks.flux2_dit import Flux2Config
-from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
-from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.vaes import flux2_vae
+from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 
 DIT = Flux2Config(
     num_layers=2, num_single_layers=8, num_attention_heads=8, joint_attention_dim=1536, guidance_embeds=False

@@ -19,10 +19,12 @@ from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 
 Array = np.ndarray[Any, Any]
 Dtype = Literal["float32", "float16", "bfloat16"]

@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 from wide_checkpoint import write
 
-from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.prompts.vocabulary import byte_symbols
 
 Kind = Literal["sd15", "sdxl"]

@@ -16,11 +16,13 @@ from random_sd import vocabulary, write_clip_tokenizer
 from wide_checkpoint import write_part
 
 from qwenimg.common.families.sd3.small_files import SCHEDULER
-from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
-from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.sd3_dit import SD3Config
-from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.networks.vaes import kl_vae
 
 DIT = SD3Config(
     num_layers=12, num_attention_heads=12, joint_attention_dim=1024, caption_projection_dim=768,

@@ -11,8 +11,10 @@ from wide_checkpoint import write_part
 
 from qwenimg.common.families.z_image import published as zimage
 from qwenimg.common.families.z_image import small_files
-from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
-from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.vaes import kl_vae
 
 ZIMAGE = replace(zimage.transformer(), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024)
 ZIMAGE_TEXT = Qwen3Config(

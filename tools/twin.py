@@ -1,6 +1,6 @@
 """The networks on MLX, translated from the networks on torch: `make twins`.
 
-A network is written once, as `backends/torch/networks/X.py`. The rules below replace what torch and MLX call
+A network is written once, as `backends/torch/networks/ROOM/X.py`. The rules below replace what torch and MLX call
 differently, as text and for all files alike; what they do differently is in `backends/<b>/ops/`, by the same names. A
 network that would need a rule of its own is written by hand on both, and named in `BY_HAND` with the reason.
 """
@@ -59,8 +59,13 @@ def translate(source: str) -> str:
 
 
 def names() -> list[str]:
-    """The networks that are translated."""
-    return sorted(path.stem for path in TORCH.glob("*.py") if path.stem not in {"__init__", *BY_HAND})
+    """The networks that are translated, with their rooms: `vaes/kl_vae`."""
+    return sorted(set(modules(TORCH)) - BY_HAND.keys())
+
+
+def modules(folder: Path) -> list[str]:
+    files = (path.relative_to(folder) for path in folder.rglob("*.py") if path.stem != "__init__")
+    return [file.with_suffix("").as_posix() for file in files]
 
 
 def drift(torch: str, mlx: str, name: str) -> list[str]:

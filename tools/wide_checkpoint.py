@@ -22,11 +22,12 @@ import numpy as np
 import random_model
 from numpy.typing import NDArray
 
-from qwenimg.common.networks import qwen_dit, qwen_vae
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 
 POOL = 1 << 20
 TEXT = QwenVLConfig(num_hidden_layers=1, intermediate_size=120, vocab_size=640)

@@ -6,7 +6,6 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +22,7 @@ from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram
+from qwenimg.common.networks.network import import_network
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
@@ -55,7 +55,7 @@ class MLXEngine:
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
-        module = import_module(f"qwenimg.backends.mlx.networks.{network}")
+        module = import_network("qwenimg.backends.mlx.networks", network)
         opened = module.Component(config, plan, precision)
         if streaming.streamed_blocks(plan):
             opened.streamed = stream.Stream(opened.model, plan)

@@ -6,7 +6,6 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram, ram_peak
+from qwenimg.common.networks.network import import_network
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
@@ -68,7 +68,7 @@ class TorchEngine:
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
-        module = import_module(f"qwenimg.backends.torch.networks.{network}")
+        module = import_network("qwenimg.backends.torch.networks", network)
         opened = module.Component(config, plan, precision, self._device)
         if streaming.streamed_blocks(plan):
             opened.streamed = stream.Stream(opened.model, plan, self._device)

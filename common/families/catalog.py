@@ -16,7 +16,7 @@ from qwenimg.common.families.qwen_image import known as qwen_image
 from qwenimg.common.families.sd3 import known as sd3
 from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
+from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
 
 _FAMILIES = (qwen_image, z_image, flux2, flux, stable_diffusion, sd3)
 BUILT_IN = qwen_image.BUILT_IN

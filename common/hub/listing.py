@@ -12,9 +12,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.hub import resolve
-from qwenimg.common.parts.clip_tokenizer import is_tokenizer
-from qwenimg.common.parts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
-from qwenimg.common.parts.t5_tokenizer import is_t5_tokenizer
+from qwenimg.common.parts.texts.clip_tokenizer import is_tokenizer
+from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
+from qwenimg.common.parts.texts.t5_tokenizer import is_t5_tokenizer
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
 

@@ -28,7 +28,7 @@ from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.hub.http import Echo, Server, check_endpoint, connect, get_json
 from qwenimg.common.hub.verify import HASH, Progress, damaged, report, right, verify_offline
-from qwenimg.common.parts.piece import Piece
+from qwenimg.common.parts.texts.piece import Piece
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 

@@ -30,7 +30,7 @@ from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
-from qwenimg.common.parts.piece import Piece
+from qwenimg.common.parts.texts.piece import Piece
 from qwenimg.common.request.parts import LEFT_OUT, PARTS
 from qwenimg.common.shapes import builtin
 

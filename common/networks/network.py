@@ -1,15 +1,26 @@
-"""The description of a network as data; each file of this room ends with one."""
+"""The description of a network as data; each file of these rooms ends with one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.plan import Uses, as_stored
+
+ROOMS = ("denoisers", "encoders", "vaes")
+
+
+def import_network(package: str, name: str) -> ModuleType:
+    """Load the module of network `name` below `package`: its description in common, or its forward on a backend."""
+    paths = (f"{package}.{room}.{name}" for room in ROOMS)
+    return import_module(next(path for path in paths if find_spec(path)))
 
 
 def _same(name: str) -> str:
@@ -26,7 +37,7 @@ def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network of this room, as data."""
+    """A network of one of the rooms here, as data."""
 
     name: str  # the name of its file, here and in the backends
     role: str  # text, transformer or vae: the part whose precision it has

@@ -18,9 +18,9 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import clip
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts.ldm_keys import CLIP_H_LAYERS, Places
 from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.weights.keys import Place, Rows
 
 Places = dict[str, Place]

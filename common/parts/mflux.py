@@ -10,7 +10,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
-from qwenimg.common.networks import kl_vae
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.weights.keys import Rename
 
 _VAE = (".conv_in.conv2d.", ".conv_in.conv.", ".conv_out.conv2d.", ".conv_out.conv.", ".conv_norm_out.norm.")

@@ -9,7 +9,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.parts.piece import Piece
+from qwenimg.common.parts.texts.piece import Piece
 
 
 def find_tokenizer(folder: Path, given: Path | None, piece: Piece) -> Path:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.memory import bands, operations
 from qwenimg.common.memory.memory import decode_peak
-from qwenimg.common.networks.flux2_vae import STATISTICS
+from qwenimg.common.networks.vaes.flux2_vae import STATISTICS
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.probe import first_non_finite

@@ -9,8 +9,8 @@ from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
-from qwenimg.common.networks import kl_vae
-from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys
 from qwenimg.common.parts.components import component, open_component, read_config
 from qwenimg.common.parts.ldm_configs import behind, stored_vae, vae_config

@@ -17,7 +17,7 @@ import numpy as np
 
 from qwenimg.common.numbers import sizes
 from qwenimg.common.parts.modulations import Modulations
-from qwenimg.common.parts.texts import ModelTexts
+from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline import inpaint, start
 from qwenimg.common.pipeline.denoiser import Denoiser, Phase

@@ -16,8 +16,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe import describe
-from qwenimg.common.networks import qwen_vl
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 
 MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"
 CODES = {"group_size": 64, "bits": 4, "mode": "affine"}

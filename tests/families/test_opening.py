@@ -137,7 +137,7 @@ def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> Non
     assert re.search(r"--halo, --shine HOW +How the weights shine\.", shown) and "--text-encoder-3" not in shown
 
 
-CLIP = "common/parts/clip_lora_names.py"
+CLIP = "common/parts/texts/clip_lora_names.py"
 TWO_TEXTS = ("common/families/stable_diffusion/", "common/families/sd3/", "common/families/flux/")
 
 

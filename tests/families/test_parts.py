@@ -25,9 +25,10 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image import layouts
-from qwenimg.common.networks import qwen_dit, qwen_vae
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 
 BACKENDS = ("cpu", "mlx")
 PARTS = ("transformer", "text_encoder", "vae")
@@ -334,7 +335,7 @@ def test_small_files_alone_are_no_model_that_was_asked_for(pulled: Path) -> None
 
 def test_the_small_files_are_what_a_published_folder_has() -> None:
     from qwenimg.common.families import catalog, repository
-    from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
+    from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
 
     piece = QWEN_IMAGE_FILES
     assert all(repository.needed(name) and not name.endswith(".safetensors") for name in piece.files)
@@ -358,7 +359,7 @@ def test_the_small_files_are_pulled_without_weights(fake, cache: Path, monkeypat
 
     from qwenimg.common.families import catalog, repository
     from qwenimg.common.hub.pull import pull
-    from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
+    from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
 
     monkeypatch.setattr(catalog, "PIECES", (replace(QWEN_IMAGE_FILES, repo=REPO),))
     folder = pull("qwen-image-files", echo=print, progress=lambda *told: None)

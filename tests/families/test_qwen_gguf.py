@@ -22,9 +22,9 @@ from qwenimg.common.codes.gguf_blocks import STORAGE
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.formats.gguf_types import named
-from qwenimg.common.networks import qwen_vl
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read, read_codes
 

@@ -9,7 +9,7 @@ import pytest
 
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.request.request import Defaults
 
 TOTAL = 57.7e9  # bytes: 40.9 GB of transformer, 16.6 GB of text encoder, 0.25 GB of VAE

@@ -20,7 +20,7 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3.published import defaults
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.hub import requirements
-from qwenimg.common.networks import sd3_dit
+from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.request.request import Defaults
 
 NAMES = ("sd3-medium", "sd3.5-medium", "sd3.5-large", "sd3.5-large-turbo")

@@ -28,8 +28,9 @@ from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import published
-from qwenimg.common.networks import qwen3, zimage_dit
-from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.weights.storage import Packed
 
 BACKENDS = ("cpu", "mlx")
@@ -216,7 +217,7 @@ def product_place(key: str) -> str:
 
 
 def vae_manifest() -> dict[str, tuple[int, ...]]:
-    from qwenimg.common.networks import kl_vae
+    from qwenimg.common.networks.vaes import kl_vae
 
     return dict(kl_vae.manifest(kl_vae.FLUX_1))
 

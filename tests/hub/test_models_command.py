@@ -19,7 +19,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.families import catalog, repository
 from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.pull import pull
-from qwenimg.common.parts.piece import CLIP_TOKENIZER
+from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER
 
 PIECES = ("clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files")
 

@@ -21,8 +21,8 @@ from random_model import write_random_model
 from sparse_files import sparse
 
 import qwenimg
-from qwenimg.common.networks import qwen_dit
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import noise, packing
 
 SMALL = ("-W", "64", "-H", "48", "--steps", "3", "--rounds", "1", "--precision", "fp32", "--json")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import kernels_on_paper
@@ -24,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from qwenimg.common.families.z_image import memory
 from qwenimg.common.measure.machines import MACHINES
+from qwenimg.common.networks.network import import_network
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -39,7 +39,7 @@ def paper(*arguments: str) -> Ran:
 def on_this_cpu(network: str, config: Any, case: Case) -> Counter[str]:
     """The operations of the same call, really run in float32, as torch's profiler records them."""
     module, plan = (
-        import_module(f"qwenimg.backends.torch.networks.{network}"),
+        import_network("qwenimg.backends.torch.networks", network),
         LoadPlan(component="x", entries={}, files=(), precision=FP32),
     )
     component = module.Component(config, plan, FP32, torch.device("cpu"))

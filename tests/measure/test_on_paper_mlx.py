@@ -20,7 +20,7 @@ from policies import BF16, UNET
 
 from qwenimg.backends.mlx import compile as compiling
 from qwenimg.backends.mlx import ops
-from qwenimg.common.networks.qwen_dit import MLP_RATIO, QwenDiTConfig
+from qwenimg.common.networks.denoisers.qwen_dit import MLP_RATIO, QwenDiTConfig
 from qwenimg.common.precision.precision import bases
 
 # Limits are what is counted, in bytes rounded up: a count is the same every time, so that one kernel more is a change.

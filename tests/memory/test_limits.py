@@ -17,7 +17,8 @@ from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.memory import estimate, limits, memory, operations
-from qwenimg.common.networks import kl_vae, unet
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import fit
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment

@@ -23,9 +23,9 @@ from qwenimg.backends.workspaces import TORCH as TORCH_WORKSPACE
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.memory import bands, memory
-from qwenimg.common.networks import qwen_vae
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import keys
@@ -62,7 +62,7 @@ else:
     torch.set_num_threads(1)
 import numpy as np
 from qwenimg import backends
-from qwenimg.common.networks import qwen_vae
+from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.precision.precision import bases, float64
 from qwenimg.common.weights import keys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ import qwenimg
 from qwenimg.backends.mlx import compile as compiling_mlx
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.vae import WIDE
+from qwenimg.backends.torch.networks.vaes.vae import WIDE
 from qwenimg.common.base.block import DeepBlocks
 from qwenimg.common.base.errors import BackendMissing, UsageError
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.parity import parity
 from qwenimg.common.precision import presets
@@ -66,7 +65,7 @@ Run = Callable[[int, int, int, int], torch.Tensor]
 def component(network: str, config: Any, precision: Precision, exact: bool = False) -> Any:
     """With random weights of the policy's dtypes; `exact`: all in float64, on the same rounded weights."""
     computed = FP64 if exact else precision
-    module = import_module(f"qwenimg.backends.torch.networks.{network}")
+    module = import_network("qwenimg.backends.torch.networks", network)
     plan = LoadPlan(component="transformer", entries={}, files=(), precision=computed)
     made = module.Component(config, plan, computed, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
@@ -106,7 +105,7 @@ def unet(policy: str) -> tuple[Any, Run]:
 
 
 DENOISERS = {"qwen_dit": dit, "unet": unet}
-COMPILED = {name: import_module(f"qwenimg.common.networks.{name}").NETWORK.compiled for name in DENOISERS}
+COMPILED = {name: import_network("qwenimg.common.networks", name).NETWORK.compiled for name in DENOISERS}
 
 
 @pytest.fixture(autouse=True)

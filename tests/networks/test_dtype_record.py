@@ -20,7 +20,8 @@ from parity_cases import DIT, MLX, TORCH, Files, Twin
 from parity_verdict import Verdict, judge
 from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, parse
 
-from qwenimg.common.networks import qwen_dit, qwen_vl
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.parity import parity
 from qwenimg.common.precision import precision
 from qwenimg.common.precision.precision import Precision

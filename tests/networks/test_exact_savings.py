@@ -20,7 +20,7 @@ from policies import FP32, FP64
 from wide_checkpoint import write
 
 import qwenimg
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import Entry, LoadPlan

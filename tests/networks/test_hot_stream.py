@@ -20,7 +20,7 @@ from tiny_model import DIT, tiny_dit
 
 import qwenimg
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.runtime.probe import first_non_finite

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -18,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import layers
-from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.network import import_network
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.weights.plan import LoadPlan
@@ -51,7 +51,7 @@ class Called(TorchDispatchMode):
 
 def filled(network: str, config: Any, precision: Precision) -> Any:
     """A component with random weights, those of norms around 1."""
-    module = import_module(f"qwenimg.backends.torch.networks.{network}")
+    module = import_network("qwenimg.backends.torch.networks", network)
     role = "text" if network in TEXTS else "vae" if "vae" in network else "transformer"
     component = module.Component(
         config, LoadPlan(component=role, entries={}, files=(), precision=precision), precision, CPU

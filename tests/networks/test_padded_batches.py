@@ -14,7 +14,7 @@ from parity_recorded import identical
 from parity_verdict import judge
 from policies import BF16, FP32, FP64
 
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys

@@ -13,7 +13,7 @@ from policies import BF16
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import cpu
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.runtime.observers import observe
 
 LOW = (torch.bfloat16, torch.float16)

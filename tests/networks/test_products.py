@@ -17,12 +17,12 @@ from qwenimg.backends.mlx.ops import products as mlx_products
 from qwenimg.backends.mlx.ops.quantised import QuantisedLinear as MlxQuantised
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.unet import ResidualBlock
+from qwenimg.backends.torch.networks.denoisers.unet import ResidualBlock
 from qwenimg.backends.torch.ops import images, products, whole
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.products import _can_fuse
 from qwenimg.common.codes.affine import Affine
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.runtime.observers import observe
 
 # The largest share of float64's length that 16 bit may be off: one rounding of the sum, one of the stream's bias.

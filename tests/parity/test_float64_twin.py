@@ -19,7 +19,9 @@ from tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch.ops import layers
-from qwenimg.common.networks import qwen_conditioning, qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan

@@ -14,7 +14,7 @@ from parity_blocks import BLOCKS
 from parity_cases import MLX, TORCH, Twin
 from policies import BF16, FP32
 
-from qwenimg.common.networks import qwen_conditioning
+from qwenimg.common.networks.denoisers import qwen_conditioning
 
 Plant = Callable[[pytest.MonkeyPatch, Twin], None]
 BY_NAME = {block.name: block for block in BLOCKS}

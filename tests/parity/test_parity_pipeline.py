@@ -20,7 +20,7 @@ from parity_verdict import Verdict, judge
 from tiny_model import DIT
 
 import qwenimg
-from qwenimg.common.networks import qwen_conditioning
+from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity.parity import Case, Output
 from qwenimg.common.parts.vae import standardized

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from qwenimg.common.parts.texts import States, Texts
+from qwenimg.common.parts.texts.states import States, Texts
 
 EACH = 4 * 10  # bytes of the states of one letter
 

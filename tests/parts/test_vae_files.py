@@ -19,8 +19,8 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import describe_file
 from qwenimg.common.formats.headers import read_header
-from qwenimg.common.networks import kl_vae
-from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.weights.values import read

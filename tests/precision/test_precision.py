@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, UNET, parse
 
 from qwenimg.common.base.errors import QwenimgError, UsageError
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, unet
+from qwenimg.common.networks.denoisers import qwen_dit, unet
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.precision import precision
 from qwenimg.common.precision.precision import Compute, DenoiserKind, Precision, bases
 from qwenimg.common.precision.residency import ALWAYS, ONCE

@@ -17,8 +17,8 @@ from tiny_clip import KINDS, tiny_clip
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.networks import clip
-from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.parity import parity
 from qwenimg.common.weights.values import read
 

@@ -10,7 +10,7 @@ import tiny_ldm
 import torch
 from clip_models import BACKENDS, FLOAT32, model_on, opened, relative, run
 
-from qwenimg.common.networks import clip
+from qwenimg.common.networks.encoders import clip
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import weighted
 

@@ -195,7 +195,7 @@ def test_extreme_weights_stay_finite(tokenizer: CLIPTokenizer, weight: str) -> N
 
 
 def test_the_end_token_is_where_the_pooled_state_is(tokenizer: CLIPTokenizer) -> None:
-    from qwenimg.common.networks import clip
+    from qwenimg.common.networks.encoders import clip
 
     [chunk] = chunks(tokenizer, "a red circle")
     config = clip.CLIPConfig(eos_token_id=tokenizer.eos)

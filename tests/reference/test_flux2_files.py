@@ -22,8 +22,8 @@ from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux2 import transformer_file as product
 from qwenimg.common.families.flux2.transformer_file import open_transformer
 from qwenimg.common.families.flux2.vae_file import open_vae
-from qwenimg.common.networks.flux2_dit import Flux2Config
-from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.ldm_keys import vae_places
 from qwenimg.common.weights.keys import Place, Rows

@@ -20,7 +20,8 @@ from tiny_flux2 import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.networks import flux2_conditioning, flux2_dit, qwen3
+from qwenimg.common.networks.denoisers import flux2_conditioning, flux2_dit
+from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.numbers.timesteps import timestep_features
 from qwenimg.common.parts.components import open_component, read_config
 
@@ -170,7 +171,7 @@ def test_text_encoder(tmp_path: Path, backend: str) -> None:
 def test_faults_of_pads_are_seen(tmp_path: Path, backend: str) -> None:
     """Pads that see pads before them, and pads that are tokens like others."""
     compared, room = ComparedText(tmp_path, backend), "torch" if backend == "cpu" else backend
-    attention = import_module(f"qwenimg.backends.{room}.networks.qwen3").Attention
+    attention = import_module(f"qwenimg.backends.{room}.networks.encoders.qwen3").Attention
     ops = import_module(f"qwenimg.backends.{room}.ops")
     for attended in (
         lambda layer, q, k, v, tokens: ops.attention(q, k, v, causal=True),
@@ -258,7 +259,7 @@ FAULTS: tuple[Plant, ...] = (
 def test_faults_are_seen(tmp_path: Path, backend: str) -> None:
     room = f"qwenimg.backends.{'torch' if backend == 'cpu' else backend}"
     compared = Compared(tmp_path, backend)
-    network, ops = import_module(f"{room}.networks.flux2_dit"), import_module(f"{room}.ops")
+    network, ops = import_module(f"{room}.networks.denoisers.flux2_dit"), import_module(f"{room}.ops")
     for plant in FAULTS:
         with pytest.MonkeyPatch.context() as patch:
             plant(patch, network, ops)

@@ -16,7 +16,7 @@ from tiny_flux2 import tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.networks import flux2_vae
+from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.parts.vae import halves
 from qwenimg.common.runtime.checkpoint import Component

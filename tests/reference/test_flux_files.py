@@ -18,7 +18,7 @@ from tiny_flux import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.families.flux import transformer_file as product
 from qwenimg.common.families.flux.transformer_file import open_transformer
-from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.parts import authors_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read

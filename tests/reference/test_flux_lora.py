@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from tiny_flux import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.families.flux import lora_names
-from qwenimg.common.networks import flux_dit
-from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.weights import lora
 from qwenimg.common.weights.keys import Place
 from qwenimg.common.weights.lora import Deltas, read_lora

@@ -15,7 +15,7 @@ from relative import relative_float32
 from tiny_flux import tiny_dit
 
 from qwenimg import backends
-from qwenimg.common.networks import flux_conditioning, flux_dit
+from qwenimg.common.networks.denoisers import flux_conditioning, flux_dit
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import sinusoids
 from qwenimg.common.parts.components import open_component, read_config

@@ -16,7 +16,7 @@ import qwenimg
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.flux.model import LENGTHS, Flux
 from qwenimg.common.families.flux.small_files import scheduler
-from qwenimg.common.parts.padded_texts import T5Texts
+from qwenimg.common.parts.texts.padded_texts import T5Texts
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
 
 BACKENDS = ("cpu", "mlx")

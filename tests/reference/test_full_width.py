@@ -12,7 +12,7 @@ from parity_cases import MLX, TORCH, Twin
 from policies import FP32
 from wide_checkpoint import write
 
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 

@@ -14,7 +14,7 @@ from policies import FP64, UNET, parse
 from refusals import refused
 from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
-from qwenimg.common.networks import kl_vae
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.numbers import moments
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.probe import first_non_finite
@@ -205,7 +205,7 @@ def test_bands_in_16_bit_are_as_near_to_float64_as_the_whole(folder: Path, dtype
 
 def test_moments_of_each_band_alone_are_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that tiles with their own statistics have."""
-    from qwenimg.backends.torch.networks import bands
+    from qwenimg.backends.torch.networks.vaes import bands
 
     config, plan = vae_plan(folder)
     monkeypatch.setattr(bands, "combined", lambda parts: parts[0])
@@ -216,7 +216,7 @@ def test_moments_of_each_band_alone_are_seen(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("part", ["ResidualBlock", "Downsample", "Upsample"])
 def test_rows_that_are_not_read_are_seen(folder: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    from qwenimg.backends.torch.networks import kl_vae as network
+    from qwenimg.backends.torch.networks.vaes import kl_vae as network
 
     config, plan = vae_plan(folder)
     layer = getattr(network, part)

@@ -20,10 +20,12 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import single_file, unet_keys
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile, open_file
-from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.weights import keys

@@ -21,7 +21,7 @@ from clip_models import BACKENDS, FLOAT32, opened, relative, run
 from policies import FP32
 from safetensors.torch import save_file
 
-from qwenimg.common.parts import clip_lora_names
+from qwenimg.common.parts.texts import clip_lora_names
 from qwenimg.common.weights import lora as loras
 
 PREFIXES = {
@@ -81,7 +81,7 @@ def ours_on(twin: Any, folder: Path, deltas: dict[str, tuple[loras.LowRank, ...]
     """Return our model with the folder's weights and a LoRA in them."""
     import importlib
 
-    module = importlib.import_module(f"qwenimg.backends.{twin.name}.networks.clip")
+    module = importlib.import_module(f"qwenimg.backends.{twin.name}.networks.encoders.clip")
     model = twin.load.empty(lambda: module.CLIPTextEncoder(config, twin.nn.DTYPES["float32"]))
     device = [torch.device("cpu")] if twin.name == "torch" else []
     _, plan = opened(folder)

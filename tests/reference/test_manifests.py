@@ -18,10 +18,12 @@ from refusals import refused
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.vae import decodes
 
 # The configurations as they are published, fields that the forward does not use included.

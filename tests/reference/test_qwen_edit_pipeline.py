@@ -14,11 +14,11 @@ from relative import relative
 
 import qwenimg
 from qwenimg import Pipeline
-from qwenimg.backends.torch.networks import qwen_dit
+from qwenimg.backends.torch.networks.denoisers import qwen_dit
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image import references
 from qwenimg.common.families.qwen_image.edit_texts import EditPrompt, EditTexts
-from qwenimg.common.networks import qwen_conditioning
+from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import noise, rope, sizes
 
 BACKENDS = ("cpu", "mlx")

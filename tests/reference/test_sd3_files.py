@@ -15,7 +15,7 @@ from tiny_sd3 import KINDS, WIDE_DIT, tiny_dit, transformer_file
 
 from qwenimg.common.families.sd3 import transformer_keys
 from qwenimg.common.formats.headers import read_header
-from qwenimg.common.networks import sd3_dit
+from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.ldm_configs import behind
 from qwenimg.common.weights.keys import plan_places

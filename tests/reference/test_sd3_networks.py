@@ -15,8 +15,8 @@ from tiny_sd3 import KINDS, tiny_dit
 
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.networks import sd3_conditioning, sd3_dit
-from qwenimg.common.networks.sd3_dit import SD3Config
+from qwenimg.common.networks.denoisers import sd3_conditioning, sd3_dit
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.numbers.timesteps import sinusoids
 from qwenimg.common.parts.components import open_component, read_config
 

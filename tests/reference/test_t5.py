@@ -22,8 +22,8 @@ from qwenimg import backends
 from qwenimg.backends.mlx import ops as mlx_ops
 from qwenimg.backends.torch import ops as torch_ops
 from qwenimg.common.base.config import parse
-from qwenimg.common.networks import t5
-from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.networks.encoders import t5
+from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.parity import parity
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.precision.precision import Precision, bases

@@ -15,10 +15,10 @@ from tiny_clip import tiny_clip, write_tiny_clip_tokenizer
 from tiny_t5 import tiny_t5
 
 from qwenimg import backends
-from qwenimg.common.networks import clip, t5
-from qwenimg.common.parts.clip_texts import ClipTexts
+from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
-from qwenimg.common.parts.padded_texts import ClipPooled, T5Texts
+from qwenimg.common.parts.texts.clip_texts import ClipTexts
+from qwenimg.common.parts.texts.padded_texts import ClipPooled, T5Texts
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
 from qwenimg.common.prompts import weighted

@@ -18,7 +18,7 @@ from refusals import refused
 from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks import unet
+from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.probe import first_non_finite

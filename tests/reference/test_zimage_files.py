@@ -19,8 +19,8 @@ from tiny_zimage import WIDE, tiny_dit, transformer_file
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.families.z_image import transformer_file as product
 from qwenimg.common.families.z_image.transformer_file import open_transformer
-from qwenimg.common.networks import zimage_dit
-from qwenimg.common.networks.zimage_dit import ZImageConfig
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.parts import authors_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read

@@ -19,7 +19,7 @@ import qwenimg
 from qwenimg.common.families import registry
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.z_image import lora_names, transformer_file
-from qwenimg.common.networks import zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.weights import lora as loras
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.lora import Deltas

@@ -13,7 +13,8 @@ from relative import relative_float32
 from tiny_zimage import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
-from qwenimg.common.networks import qwen3, zimage_conditioning, zimage_dit
+from qwenimg.common.networks.denoisers import zimage_conditioning, zimage_dit
+from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import timestep_features

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from qwenimg.common.base.block import DeepBlocks
-from qwenimg.common.networks import qwen_dit, unet
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers import qwen_dit, unet
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.runtime.skipping import Skipping
 
 CHAIN = DeepBlocks(behind="odd.0", paths=("odd.1", "odd.2"), adds=True)

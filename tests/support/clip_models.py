@@ -13,8 +13,8 @@ from parity_cases import MLX, TORCH, Twin
 from policies import FP32
 
 from qwenimg.common.base.config import parse, read_json
-from qwenimg.common.networks import clip
-from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.parity import parity
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
@@ -32,7 +32,7 @@ def opened(folder: Path) -> tuple[CLIPConfig, LoadPlan]:
 def model_on(twin: Twin, folder: Path, dtype: str, stream: str) -> Any:
     """Our model with the folder's weights."""
     config, plan = opened(folder)
-    module = importlib.import_module(f"qwenimg.backends.{twin.name}.networks.clip")
+    module = importlib.import_module(f"qwenimg.backends.{twin.name}.networks.encoders.clip")
     model = twin.load.empty(lambda: module.CLIPTextEncoder(config, twin.nn.DTYPES[stream]))
     device = [torch.device("cpu")] if twin.name == "torch" else []
     twin.load.fill(model, plan.stored(replace(FP32, text=dtype)), *device)

@@ -114,7 +114,7 @@ class _Network:
 
 class QwenVAE(_Network):
     def __init__(self) -> None:
-        from qwenimg.common.networks import qwen_vae
+        from qwenimg.common.networks.vaes import qwen_vae
 
         super().__init__(qwen_vae.manifest(qwen_vae.QwenVAEConfig(**_described("vae"))))
 
@@ -124,7 +124,7 @@ class QwenVAE(_Network):
 
 class QwenTransformer(_Network):
     def __init__(self, num_layers: int):
-        from qwenimg.common.networks import qwen_dit
+        from qwenimg.common.networks.denoisers import qwen_dit
 
         self.config = _described("transformer")
         assert num_layers == self.config["num_layers"]

@@ -13,6 +13,7 @@ import pytest
 
 import qwenimg
 from qwenimg import backends
+from qwenimg.common.networks.network import import_network
 from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -36,7 +37,7 @@ class Backend:
         self.package = package
 
     def network(self, name: str) -> Any:
-        return importlib.import_module(f"qwenimg.backends.{self.package}.networks.{name}")
+        return import_network(f"qwenimg.backends.{self.package}.networks", name)
 
     def axes(self) -> tuple[int, int, int]:
         """Channels, rows and columns of an image."""

@@ -9,7 +9,7 @@ import numpy as np
 from mutant import Mutant, Patch
 
 from qwenimg.common.families.qwen_image import variants
-from qwenimg.common.networks import qwen_conditioning
+from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import packing, rope
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.vae import VAEHalves

@@ -24,10 +24,10 @@ from mutants_qwen import (
 )
 
 from qwenimg.common.families.stable_diffusion import expert
-from qwenimg.common.networks import clip
+from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.clip_texts import ClipTexts
+from qwenimg.common.parts.texts.clip_texts import ClipTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.sampling import discrete, schedules

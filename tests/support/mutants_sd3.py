@@ -28,7 +28,7 @@ from mutants_qwen import (
 from qwenimg.common.families.sd3 import model, texts
 from qwenimg.common.families.sd3.model import SD3
 from qwenimg.common.families.sd3.texts import SD3Texts
-from qwenimg.common.networks import sd3_conditioning
+from qwenimg.common.networks.denoisers import sd3_conditioning
 from qwenimg.common.parts import vae
 from qwenimg.common.pipeline import plan
 

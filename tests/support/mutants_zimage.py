@@ -30,7 +30,7 @@ from mutants_qwen import (
 
 from qwenimg.common.families.z_image import model
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.networks import zimage_conditioning
+from qwenimg.common.networks.denoisers import zimage_conditioning
 from qwenimg.common.numbers import packing, rope
 from qwenimg.common.parts import vae
 

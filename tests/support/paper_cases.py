@@ -6,10 +6,10 @@ from typing import Any
 
 from paper.kernels import Case
 
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 
 DIT = QwenDiTConfig(
     num_layers=2, num_attention_heads=3, attention_head_dim=32, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)

@@ -16,7 +16,7 @@ import torch
 from parity_cases import DIT, TEXT, Twin, rounded
 from parity_recorded import own_k
 
-from qwenimg.common.networks import qwen_conditioning
+from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import rope
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, at_least_float32

@@ -12,7 +12,9 @@ import safetensors.torch
 import torch
 
 from qwenimg.backends import load as load_backend
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
@@ -85,7 +87,14 @@ class Twin:
         self.name = package
         self.nn, self.attending, self.load, self.dit, self.vl, self.vae = (
             importlib.import_module(f"qwenimg.backends.{package}.{module}")
-            for module in ("ops", "ops.attention", "load", "networks.qwen_dit", "networks.qwen_vl", "networks.qwen_vae")
+            for module in (
+                "ops",
+                "ops.attention",
+                "load",
+                "networks.denoisers.qwen_dit",
+                "networks.encoders.qwen_vl",
+                "networks.vaes.qwen_vae",
+            )
         )
 
     def array(self, values: np.ndarray, dtype: str, image: bool = False):

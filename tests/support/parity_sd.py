@@ -19,7 +19,8 @@ from policies import parse
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
 from qwenimg.common.families.stable_diffusion.precision import KIND
-from qwenimg.common.networks import kl_vae, unet
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.weights import keys

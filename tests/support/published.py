@@ -21,27 +21,15 @@ from qwenimg.common.families.sd3 import small_files as sd3_files
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.z_image import published as z_image
 from qwenimg.common.families.z_image import small_files
-from qwenimg.common.networks import (
-    clip,
-    flux2_dit,
-    flux2_vae,
-    flux_dit,
-    kl_vae,
-    qwen3,
-    qwen_dit,
-    qwen_vae,
-    qwen_vl,
-    sd3_dit,
-    t5,
-    unet,
-    zimage_dit,
-)
-from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
+from qwenimg.common.networks.denoisers import flux2_dit, flux_dit, qwen_dit, sd3_dit, unet, zimage_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import clip, qwen3, qwen_vl, t5
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.qwen3 import Qwen3Config
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen_vae
+from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 
 
 def write_published(folder: Path) -> Path:

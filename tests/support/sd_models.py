@@ -16,7 +16,8 @@ from tiny_model import randomise
 
 from qwenimg.backends import load as load_backend
 from qwenimg.common.base.config import parse
-from qwenimg.common.networks import kl_vae, unet
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
@@ -182,7 +183,7 @@ class Side:
         package = f"qwenimg.backends.{self.name}"
         self.nn, self.attending, self.load, self.unets, self.vaes = (
             importlib.import_module(f"{package}.{module}")
-            for module in ("ops", "ops.attention", "load", "networks.unet", "networks.kl_vae")
+            for module in ("ops", "ops.attention", "load", "networks.denoisers.unet", "networks.vaes.kl_vae")
         )
 
     def array(self, values: np.ndarray | None, dtype: str):

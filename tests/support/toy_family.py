@@ -245,7 +245,7 @@ def add_toy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "toy.py").write_text(translated())
     for backend, place in (("torch", HERE / "toy_networks"), ("mlx", folder)):
-        package = importlib.import_module(f"qwenimg.backends.{backend}.networks")
+        package = importlib.import_module(f"qwenimg.backends.{backend}.networks.denoisers")
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(place)])
         name = f"{package.__name__}.toy"
         monkeypatch.delitem(sys.modules, name, raising=False)

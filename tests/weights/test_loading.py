@@ -26,8 +26,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families.qwen_image import checkpoint as model
 from qwenimg.common.formats.stored import TensorSlice
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS, ONCE
@@ -281,7 +281,7 @@ from pathlib import Path
 os.environ["MLX_ENABLE_TF32"] = "0"
 import numpy as np
 from qwenimg import backends
-from qwenimg.common.networks import qwen_conditioning, qwen_dit
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.precision.precision import bases

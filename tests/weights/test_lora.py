@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.bits import widened
-from qwenimg.common.networks import qwen_dit
+from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.weights import lora as loras
 from qwenimg.common.weights import module_patterns, peft_config
 from qwenimg.common.weights.lora_names import DENOISER, Names, component_names

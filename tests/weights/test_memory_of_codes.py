@@ -13,8 +13,8 @@ import pytest
 from family_cases import BACKENDS
 from wide_checkpoint import write
 
-from qwenimg.common.networks import qwen_dit
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 
 LAYERS = 1.5  # of the largest kind in bfloat16: its codes twice on MLX, which copies them, and a few rows
 

@@ -20,7 +20,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import aligned, clean
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.measure.bench import Timings, Workload, lines
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component

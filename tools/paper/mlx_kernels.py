@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from itertools import count
 from math import prod
 from typing import Any
@@ -24,9 +23,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from paper.kernels import Case, Kernel, Kind, Span
 from qwenimg.backends.mlx import compile, load
-from qwenimg.backends.mlx.networks.vae import WIDE
-from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.zimage_dit import PATCH
+from qwenimg.backends.mlx.networks.vaes.vae import WIDE
+from qwenimg.common.networks.denoisers.zimage_dit import PATCH
+from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -37,8 +36,8 @@ APART = frozenset({"Concatenate", "Pad", "Gather", "Reduce", "Softmax", "Reshape
 
 def kernels(network: str, config: Any, precision: Precision, case: Case) -> list[Kernel]:
     """`paper.kernels.Counts`."""
-    row: Network = import_module(f"qwenimg.common.networks.{network}").NETWORK
-    module = import_module(f"qwenimg.backends.mlx.networks.{network}")
+    row: Network = import_network("qwenimg.common.networks", network).NETWORK
+    module = import_network("qwenimg.backends.mlx.networks", network)
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
     component = module.Component(config, plan, precision)
     component.fuses = True

@@ -12,7 +12,7 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, Opened
-from qwenimg.common.networks import qwen_dit, zimage_dit
+from qwenimg.common.networks.denoisers import qwen_dit, zimage_dit
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 

@@ -8,7 +8,6 @@ RMSNorm, enlarging an image.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from math import prod
 from typing import Any
 
@@ -19,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paper.kernels import Case, Kernel, Kind, Span
 from qwenimg.backends.torch import compile, load
-from qwenimg.backends.torch.networks.vae import WIDE
+from qwenimg.backends.torch.networks.vaes.vae import WIDE
 from qwenimg.backends.torch.ops.images import laid_out
-from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.zimage_dit import PATCH
+from qwenimg.common.networks.denoisers.zimage_dit import PATCH
+from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -37,8 +36,8 @@ SEVERAL = {"native_group_norm": 3}
 
 def kernels(network: str, config: Any, precision: Precision, case: Case) -> list[Kernel]:
     """`paper.kernels.Counts`."""
-    row: Network = import_module(f"qwenimg.common.networks.{network}").NETWORK
-    module = import_module(f"qwenimg.backends.torch.networks.{network}")
+    row: Network = import_network("qwenimg.common.networks", network).NETWORK
+    module = import_network("qwenimg.backends.torch.networks", network)
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
     component = module.Component(config, plan, precision, torch.device("meta"))
     uses = row.uses(config)

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.diffusion_transformer import Pair
-from qwenimg.backends.torch.networks.qwen_dit import QwenImageTransformer, TransformerBlock
-from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair
+from qwenimg.backends.torch.networks.denoisers.qwen_dit import QwenImageTransformer, TransformerBlock
+from qwenimg.backends.torch.networks.encoders.qwen_vl import QwenTextEncoder
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
-from qwenimg.common.networks import qwen_conditioning
-from qwenimg.common.networks.qwen_dit import TIME_CHANNELS, QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_conditioning
+from qwenimg.common.networks.denoisers.qwen_dit import TIME_CHANNELS, QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, by_size

@@ -24,10 +24,12 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.safetensors import read_header
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.weights.plan import LoadPlan

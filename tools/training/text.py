@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.encoders.qwen_vl import QwenTextEncoder
 from qwenimg.common.families.qwen_image.variants import DRAWS as TEMPLATE
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import scenes as shapes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.backends.torch.networks.qwen_vae import QwenImageVAE
+from qwenimg.backends.torch.networks.vaes.qwen_vae import QwenImageVAE
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.parts.vae import decodes

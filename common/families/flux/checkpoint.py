@@ -15,12 +15,14 @@ from qwenimg.common.families.flux import mflux
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import open_transformer
-from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
-from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.networks.t5 import T5Config
-from qwenimg.common.parts import clip_files, t5_files
+from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
+from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer

@@ -8,9 +8,12 @@ from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.flux import transformer_file
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import flux_dit, kl_vae, t5
-from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.parts import t5_files, vae_files
+from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.encoders import t5
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import vae_files
+from qwenimg.common.parts.texts import t5_files
 from qwenimg.common.parts.vae_files import open_vae
 
 _INPUTS = {64: "", 384: ", Fill: inpainting, not supported yet", 128: ", for control images, not supported"}

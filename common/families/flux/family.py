@@ -14,7 +14,9 @@ from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.precision import KIND
 from qwenimg.common.families.flux.published import defaults, published
 from qwenimg.common.families.flux.small_files import small_files
-from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
+from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import place
-from qwenimg.common.parts.clip_lora_names import text_part
+from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, Names, component_names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.networks.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.weights.plan import LoadPlan
 
 

@@ -14,7 +14,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
-from qwenimg.common.networks import clip, t5
+from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.parts import mflux
 from qwenimg.common.weights.keys import Rename
 

@@ -13,8 +13,8 @@ from typing import Any
 from qwenimg.common.families.flux import few_steps, lora_names, memory
 from qwenimg.common.families.flux.texts import FluxTexts
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.flux_conditioning import guidance_row, time_rows
-from qwenimg.common.networks.flux_dit import PATCH, FluxConfig
+from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
+from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.vae import Shape

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.flux.small_files import scheduler
-from qwenimg.common.networks import clip, flux_dit, kl_vae, t5
-from qwenimg.common.networks.flux_dit import FluxConfig
-from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint

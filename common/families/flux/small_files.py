@@ -3,7 +3,8 @@ differs in its shift."""
 
 from __future__ import annotations
 
-from qwenimg.common.networks import flux_dit, kl_vae
+from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 

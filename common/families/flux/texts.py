@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from qwenimg.common.parts.padded_texts import ClipPooled, PaddedTexts, T5Texts
+from qwenimg.common.parts.texts.padded_texts import ClipPooled, PaddedTexts, T5Texts
 from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array

@@ -12,11 +12,13 @@ from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux2 import transformer_file, vae_file
-from qwenimg.common.networks import flux2_dit, flux2_vae, qwen3
-from qwenimg.common.networks.flux2_dit import Flux2Config
-from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
+from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.networks.vaes import flux2_vae
+from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component

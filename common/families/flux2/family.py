@@ -11,7 +11,9 @@ from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.flux2.published import defaults, published
 from qwenimg.common.families.flux2.small_files import PIPELINE
-from qwenimg.common.networks import flux2_dit, flux2_vae, qwen3
+from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime

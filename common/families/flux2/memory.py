@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.networks.flux2_dit import Flux2Config
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 
 
 def step_peak(config: Flux2Config, tokens: int) -> int:

@@ -13,12 +13,12 @@ from math import inf
 
 from qwenimg.common.families.flux2 import lora_names, memory, references
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.flux2_conditioning import time_rows
-from qwenimg.common.networks.flux2_dit import Flux2Config
-from qwenimg.common.networks.flux2_vae import PATCH
+from qwenimg.common.networks.denoisers.flux2_conditioning import time_rows
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.vaes.flux2_vae import PATCH
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.template_texts import TemplateTexts
+from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.flux2.checkpoint import NETWORKS, TAPS
 from qwenimg.common.families.flux2.small_files import SCHEDULER
-from qwenimg.common.networks.flux2_dit import Flux2Config
-from qwenimg.common.networks.flux2_vae import Flux2VAEConfig
-from qwenimg.common.networks.qwen3 import Qwen3Config
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint

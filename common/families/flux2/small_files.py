@@ -3,7 +3,8 @@ whether it is distilled."""
 
 from __future__ import annotations
 
-from qwenimg.common.networks import flux2_dit, flux2_vae
+from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.sampling import flow_match
 
 PIPELINE = "Flux2KleinPipeline"

@@ -18,8 +18,8 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import flux2_dit
-from qwenimg.common.networks.flux2_dit import Flux2Config
+from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.parts.ldm_configs import Shapes, behind, shape_of

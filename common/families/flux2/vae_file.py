@@ -11,9 +11,9 @@ from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
-from qwenimg.common.networks import flux2_vae
-from qwenimg.common.networks.flux2_vae import STATISTICS, Flux2VAEConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
+from qwenimg.common.networks.vaes import flux2_vae
+from qwenimg.common.networks.vaes.flux2_vae import STATISTICS, Flux2VAEConfig
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys, vae_files
 from qwenimg.common.parts.components import component, open_component, read_config
 from qwenimg.common.parts.ldm_configs import behind, stored_vae, vae_config

@@ -18,15 +18,17 @@ from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.qwen_vae import QwenVAEConfig
-from qwenimg.common.networks.qwen_vl import QwenVLConfig
-from qwenimg.common.networks.qwen_vl_vision import QwenVLVisionConfig
+from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
-from qwenimg.common.parts.piece import QWEN_IMAGE_FILES
 from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match

@@ -10,7 +10,9 @@ from qwenimg.common.families.description import Description, listed, summary, we
 from qwenimg.common.families.qwen_image.layouts import RENAMES
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.weights.keys import named_weights
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}

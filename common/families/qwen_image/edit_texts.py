@@ -11,8 +11,8 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.families.qwen_image.variants import VISION, QwenVariant
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.qwen_vl_vision import PicturePlace, QwenVLVisionConfig
-from qwenimg.common.parts.texts import PromptTexts, States
+from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace, QwenVLVisionConfig
+from qwenimg.common.parts.texts.states import PromptTexts, States
 from qwenimg.common.pictures import patches
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.prompts.check import check_prompt

@@ -16,7 +16,9 @@ from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
-from qwenimg.common.networks import qwen_dit, qwen_vae, qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime

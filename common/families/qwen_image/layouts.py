@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
 from qwenimg.common.weights.keys import Rename
 
 TRANSFORMER = ("model.diffusion_model.", "diffusion_model.")

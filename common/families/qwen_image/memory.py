@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.weights.plan import LoadPlan
 
 

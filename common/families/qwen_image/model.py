@@ -13,11 +13,11 @@ from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.families.qwen_image.edit_texts import EditTexts
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks import qwen_conditioning
-from qwenimg.common.networks.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers import qwen_conditioning
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.template_texts import TemplateTexts
+from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape, VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of

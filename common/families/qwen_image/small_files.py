@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from qwenimg.common.families.qwen_image.variants import VARIANTS
-from qwenimg.common.networks import qwen_dit, qwen_vae
+from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 SCHEDULER: dict[str, object] = {

@@ -19,12 +19,14 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3 import published, single_file
 from qwenimg.common.families.sd3.small_files import PADS, SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
-from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
+from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.network import Network
-from qwenimg.common.parts import clip_files, t5_files
-from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import is_absent, on_paper, open_component, open_tokenizer, read_config
-from qwenimg.common.parts.t5_tokenizer import find_t5_tokenizer
+from qwenimg.common.parts.texts import clip_files, t5_files
+from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer

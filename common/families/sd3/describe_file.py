@@ -8,8 +8,8 @@ from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.sd3 import single_file
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.sd3_dit import SD3Config
-from qwenimg.common.parts import t5_files
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
+from qwenimg.common.parts.texts import t5_files
 from qwenimg.common.runtime.checkpoint import Component
 
 _DIFFUSERS_SIGNS = ("pos_embed.pos_embed", "transformer_blocks.0.norm1_context.linear.weight")

@@ -14,7 +14,9 @@ from qwenimg.common.families.sd3.precision import KIND
 from qwenimg.common.families.sd3.published import defaults, published
 from qwenimg.common.families.sd3.small_files import small_files
 from qwenimg.common.families.sd3.texts import T5
-from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
+from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime

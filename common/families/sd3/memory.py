@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.networks.sd3_dit import SD3Config, chunks
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config, chunks
 from qwenimg.common.weights.plan import LoadPlan
 
 

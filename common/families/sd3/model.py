@@ -13,8 +13,8 @@ from math import nextafter
 from qwenimg.common.families.sd3 import lora_names, memory
 from qwenimg.common.families.sd3.texts import SD3Texts
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.sd3_conditioning import time_rows, window
-from qwenimg.common.networks.sd3_dit import PATCH, SD3Config
+from qwenimg.common.networks.denoisers.sd3_conditioning import time_rows, window
+from qwenimg.common.networks.denoisers.sd3_dit import PATCH, SD3Config
 from qwenimg.common.numbers import sizes
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.vae import Shape

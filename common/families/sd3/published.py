@@ -8,10 +8,12 @@ from pathlib import Path
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
-from qwenimg.common.networks import clip, kl_vae, sd3_dit, t5
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.sd3_dit import SD3Config
-from qwenimg.common.networks.t5 import T5Config
+from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint

@@ -12,12 +12,15 @@ from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import clip, kl_vae, sd3_dit
-from qwenimg.common.networks.sd3_dit import TABLE, SD3Config
-from qwenimg.common.parts import ldm_keys, t5_files
+from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import ldm_keys
 from qwenimg.common.parts.authors_names import check_known
 from qwenimg.common.parts.components import component, open_component, read_config
 from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
+from qwenimg.common.parts.texts import t5_files
 from qwenimg.common.parts.vae_files import SIGN as VAE_SIGN
 from qwenimg.common.parts.vae_files import VAES
 from qwenimg.common.runtime.checkpoint import Component

@@ -5,7 +5,8 @@ from __future__ import annotations
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.sd3.texts import T5
-from qwenimg.common.networks import kl_vae, sd3_dit
+from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.networks import clip
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.t5 import T5Config
-from qwenimg.common.parts.padded_texts import t5_activations
-from qwenimg.common.parts.texts import PromptTexts, States
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.parts.texts.padded_texts import t5_activations
+from qwenimg.common.parts.texts.states import PromptTexts, States
 from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.prompts.weighted import LENGTH
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse
-from qwenimg.common.networks.sd3_dit import TABLE, SD3Config
+from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
 from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.ldm_keys import Places

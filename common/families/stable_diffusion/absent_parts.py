@@ -16,10 +16,12 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
-from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.networks.clip import CLIPConfig
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import on_paper
 from qwenimg.common.parts.ldm_configs import HEAD_DIM, Text
 from qwenimg.common.runtime.checkpoint import Component

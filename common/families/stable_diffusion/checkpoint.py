@@ -19,12 +19,14 @@ from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
 from qwenimg.common.formats.headers import read_header
-from qwenimg.common.networks import clip, kl_vae, unet
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.parts.clip_files import open_text
-from qwenimg.common.parts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.texts.clip_files import open_text
+from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.request.parts import PARTS

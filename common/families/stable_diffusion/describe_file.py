@@ -8,7 +8,8 @@ from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parts import clip_files, vae_files
+from qwenimg.common.parts import vae_files
+from qwenimg.common.parts.texts import clip_files
 
 _UNET_SIGN = "time_embedding.linear_1.weight"  # under diffusers' names
 

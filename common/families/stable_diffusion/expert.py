@@ -14,9 +14,9 @@ from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import memory
 from qwenimg.common.memory import operations
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
-from qwenimg.common.parts.clip_texts import ClipTexts
+from qwenimg.common.parts.texts.clip_texts import ClipTexts
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
 from qwenimg.common.pipeline.inpaint import Latents

@@ -18,7 +18,9 @@ from qwenimg.common.families.stable_diffusion.precision import KIND
 from qwenimg.common.families.stable_diffusion.published import published
 from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
-from qwenimg.common.networks import clip, kl_vae, unet
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint

@@ -14,8 +14,8 @@ from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.networks import unet
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.parts.ldm_configs import HEAD_DIM, Shapes, Text, shape_of
 
 FIRST = "input_blocks.0.0.weight"  # of the UNet

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.stable_diffusion.unet_keys import unet_places
-from qwenimg.common.networks.unet import UNetConfig
-from qwenimg.common.parts.clip_lora_names import text_part
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, Names, Others, component_names
 

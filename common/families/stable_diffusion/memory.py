@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
 
 UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
 

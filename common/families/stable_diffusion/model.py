@@ -16,8 +16,8 @@ import numpy as np
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import few_steps, lora_names
 from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, sinusoids
-from qwenimg.common.networks import clip
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import clip
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline import inpaint

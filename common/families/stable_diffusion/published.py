@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.discrete import parse_diffusion

@@ -18,10 +18,12 @@ from qwenimg.common.families.stable_diffusion.kinds import FIRST, KINDS, unet_co
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
-from qwenimg.common.networks import clip, kl_vae, unet
-from qwenimg.common.networks.clip import CLIPConfig
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys
 from qwenimg.common.parts.authors_names import check_known
 from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config

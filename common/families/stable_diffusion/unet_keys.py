@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from qwenimg.common.networks.unet import UNetConfig
+from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.weights.keys import Place
 

@@ -17,14 +17,16 @@ from qwenimg.common.families.z_image import mflux
 from qwenimg.common.families.z_image.published import SHIFTS, transformer
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.families.z_image.transformer_file import open_transformer
-from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
-from qwenimg.common.networks.kl_vae import KLVAEConfig
-from qwenimg.common.networks.qwen3 import Qwen3Config
-from qwenimg.common.networks.zimage_dit import ZImageConfig
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
-from qwenimg.common.parts.piece import Z_IMAGE_FILES
 from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts.piece import Z_IMAGE_FILES
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component

@@ -9,7 +9,8 @@ from qwenimg.common.families.z_image import transformer_file
 from qwenimg.common.families.z_image.published import transformer
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import qwen3, zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.encoders import qwen3
 
 _TEXT_SIGN = "layers.0.self_attn.q_norm.weight"
 _USE = "use it: qwenimg PROMPT -m z-image-turbo --transformer FILE (or -m z-image, where it is the base model)"

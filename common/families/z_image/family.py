@@ -11,7 +11,9 @@ from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.families.z_image.published import defaults, published
 from qwenimg.common.families.z_image.small_files import small_files
-from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime

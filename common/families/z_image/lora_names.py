@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.z_image.transformer_file import place
-from qwenimg.common.networks import zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.lora_names import DENOISER, TEXT, ComponentNames, Names, component_names
 

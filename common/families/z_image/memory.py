@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qwenimg.common.networks.zimage_dit import ZImageConfig
+from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 
 
 def step_peak(config: ZImageConfig, tokens: int) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks import qwen3, zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.parts import mflux
 from qwenimg.common.weights.keys import Rename
 

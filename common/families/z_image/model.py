@@ -12,11 +12,11 @@ from functools import cached_property, partial
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.z_image import lora_names, memory
 from qwenimg.common.memory.memory import scores
-from qwenimg.common.networks.zimage_conditioning import padded, time_row
-from qwenimg.common.networks.zimage_dit import PATCH, ZImageConfig
+from qwenimg.common.networks.denoisers.zimage_conditioning import padded, time_row
+from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
 from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.template_texts import TemplateTexts
+from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.z_image.small_files import scheduler
-from qwenimg.common.networks import kl_vae, qwen3, zimage_dit
-from qwenimg.common.networks.qwen3 import Qwen3Config
-from qwenimg.common.networks.zimage_dit import ZImageConfig
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint

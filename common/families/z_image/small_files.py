@@ -3,7 +3,8 @@ differs in its shift."""
 
 from __future__ import annotations
 
-from qwenimg.common.networks import kl_vae, zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 

@@ -16,8 +16,8 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks import zimage_dit
-from qwenimg.common.networks.zimage_dit import PATCH, ZImageConfig
+from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
 from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.components import open_component
 from qwenimg.common.parts.ldm_configs import Shapes, behind, shape_of

@@ -1,0 +1,193 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Qwen-Image's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.qwen_dit`.
+
+B batch, L image tokens, S text tokens, H heads, D head dim, C = H * D. Attribute paths are checkpoint keys.
+Modulation rows come ready from `modulation`, since they depend on the timestep alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
+    FeedForward,
+    FinalNorm,
+    JointBlock,
+    Pair,
+    Rope,
+    TimestepEmbedding,
+)
+from qwenimg.common.networks.denoisers import qwen_conditioning
+from qwenimg.common.networks.denoisers.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class TimeTextEmbed(mlx.nn.Module):
+    def __init__(self, config: QwenDiTConfig):
+        super().__init__()
+        self.timestep_embedder = TimestepEmbedding(TIME_CHANNELS, config.dim)
+        if config.use_additional_t_cond:
+            self.addition_t_embedding = ops.Embedding(2, config.dim)
+
+    def __call__(self, features: Array, addition: Array) -> Array:
+        """Embed sinusoids [T 256] and one index [1] into the additional embedding: [T C]."""
+        temb = self.timestep_embedder(features)
+        return temb + self.addition_t_embedding(addition) if hasattr(self, "addition_t_embedding") else temb
+
+
+class TransformerBlock(JointBlock):
+    def __init__(self, config: QwenDiTConfig):
+        dim = config.dim
+        super().__init__(dim, config.attention_head_dim, NORM_EPS)
+        self.img_mod = [mlx.nn.Identity(), ops.Linear(dim, 6 * dim)]
+        self.txt_mod = [mlx.nn.Identity(), ops.Linear(dim, 6 * dim)]
+        self.img_mlp = FeedForward(dim, MLP_RATIO * dim)
+        self.txt_mlp = FeedForward(dim, MLP_RATIO * dim)
+
+    def modulation(self, temb: Array) -> Pair:
+        """Return the modulation [T 6C] of the image stream and of the text stream for [T C]."""
+        temb = ops.silu(temb)
+        return self.img_mod[1](temb), self.txt_mod[1](temb)
+
+    def __call__(self, img: Array, txt: Array, mods: Pair, rope: Rope, index: Array | None, mask: Array | None) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mods ([R 6C], [1 6C]). `index` [L] gives image tokens
+        their row."""
+        return self.streams(img, txt, mods, rope, (self.img_mlp, self.txt_mlp), index, mask)
+
+
+# Model
+
+
+class QwenImageTransformer(mlx.nn.Module):
+    def __init__(self, config: QwenDiTConfig, stream: mx.Dtype):
+        super().__init__()
+        self.stream = stream
+        self.time_text_embed = TimeTextEmbed(config)
+        self.txt_norm = ops.RMSNorm(config.joint_attention_dim, NORM_EPS)
+        self.img_in = ops.Linear(config.in_channels, config.dim)
+        self.txt_in = ops.Linear(config.joint_attention_dim, config.dim)
+        self.transformer_blocks = [TransformerBlock(config) for _ in range(config.num_layers)]
+        self.norm_out = FinalNorm(config.dim, NORM_EPS)
+        self.proj_out = ops.Linear(config.dim, config.out_features)
+
+    def image(self, latents: Array) -> Array:
+        """Return the start of the image stream [B L C] for packed latents [B L in]."""
+        return ops.stream(self.img_in(latents), self.stream)
+
+    def context(self, text: Array) -> Array:
+        """Return the start of the text stream [B S C] for text states [B S 3584]; the same in every step."""
+        return ops.stream(self.txt_in(self.txt_norm(text)), self.stream)
+
+    def __call__(
+        self,
+        latents: Array,
+        txt: Array,
+        block_mods: list[Pair],
+        final_mod: Array,
+        rope: Rope,
+        index: Array | None = None,
+        mask: Array | None = None,
+        references: Array | None = None,
+    ) -> Array:
+        """Predict the velocity [B L out] for packed latents [B L in] and the text stream [B S C].
+
+        block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and text;
+        index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts; references
+        [1 M C]: the start of the stream of images that the model sees, whose tokens follow the latents'.
+        """
+        img, L = self.image(latents), latents.shape[1]
+        if references is not None:
+            img = mx.concatenate((img, ops.repeated(references, img.shape[0])), axis=1)
+        for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
+            img, txt = block(img, txt, mods, rope, index, mask)
+            ops.async_eval(img)
+        return self.proj_out(self.norm_out(img[:, :L], final_mod, self.proj_out.dtype))
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    txt: Array
+    rope: Rope
+    index: Array | None
+    mask: Array | None
+    references: Array | None
+
+
+@dataclass(frozen=True)
+class Modulation:
+    blocks: list[Pair]  # per block: image [T or T+1, 6C], text [T, 6C]
+    final: Array  # [T, 2C]
+
+    def at(self, step: int, with_zero: bool) -> tuple[list[Pair], Array]:
+        """Return one step's rows; with_zero adds the row of timestep 0, the last one, to those of the image stream."""
+        one = slice(step, step + 1)
+        rows = [(mx.concatenate((img[one], img[-1:])) if with_zero else img[one], txt[one]) for img, txt in self.blocks]
+        return rows, self.final[one]
+
+
+class Component:
+    def __init__(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision):
+        self.config, self.plan = config, plan
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: QwenImageTransformer(config, stream), precision, "transformer")
+        load.fill(self.model, plan.when(ALWAYS))
+
+    @ops.computes
+    def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
+        """Return the rows of every block for sinusoids [T 256] (`qwen_conditioning.time_rows`). Each block's weights
+        are read, used and freed in turn."""
+        rows = ops.table(features, self.table_dtype)
+        chosen = ops.placed([addition])
+        briefly = partial(load.briefly, self.model, self.plan)
+        temb = briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
+        final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        layers: Iterable[Any] = self.model.transformer_blocks
+        blocks = [
+            briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
+        ]
+        return Modulation(blocks, final)
+
+    @ops.computes
+    def condition(
+        self, texts: Sequence[Array], shapes: Sequence[tuple[int, int, int]], references: Sequence[Array] = ()
+    ) -> Condition:
+        lengths = [text.shape[1] for text in texts]
+        longest = max(lengths)
+        padded = [ops.pad_tokens(text, longest) for text in texts]
+        tables = qwen_conditioning.image_and_text_rope(self.config, shapes, longest)
+        img, txt = ([ops.table(part, self.table_dtype) for part in pair] for pair in tables)
+        mask = qwen_conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
+        index = qwen_conditioning.zero_index(self.config, shapes)
+        return Condition(
+            txt=self.model.context(mx.concatenate(padded, axis=0)),
+            rope=(ops.rope_freqs(*img), ops.rope_freqs(*txt)),
+            index=None if index is None else ops.placed(index),
+            mask=None if mask is None else ops.placed(mask),
+            references=self.model.image(mx.concatenate(list(references), axis=1)) if references else None,
+        )
+
+    @ops.computes
+    def predict(self, x: Array, step: tuple[Modulation, int], condition: Condition) -> Array:
+        """Predict the velocity [B L out] for packed latents x [1 or B, L, in] at a row of the modulation."""
+        modulation, row = step
+        mods, final = modulation.at(row, condition.index is not None)
+        latents = ops.repeated(x, condition.txt.shape[0])
+        fixed = condition.rope, condition.index, condition.mask, condition.references
+        return ops.at_least_float32(self.model(latents, condition.txt, mods, final, *fixed))

@@ -1,0 +1,302 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Stable Diffusion's UNet. What is unusual about it: `qwenimg.common.networks.denoisers.unet`.
+
+B batch, L pixels as tokens, S text tokens, H heads, D head dim, C channels, E channels of the time embedding, h w
+latents. Attribute paths are checkpoint keys. Keys and values of the text come ready from `context`, since they depend
+on neither step nor latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx.ops import images
+from qwenimg.common.networks.denoisers.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+
+Pair = tuple[Array, Array]
+# Keys and values of each transformer block of each attention of a level
+Context = list[list[Pair]]
+
+# Layers
+
+
+def contexts(parts: Iterable[Any], text: Array) -> list[Any]:
+    """Return the context of each of `parts` for the text states [B S in]."""
+    return [part.context(text) for part in parts]
+
+
+class Embedding(mlx.nn.Module):
+    def __init__(self, inputs: int, width: int):
+        super().__init__()
+        self.linear_1 = ops.Linear(inputs, width)
+        self.linear_2 = ops.Linear(width, width)
+
+    def __call__(self, features: Array) -> Array:
+        """[B in] -> [B E]."""
+        return self.linear_2(ops.silu(self.linear_1(features)))
+
+
+class ResidualBlock(mlx.nn.Module):
+    def __init__(self, inputs: int, outputs: int, config: UNetConfig):
+        super().__init__()
+        self.norm1 = ops.GroupNorm(config.norm_num_groups, inputs, config.norm_eps)
+        self.conv1 = ops.Conv2d(inputs, outputs, 3, padding=1)
+        self.time_emb_proj = ops.Linear(config.time_width, outputs)
+        self.norm2 = ops.GroupNorm(config.norm_num_groups, outputs, config.norm_eps)
+        self.conv2 = ops.Conv2d(outputs, outputs, 3, padding=1)
+        if inputs != outputs:
+            self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
+
+    def __call__(self, x: Array, temb: Array) -> Array:
+        """Run the block on x [B h w in], with temb [1 or B E] behind its SiLU: [B h w out]."""
+        update = self.conv1(ops.norm_silu(self.norm1, x))
+        update = ops.shift(update, self.time_emb_proj(temb))
+        update = self.conv2(ops.norm_silu(self.norm2, update))
+        if hasattr(self, "conv_shortcut"):
+            return ops.add_shortcut(update, self.conv_shortcut, x)
+        return ops.residual(x, update)
+
+
+class Attention(mlx.nn.Module):
+    def __init__(self, width: int, keys: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.to_q = ops.Linear(width, width, bias=False)
+        self.to_k = ops.Linear(keys, width, bias=False)
+        self.to_v = ops.Linear(keys, width, bias=False)
+        self.to_out = [ops.Linear(width, width)]
+        self.attend = ops.Attend()
+
+    def split(self, x: Array) -> Array:
+        """[B L C] -> [B L H D]."""
+        return x.reshape(*x.shape[:2], self.heads, -1)
+
+    def context(self, x: Array) -> Pair:
+        """Return keys and values [B S H D] of [B S in]."""
+        return self.split(self.to_k(x)), self.attend.values(self.split(self.to_v(x)))
+
+    def __call__(self, x: Array, normed: Array, context: Pair) -> Array:
+        """Add this attention, computed from the norm of the stream, to the stream x [B L C]."""
+        k, v = context
+        attended = self.attend.result(ops.attention(self.split(self.to_q(normed)), k, v))
+        return ops.add_linear(x, self.to_out[0], attended)
+
+
+class GEGLU(mlx.nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.proj = ops.Linear(width, 2 * MLP_RATIO * width)
+
+    def __call__(self, x: Array) -> Array:
+        return ops.linear_geglu(self.proj, x)
+
+
+class FeedForward(mlx.nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        layers = [GEGLU(width), mlx.nn.Identity(), ops.Linear(MLP_RATIO * width, width)]
+        self.net = layers
+
+    def __call__(self, x: Array, normed: Array) -> Array:
+        """Add the feed-forward of the stream's norm to the stream x [B L C]."""
+        return ops.add_linear(x, self.net[2], self.net[0](normed))
+
+
+class TransformerBlock(mlx.nn.Module):
+    def __init__(self, width: int, heads: int, config: UNetConfig):
+        super().__init__()
+        self.norm1 = ops.LayerNorm(width, LAYER_NORM_EPS)
+        self.attn1 = Attention(width, width, heads)
+        self.norm2 = ops.LayerNorm(width, LAYER_NORM_EPS)
+        self.attn2 = Attention(width, config.cross_attention_dim, heads)
+        self.norm3 = ops.LayerNorm(width, LAYER_NORM_EPS)
+        self.ff = FeedForward(width)
+
+    def context(self, text: Array) -> Pair:
+        return self.attn2.context(text)
+
+    def __call__(self, x: Array, context: Pair) -> Array:
+        """Run the block on x [B L C], with keys and values of the text."""
+        normed = self.norm1(x)
+        x = self.attn1(x, normed, self.attn1.context(normed))
+        x = self.attn2(x, self.norm2(x), context)
+        return self.ff(x, self.norm3(x))
+
+
+class SpatialTransformer(mlx.nn.Module):
+    def __init__(self, level: Level, config: UNetConfig):
+        super().__init__()
+        self.norm = ops.TokenNorm(config.norm_num_groups, level.width, TRANSFORMER_NORM_EPS)
+        self.proj_in = ops.Linear(level.width, level.width)
+        blocks = [TransformerBlock(level.width, level.heads, config) for _ in range(level.depth)]
+        self.transformer_blocks = blocks
+        self.proj_out = ops.Linear(level.width, level.width)
+
+    def context(self, text: Array) -> list[Pair]:
+        return contexts(self.transformer_blocks, text)
+
+    def __call__(self, x: Array, context: list[Pair]) -> Array:
+        """[B h w C] -> [B h w C]."""
+        tokens = ops.stream(self.proj_in(self.norm(x)), x.dtype)
+        for block, pair in zip(self.transformer_blocks, context, strict=True):
+            tokens = block(tokens, pair)
+        return images.image(ops.add_linear(images.tokens(x), self.proj_out, tokens), x)
+
+
+class Resample(mlx.nn.Module):
+    def __init__(self, width: int, stride: int):
+        super().__init__()
+        self.conv = ops.Conv2d(width, width, 3, stride, padding=1)
+
+    def __call__(self, x: Array) -> Array:
+        return self.conv(x)
+
+
+class DownBlock(mlx.nn.Module):
+    def __init__(self, level: Level, config: UNetConfig):
+        super().__init__()
+        self.resnets = [ResidualBlock(i, o, config) for i, o in level.resnets]
+        attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
+        self.attentions = attentions
+        self.downsamplers = [Resample(level.width, 2)] if level.resampled else []
+
+    def context(self, text: Array) -> Context:
+        return contexts(self.attentions, text)
+
+    def __call__(self, x: Array, states: list[list[Array]], temb: Array, context: Context) -> Array:
+        """Run the block before its downsampler: [B h w in] -> [B h w out]. Adds x and what follows on it to `states`:
+        the up block of the same level joins them."""
+        joined = [x]
+        for i, resnet in enumerate(self.resnets):
+            x = resnet(x, temb)
+            x = self.attentions[i](x, context[i]) if context else x
+            joined.append(ops.async_eval(x))
+        states.append(joined)
+        return x
+
+    def downsampled(self, x: Array) -> Array:
+        """[B h w out] -> [B h' w' out], or x on the last level."""
+        for sampler in self.downsamplers:
+            x = ops.stream(sampler(x), x.dtype)
+        return x
+
+
+class MidBlock(mlx.nn.Module):
+    def __init__(self, level: Level, config: UNetConfig):
+        super().__init__()
+        self.resnets = [ResidualBlock(i, o, config) for i, o in level.resnets]
+        self.attentions = [SpatialTransformer(level, config)]
+
+    def context(self, text: Array) -> Context:
+        return contexts(self.attentions, text)
+
+    def __call__(self, x: Array, temb: Array, context: Context) -> Array:
+        return self.resnets[1](self.attentions[0](self.resnets[0](x, temb), context[0]), temb)
+
+
+class UpBlock(mlx.nn.Module):
+    def __init__(self, level: Level, config: UNetConfig):
+        super().__init__()
+        self.resnets = [ResidualBlock(i, o, config) for i, o in level.resnets]
+        attentions = [SpatialTransformer(level, config) for _ in level.resnets] if level.depth else []
+        self.attentions = attentions
+        self.upsamplers = [Resample(level.width, 1)] if level.resampled else []
+
+    def context(self, text: Array) -> Context:
+        return contexts(self.attentions, text)
+
+    def __call__(self, x: Array, states: list[list[Array]], temb: Array, context: Context) -> Array:
+        """Run the block: [B h w in] -> [B h' w' out]. Takes the states that it joins from the end of `states`; h' w'
+        are the sides of the state that is then last."""
+        joined = states.pop()
+        for i, resnet in enumerate(self.resnets):
+            x = resnet(images.beside(x, joined.pop()), temb)
+            x = ops.async_eval(self.attentions[i](x, context[i]) if context else x)
+        for sampler in self.upsamplers:
+            x = ops.stream(sampler(images.upsample_like(x, states[-1][-1])), x.dtype)
+        return x
+
+
+# Model
+
+
+class UNetModel(mlx.nn.Module):
+    def __init__(self, config: UNetConfig, stream: mx.Dtype):
+        super().__init__()
+        self.stream = stream
+        self.conv_in = ops.Conv2d(config.in_channels, config.block_out_channels[0], 3, padding=1)
+        self.time_embedding = Embedding(config.time_channels, config.time_width)
+        if config.addition_embed_type and config.projection_class_embeddings_input_dim:
+            self.add_embedding = Embedding(config.projection_class_embeddings_input_dim, config.time_width)
+        self.down_blocks = [DownBlock(level, config) for level in config.down]
+        self.mid_block = MidBlock(config.mid, config)
+        self.up_blocks = [UpBlock(level, config) for level in config.up]
+        width = config.block_out_channels[0]
+        self.conv_norm_out = ops.GroupNorm(config.norm_num_groups, width, config.norm_eps)
+        self.conv_out = ops.Conv2d(width, config.out_channels, 3, padding=1)
+
+    def context(self, text: Array) -> list[Context]:
+        """Return keys and values of the text states [B S in] in every block; the same in every step."""
+        return contexts([*self.down_blocks, self.mid_block, *self.up_blocks], text)
+
+    def __call__(self, latents: Array, features: Array, context: list[Context], addition: Array | None = None) -> Array:
+        """Predict [B h w out] for latents [B h w in] and sinusoids of the time [1 or B, C].
+
+        context: from `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
+        """
+        count = len(self.down_blocks)
+        temb = self.time_embedding(features)
+        temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
+        keys, _ = context[count][0][0]  # in the dtype of most convolutions
+        x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
+        states: list[list[Array]] = []
+        down: Iterable[Any] = self.down_blocks
+        for block, pairs in zip(down, context[:count], strict=True):
+            x = block.downsampled(block(x, states, temb, pairs))
+        x = self.mid_block(x, temb, context[count])
+        for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
+            x = block(x, states, temb, pairs)
+        return self.conv_out(ops.norm_silu(self.conv_norm_out, x))
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    context: list[Context]
+    addition: Array | None
+    branches: int
+
+
+class Component:
+    def __init__(self, config: UNetConfig, plan: LoadPlan, precision: Precision):
+        self.config = config
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: UNetModel(config, stream), precision, "transformer")
+        load.fill(self.model, plan.when(ALWAYS))
+
+    @ops.computes
+    def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
+        """Return the condition for text states [B S C], and pooled text and sinusoids of the sizes [B A]."""
+        extra = None if addition is None else ops.table(addition, self.dtype)
+        return Condition(self.model.context(ops.table(texts, self.dtype)), extra, len(texts))
+
+    @ops.computes
+    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time."""
+        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.dtype)
+        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition)
+        return images.to_bchw(ops.at_least_float32(prediction))

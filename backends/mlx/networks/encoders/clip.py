@@ -1,0 +1,139 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""CLIP's text encoder. What is unusual about it: `qwenimg.common.networks.encoders.clip`.
+
+B prompts or chunks of them, S tokens, H heads, D head dim, C hidden size, P width of the pooled vector. Attribute paths
+are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import load, ops
+from qwenimg.common.networks.encoders.clip import CLIPConfig, eos_position
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class Embeddings(mlx.nn.Module):
+    def __init__(self, config: CLIPConfig, stream: mx.Dtype):
+        super().__init__()
+        self.stream = stream
+        self.token_embedding = ops.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embedding = ops.Embedding(config.max_position_embeddings, config.hidden_size)
+
+    def __call__(self, ids: Array) -> Array:
+        """[B S] -> [B S C]."""
+        x = ops.stream(self.token_embedding(ids), self.stream)
+        return ops.add(x, self.position_embedding.weight[: ids.shape[1]])
+
+
+class Attention(mlx.nn.Module):
+    def __init__(self, config: CLIPConfig):
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.v_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.out_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Array) -> Array:
+        """[B S C] -> [B S H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def __call__(self, x: Array) -> Array:
+        """[B S C] -> [B S C], causal."""
+        q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(x)), self.heads(self.v_proj(x))
+        return self.out_proj(self.attend.result(ops.attention(q, k, self.attend.values(v), causal=True)))
+
+
+class MLP(mlx.nn.Module):
+    def __init__(self, config: CLIPConfig):
+        super().__init__()
+        self.fc1 = ops.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ops.quick_gelu if config.hidden_act == "quick_gelu" else ops.gelu_erf
+        self.fc2 = ops.Linear(config.intermediate_size, config.hidden_size)
+
+    def __call__(self, x: Array) -> Array:
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+class EncoderLayer(mlx.nn.Module):
+    def __init__(self, config: CLIPConfig):
+        super().__init__()
+        self.layer_norm1 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.self_attn = Attention(config)
+        self.layer_norm2 = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.mlp = MLP(config)
+
+    def __call__(self, x: Array) -> Array:
+        """[B S C] -> [B S C]."""
+        x = ops.residual(x, self.self_attn(self.layer_norm1(x)))
+        return ops.residual(x, self.mlp(self.layer_norm2(x)))
+
+
+class Encoder(mlx.nn.Module):
+    def __init__(self, config: CLIPConfig):
+        super().__init__()
+        self.layers = [EncoderLayer(config) for _ in range(config.num_hidden_layers)]
+
+    def __call__(self, x: Array) -> list[Array]:
+        """Return the states [B S C] before each layer, and behind the last."""
+        states = [x]
+        for layer in self.layers:
+            states.append(layer(states[-1]))
+        return states
+
+
+# Model
+
+
+class CLIPTextEncoder(mlx.nn.Module):
+    def __init__(self, config: CLIPConfig, stream: mx.Dtype):
+        super().__init__()
+        self.embeddings = Embeddings(config, stream)
+        self.encoder = Encoder(config)
+        self.final_layer_norm = ops.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        if config.projection_dim:
+            self.text_projection = ops.Linear(config.hidden_size, config.projection_dim, bias=False)
+
+    def __call__(self, ids: Array, ends: Sequence[int], skipped: int, normed: bool) -> tuple[Array, Array]:
+        """Encode token ids [B S], with the position of each row's end token, to states [B S C] and pooled vectors [B
+        P].
+
+        The states are those before the last `skipped` layers, with the final norm if `normed`. P is C where there is no
+        projection.
+        """
+        states = self.encoder(self.embeddings(ids))
+        chosen = states[-1 - skipped]
+        rows = [states[-1][row : row + 1, end] for row, end in enumerate(ends)]
+        pooled = self.final_layer_norm(mx.concatenate(rows))
+        if hasattr(self, "text_projection"):
+            pooled = self.text_projection(pooled)
+        return self.final_layer_norm(chosen) if normed else chosen, pooled
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: CLIPConfig, plan: LoadPlan, precision: Precision):
+        self.config = config
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: CLIPTextEncoder(config, stream), precision, "text")
+        load.fill(self.model, plan.when(ALWAYS))
+
+    @ops.computes
+    def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:
+        """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P]."""
+        ends = [eos_position(self.config, chunk) for chunk in ids]
+        rows = ops.placed([list(chunk) for chunk in ids])
+        return self.model(rows, ends, skipped, normed)

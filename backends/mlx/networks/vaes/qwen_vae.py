@@ -1,0 +1,189 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""Qwen-Image's VAE for still images, as a 2-D network. Its peculiarities: `qwenimg.common.networks.vaes.qwen_vae`.
+
+B images, C channels, h w latents or pixels. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.vaes import bands
+from qwenimg.backends.mlx.networks.vaes.bands import BandLayers
+from qwenimg.backends.mlx.networks.vaes.vae import WIDE, VAEComponent
+from qwenimg.backends.mlx.ops import images
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class ResidualBlock(mlx.nn.Module):
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.norm1 = ops.ChannelNorm(inputs)
+        self.conv1 = ops.Conv2d(inputs, outputs, 3, padding=1)
+        self.norm2 = ops.ChannelNorm(outputs)
+        self.conv2 = ops.Conv2d(outputs, outputs, 3, padding=1)
+        if inputs != outputs:
+            self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
+
+    def __call__(self, x: Array) -> Array:
+        update = self.conv1(ops.norm_silu(self.norm1, x))
+        update = self.conv2(ops.norm_silu(self.norm2, update))
+        return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
+
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2)
+
+
+class AttentionBlock(mlx.nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = ops.ChannelNorm(channels)
+        self.to_qkv = ops.Conv2d(channels, 3 * channels, 1)
+        self.proj = ops.Conv2d(channels, channels, 1)
+
+    def __call__(self, x: Array) -> Array:
+        return ops.residual(x, self.proj(ops.spatial_attention(self.to_qkv(self.norm(x)))))
+
+
+class MidBlock(mlx.nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.attentions = [AttentionBlock(channels)]
+        self.resnets = [ResidualBlock(channels, channels), ResidualBlock(channels, channels)]
+
+    def __call__(self, x: Array) -> Array:
+        return self.resnets[1](self.attentions[0](self.resnets[0](x)))
+
+
+class Downsample(mlx.nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.resample = [mlx.nn.Identity(), ops.Conv2d(channels, channels, 3, stride=2)]
+
+    def __call__(self, x: Array) -> Array:
+        return self.resample[1](ops.pad_right_bottom(x))
+
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=2, down=2)
+
+
+class Upsample(mlx.nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.resample = [mlx.nn.Identity(), ops.Conv2d(channels, channels // 2, 3, padding=1)]
+
+    def __call__(self, x: Array) -> Array:
+        return self.resample[1](images.upsample(x))
+
+    def part(self) -> BandLayers:
+        return BandLayers(begin=self, reach=1, up=2)
+
+
+class UpBlock(mlx.nn.Module):
+    def __init__(self, inputs: int, outputs: int, upsampled: bool, config: QwenVAEConfig):
+        super().__init__()
+        more = [ResidualBlock(outputs, outputs) for _ in range(config.num_res_blocks)]
+        self.resnets = [ResidualBlock(inputs, outputs), *more]
+        self.upsamplers = [Upsample(outputs)] if upsampled else []
+
+    def __call__(self, x: Array) -> Array:
+        for layer in [*self.resnets, *self.upsamplers]:
+            x = ops.eval(layer(x))
+        return x
+
+
+# Model
+
+
+class Encoder(mlx.nn.Module):
+    def __init__(self, config: QwenVAEConfig):
+        super().__init__()
+        self.conv_in = ops.Conv2d(config.input_channels, config.base_dim, 3, padding=1)
+        layers = [Downsample(o) if kind == "down" else ResidualBlock(i, o) for kind, i, o in config.down_layers]
+        self.down_blocks = layers
+        self.mid_block = MidBlock(config.encoder_dims[-1])
+        self.norm_out = ops.ChannelNorm(config.encoder_dims[-1])
+        self.conv_out = ops.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
+
+    def __call__(self, x: Array, rows: int) -> Array:
+        """Encode pixels [B 8h 8w 3] to [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
+        x = images.laid_out(x, self.conv_in.dtype)
+        x = self.down(x) if images.height(x) <= rows else bands.run(self.parts(), x, rows)
+        return self.conv_out(ops.norm_silu(self.norm_out, self.mid_block(x)))
+
+    def down(self, x: Array) -> Array:
+        """Run everything before the mid block: [B 8h 8w 3] -> [B h w C]."""
+        x = self.conv_in(x)
+        for layer in self.down_blocks:
+            x = ops.eval(layer(x))
+        return x
+
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `down` as parts that run over bands."""
+        layers: Any = self.down_blocks
+        return [BandLayers(begin=self.conv_in, reach=1), *(layer.part() for layer in layers)]
+
+
+class Decoder(mlx.nn.Module):
+    def __init__(self, config: QwenVAEConfig):
+        super().__init__()
+        self.scale = config.scale
+        self.conv_in = ops.Conv2d(config.z_dim, config.decoder_dims[0], 3, padding=1)
+        self.mid_block = MidBlock(config.decoder_dims[0])
+        self.up_blocks = [UpBlock(i, o, up, config) for i, o, up in config.up_blocks]
+        self.norm_out = ops.ChannelNorm(config.decoder_dims[-1])
+        self.conv_out = ops.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
+
+    def up(self, x: Array) -> Array:
+        """Run everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
+        for block in self.up_blocks:
+            x = block(x)
+        return ops.eval(self.end(x))
+
+    def end(self, x: Array) -> Array:
+        return self.conv_out(ops.norm_silu(self.norm_out, x))
+
+    def parts(self) -> list[BandLayers]:
+        """Return the layers of `up` as parts that run over bands."""
+        blocks: Any = self.up_blocks
+        layers = [layer for block in blocks for layer in [*block.resnets, *block.upsamplers]]
+        return [*(layer.part() for layer in layers), BandLayers(begin=self.end, reach=1)]
+
+    def __call__(self, z: Array, height: int, width: int, rows: int) -> Array:
+        """Decode latents [B h w z] to pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are
+        more."""
+        x = ops.eval(self.mid_block(self.conv_in(images.laid_out(z, self.conv_in.dtype))))
+        return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
+
+
+class QwenImageVAE(mlx.nn.Module):
+    def __init__(self, config: QwenVAEConfig):
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.quant_conv = ops.Conv2d(2 * config.z_dim, 2 * config.z_dim, 1)
+        self.post_quant_conv = ops.Conv2d(config.z_dim, config.z_dim, 1)
+        self.decoder = Decoder(config)
+
+    def encode(self, pixels: Array, rows: int = WIDE) -> Array:
+        """Encode pixels [B 8h 8w 3] to mean and log variance [B h w 2z]."""
+        return self.quant_conv(self.encoder(pixels, rows))
+
+    def decode(self, z: Array, height: int, width: int, rows: int) -> Array:
+        """Decode latents [B h w z] to pixels [B 8h 8w 3], not clamped."""
+        return self.decoder(self.post_quant_conv(z), height, width, rows)
+
+
+# Component
+
+
+class Component(VAEComponent):
+    def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
+        super().__init__(lambda: QwenImageVAE(config), plan, precision)

@@ -1,0 +1,221 @@
+"""Flux.2's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.flux2_dit`.
+
+B batch, L image tokens with those of references, S text tokens, H heads, D head dim, C = H * D, M width of the
+feed-forward. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
+    FinalNorm,
+    JointBlock,
+    Pair,
+    Rope,
+    TimestepEmbedding,
+)
+from qwenimg.common.networks.denoisers import flux2_conditioning
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class TimeGuidanceEmbed(torch.nn.Module):
+    def __init__(self, config: Flux2Config):
+        super().__init__()
+        channels, dim = config.timestep_guidance_channels, config.dim
+        self.timestep_embedder = TimestepEmbedding(channels, dim, bias=False)
+        if config.guidance_embeds:
+            self.guidance_embedder = TimestepEmbedding(channels, dim, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Embed the sinusoids of the time and, if the model is told it, of the guidance: [1 or 2, channels] ->
+        [1 C]."""
+        temb = self.timestep_embedder(features[:1])
+        return temb + self.guidance_embedder(features[1:]) if hasattr(self, "guidance_embedder") else temb
+
+
+class StreamModulation(torch.nn.Module):
+    def __init__(self, dim: int, vectors: int):
+        super().__init__()
+        self.linear = ops.Linear(dim, vectors * dim, bias=False)
+
+    def forward(self, temb: Tensor) -> Tensor:
+        """[1 C] -> [1 6C] or [1 3C]: shift, scale, gate, of attention and then of the feed-forward."""
+        return self.linear(ops.silu(temb))
+
+
+class GatedFeedForward(torch.nn.Module):
+    def __init__(self, config: Flux2Config):
+        super().__init__()
+        self.hidden = config.hidden
+        self.linear_in = ops.Linear(config.dim, 2 * config.hidden, bias=False)
+        self.linear_out = ops.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B L C] -> [B L C]."""
+        y = self.linear_in(x)
+        return self.linear_out(ops.swiglu(y[..., : self.hidden], y[..., self.hidden :]))
+
+
+class DoubleBlock(JointBlock):
+    """A block of two streams."""
+
+    def __init__(self, config: Flux2Config):
+        super().__init__(config.dim, config.attention_head_dim, config.eps, bias=False)
+        self.ff = GatedFeedForward(config)
+        self.ff_context = GatedFeedForward(config)
+
+    def forward(self, img: Tensor, txt: Tensor, mods: Pair, rope: Rope) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C])."""
+        return self.streams(img, txt, mods, rope, (self.ff, self.ff_context))
+
+
+class ParallelAttention(torch.nn.Module):
+    """Attention beside a feed-forward, with one layer in front of both and one behind."""
+
+    def __init__(self, config: Flux2Config):
+        super().__init__()
+        self.dim, self.head_dim, self.hidden = config.dim, config.attention_head_dim, config.hidden
+        self.to_qkv_mlp_proj = ops.Linear(config.dim, 3 * config.dim + 2 * config.hidden, bias=False)
+        self.to_out = ops.Linear(config.dim + config.hidden, config.dim, bias=False)
+        self.norm_q = ops.RMSNorm(config.attention_head_dim, config.eps)
+        self.norm_k = ops.RMSNorm(config.attention_head_dim, config.eps)
+        self.attend = ops.Attend()
+
+    def heads(self, y: Tensor, number: int) -> Tensor:
+        """Return q, k or v, by its `number`: [B L 3C+2M] -> [B L H D]."""
+        part = y[..., number * self.dim : (number + 1) * self.dim]
+        return part.reshape(*part.shape[:2], -1, self.head_dim)
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """[B S+L C] -> [B S+L C]."""
+        y = self.to_qkv_mlp_proj(x)
+        v = self.attend.values(self.heads(y, 2))
+        q = ops.rotate_pairs(self.norm_q(self.heads(y, 0)), rope, v.dtype)
+        k = ops.rotate_pairs(self.norm_k(self.heads(y, 1)), rope, v.dtype)
+        out = self.attend.result(ops.attention(q, k, v))
+
+        gate = 3 * self.dim
+        hidden = ops.swiglu(y[..., gate : gate + self.hidden], y[..., gate + self.hidden :])
+        return self.to_out(torch.cat((out, hidden), dim=-1))
+
+
+class SingleBlock(torch.nn.Module):
+    """A block with the same weights for both streams, which it joins to one."""
+
+    def __init__(self, config: Flux2Config):
+        super().__init__()
+        self.eps = config.eps
+        self.attn = ParallelAttention(config)
+
+    def forward(self, img: Tensor, txt: Tensor, mod: Tensor, rope: Tensor) -> Pair:
+        """Run the block on img [B L C] and txt [B S C], with mod [1 3C]. `rope` has the text first."""
+        shift, scale, gate = ops.chunks(mod, 3, None)
+        dtype, S = self.attn.to_qkv_mlp_proj.dtype, txt.shape[1]
+        x = ops.joined(
+            ops.norm_modulate(txt, shift, scale, dtype, self.eps),
+            ops.norm_modulate(img, shift, scale, dtype, self.eps),
+            dtype,
+        )
+        update = self.attn(x, rope)
+        return ops.gated(img, gate, update[:, S:]), ops.gated(txt, gate, update[:, :S])
+
+
+# Model
+
+
+class Flux2Transformer(torch.nn.Module):
+    def __init__(self, config: Flux2Config, stream: torch.dtype):
+        super().__init__()
+        self.stream = stream
+        self.time_guidance_embed = TimeGuidanceEmbed(config)
+        self.double_stream_modulation_img = StreamModulation(config.dim, 6)
+        self.double_stream_modulation_txt = StreamModulation(config.dim, 6)
+        self.single_stream_modulation = StreamModulation(config.dim, 3)
+        self.x_embedder = ops.Linear(config.in_channels, config.dim, bias=False)
+        self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim, bias=False)
+        self.transformer_blocks = torch.nn.ModuleList([DoubleBlock(config) for _ in range(config.num_layers)])
+        singles = range(config.num_single_layers)
+        self.single_transformer_blocks = torch.nn.ModuleList([SingleBlock(config) for _ in singles])
+        self.norm_out = FinalNorm(config.dim, config.eps, bias=False)
+        self.proj_out = ops.Linear(config.dim, config.in_channels, bias=False)
+
+    def context(self, text: Tensor) -> Tensor:
+        """Return the start of the text stream [1 S C] for text states [1 S joint]; the same in every step."""
+        return ops.stream(self.context_embedder(text), self.stream)
+
+    def forward(self, latents: Tensor, features: Tensor, txt: Tensor, references: Tensor | None, rope: Rope) -> Tensor:
+        """Predict the velocity [1 L' out] for packed latents [1 L' in] and sinusoids [1 or 2, channels].
+
+        txt [1 S C]: the start of the text stream; references [1 L-L' C]: embedded tokens of reference images; rope:
+        tables [L 1 D/2 2] of image and references, and of the text.
+        """
+        temb = self.time_guidance_embed(features)
+        mods = self.double_stream_modulation_img(temb), self.double_stream_modulation_txt(temb)
+        mod, final = self.single_stream_modulation(temb), self.norm_out.modulation(temb)
+
+        img = ops.stream(self.x_embedder(latents), self.stream)
+        img = img if references is None else ops.joined(img, references, self.stream)
+        for block in self.transformer_blocks:
+            img, txt = block(img, txt, mods, rope)
+            ops.async_eval(img)
+        joint = torch.cat((rope[1], rope[0]), dim=0)
+        for block in self.single_transformer_blocks:
+            img, txt = block(img, txt, mod, joint)
+            ops.async_eval(img)
+        img = img[:, : latents.shape[1]]
+        return self.proj_out(self.norm_out(img, final, self.proj_out.dtype))
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    txt: Tensor
+    references: Tensor | None  # embedded tokens
+    rope: Rope
+
+
+class Component:
+    def __init__(self, config: Flux2Config, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.config = config
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: Flux2Transformer(config, stream), precision, "transformer")
+        load.fill(self.model, plan.when(ALWAYS), device)
+
+    @ops.computes
+    def condition(self, text: Tensor, images: tuple[Sequence[flux2_conditioning.Grid], Sequence[Tensor]]) -> Condition:
+        """Prepare text states [1 S joint]. `images`: rows and columns in tokens of the image and of each reference, and
+        the packed latents [1 L C] of the references."""
+        grids, references = images
+        tables = flux2_conditioning.image_and_text_rope(self.config, grids, text.shape[1])
+        img, txt = (
+            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
+        )
+        tokens = self.model.x_embedder(torch.cat(list(references), dim=1)) if references else None
+        return Condition(
+            txt=self.model.context(text),
+            references=None if tokens is None else ops.stream(tokens, self.model.stream),
+            rope=(img, txt),
+        )
+
+    @ops.computes
+    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
+        """Predict the velocity [1 L' C] in float32 for packed latents x [1 L' C] and sinusoids of the step
+        (`flux2_conditioning.time_rows`)."""
+        features = ops.table(step, self.table_dtype, self.device)
+        return ops.at_least_float32(self.model(x, features, condition.txt, condition.references, condition.rope))

@@ -1,0 +1,200 @@
+"""Z-Image's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.zimage_dit`.
+
+B batch, L image tokens, S text tokens, both with their pads, H heads, D head dim, C = H * D, T time channels. Attribute
+paths are keys of the manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import RotaryAttention
+from qwenimg.common.networks.denoisers import zimage_conditioning
+from qwenimg.common.networks.denoisers.zimage_dit import FINAL_EPS, QK_EPS, TIME_CHANNELS, TIME_WIDTH, ZImageConfig
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class TimestepEmbedder(torch.nn.Module):
+    def __init__(self, config: ZImageConfig):
+        super().__init__()
+        first, second = ops.Linear(TIME_CHANNELS, TIME_WIDTH), ops.Linear(TIME_WIDTH, config.time_dim)
+        self.mlp = torch.nn.ModuleList([first, torch.nn.Identity(), second])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B 256] -> [B T]."""
+        return self.mlp[2](ops.silu(self.mlp[0](features)))
+
+
+class Attention(RotaryAttention):
+    def __init__(self, config: ZImageConfig):
+        super().__init__(config.dim, config.head_dim, QK_EPS, bias=False)
+        self.to_out = torch.nn.ModuleList([ops.Linear(config.dim, config.dim, bias=False)])
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """[B L C] -> [B L C]."""
+        return self.to_out[0](self.attended(x, rope))
+
+
+class FeedForward(torch.nn.Module):
+    def __init__(self, config: ZImageConfig):
+        super().__init__()
+        self.w1 = ops.Linear(config.dim, config.hidden, bias=False)
+        self.w2 = ops.Linear(config.hidden, config.dim, bias=False)
+        self.w3 = ops.Linear(config.dim, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(ops.swiglu(self.w1(x), self.w3(x)))
+
+
+class BlockLayers(torch.nn.Module):
+    """The layers that blocks with and without modulation share."""
+
+    def __init__(self, config: ZImageConfig):
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm1 = ops.RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm2 = ops.RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm1 = ops.RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm2 = ops.RMSNorm(config.dim, config.norm_eps)
+
+
+class ContextBlock(BlockLayers):
+    """A block without modulation, for text alone."""
+
+    def forward(self, x: Tensor, rope: Tensor) -> Tensor:
+        """[B S C] -> [B S C]."""
+        x = ops.add(x, self.attention_norm2(self.attention(self.attention_norm1(x), rope)))
+        return ops.add(x, self.ffn_norm2(self.feed_forward(self.ffn_norm1(x))))
+
+
+class TransformerBlock(BlockLayers):
+    def __init__(self, config: ZImageConfig):
+        super().__init__(config)
+        self.adaLN_modulation = torch.nn.ModuleList([ops.Linear(config.time_dim, 4 * config.dim)])
+
+    def forward(self, x: Tensor, temb: Tensor, rope: Tensor) -> Tensor:
+        """Run the block on x [B L C] with the time's embedding [1 T]."""
+        scale1, gate1, scale2, gate2 = ops.chunks(self.adaLN_modulation[0](temb), 4, None)
+        dtype = self.attention.to_q.dtype
+
+        update = self.attention(ops.scaled(self.attention_norm1(x), scale1, dtype), rope)
+        x = ops.gated(x, ops.tanh(gate1), self.attention_norm2(update))
+
+        update = self.feed_forward(ops.scaled(self.ffn_norm1(x), scale2, dtype))
+        return ops.gated(x, ops.tanh(gate2), self.ffn_norm2(update))
+
+
+class FinalLayer(torch.nn.Module):
+    def __init__(self, config: ZImageConfig):
+        super().__init__()
+        self.adaLN_modulation = torch.nn.ModuleList([torch.nn.Identity(), ops.Linear(config.time_dim, config.dim)])
+        self.linear = ops.Linear(config.dim, config.features)
+
+    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        """[B L C] -> [B L out]."""
+        [scale] = ops.chunks(self.adaLN_modulation[1](ops.silu(temb)), 1, None)
+        return self.linear(ops.scaled(ops.unit_norm(x, FINAL_EPS), scale, self.linear.dtype))
+
+
+# Model
+
+
+class ZImageTransformer(torch.nn.Module):
+    def __init__(self, config: ZImageConfig, stream: torch.dtype):
+        super().__init__()
+        self.stream = stream
+        self.t_embedder = TimestepEmbedder(config)
+        self.x_embedder = ops.Linear(config.features, config.dim)
+        text_norm, text_in = (
+            ops.RMSNorm(config.cap_feat_dim, config.norm_eps),
+            ops.Linear(config.cap_feat_dim, config.dim),
+        )
+        self.cap_embedder = torch.nn.ModuleList([text_norm, text_in])
+        self.x_pad_token = ops.Embedding(1, config.dim)
+        self.cap_pad_token = ops.Embedding(1, config.dim)
+        self.noise_refiner = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_refiner_layers)])
+        self.context_refiner = torch.nn.ModuleList([ContextBlock(config) for _ in range(config.n_refiner_layers)])
+        self.layers = torch.nn.ModuleList([TransformerBlock(config) for _ in range(config.n_layers)])
+        self.final_layer = FinalLayer(config)
+
+    def context(self, text: Tensor, pads: Tensor, rope: Tensor) -> Tensor:
+        """Return the refined text [1 S C] for text states [1 S' 2560] and zeros [1 S-S'], the ids of pads; the same in
+        every step."""
+        x = ops.joined(self.cap_embedder[1](self.cap_embedder[0](text)), self.cap_pad_token(pads), self.stream)
+        for block in self.context_refiner:
+            x = block(x, rope)
+        return x
+
+    def forward(
+        self, latents: Tensor, features: Tensor, txt: Tensor, pads: Tensor, img_rope: Tensor, rope: Tensor
+    ) -> Tensor:
+        """Predict the negative velocity [1 L' out] for packed latents [1 L' in] and the sinusoid [1 256] of the time.
+
+        txt [1 S C]: the refined text; pads [1 L-L']: zeros, the ids of pads; img_rope [L 1 D/2 2], rope [L+S 1 D/2 2].
+        """
+        temb = self.t_embedder(features)
+        img = ops.joined(self.x_embedder(latents), self.x_pad_token(pads), self.stream)
+        for block in self.noise_refiner:
+            img = block(img, temb, img_rope)
+        x = ops.joined(img, txt, self.stream)
+        for block in self.layers:
+            x = ops.async_eval(block(x, temb, rope))
+        return self.final_layer(x[:, : latents.shape[1]], temb)
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    txt: Tensor
+    pads: Tensor  # zeros, the ids of the image's pads
+    img_rope: Tensor
+    rope: Tensor
+
+
+class Component:
+    def __init__(self, config: ZImageConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.config = config
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: ZImageTransformer(config, stream), precision, "transformer")
+        load.fill(self.model, plan.when(ALWAYS), device)
+
+    @ops.computes
+    def condition(self, text: Tensor, grid: tuple[int, int]) -> Condition:
+        """Prepare text states [1 S' 2560] for an image of `grid` rows and columns of tokens."""
+        length, tokens = text.shape[1], grid[0] * grid[1]
+        tables = zimage_conditioning.image_and_text_rope(self.config, *grid, length)
+        img, txt = (
+            ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
+        )
+        return Condition(
+            txt=ops.eval(self.model.context(text, self._pads(length), txt)),
+            pads=self._pads(tokens),
+            img_rope=img,
+            rope=torch.cat((img, txt), dim=0),
+        )
+
+    @ops.computes
+    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
+        """Predict the negative velocity [1 L' C] in float32 for packed latents x [1 L' C] and sinusoids of the time."""
+        features = ops.table(step, self.table_dtype, self.device)
+        result = self.model(x, features, condition.txt, condition.pads, condition.img_rope, condition.rope)
+        return ops.at_least_float32(result)
+
+    def _pads(self, tokens: int) -> Tensor:
+        """Return a zero for each pad behind so many tokens, [1 pads]."""
+        return ops.placed(np.zeros((1, zimage_conditioning.padded(tokens) - tokens), np.int32), self.device)

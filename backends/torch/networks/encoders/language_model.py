@@ -1,0 +1,42 @@
+"""Layers that language models share.
+
+B batch, S tokens, C hidden size. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import ops
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+
+Pair = tuple[Tensor, Tensor]
+
+
+class MLP(torch.nn.Module):
+    def __init__(self, config: Qwen3Config | QwenVLConfig):
+        super().__init__()
+        self.gate_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = ops.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = ops.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class DecoderLayer(torch.nn.Module):
+    """A layer with the `attention` of its model."""
+
+    def __init__(self, config: Qwen3Config | QwenVLConfig, attention: torch.nn.Module):
+        super().__init__()
+        self.input_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rope: Pair, *pads: int) -> Tensor:
+        """[B S C] -> [B S C]. `pads`: their number at the end, for an attention that takes it."""
+        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope, *pads))
+        return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))

@@ -1,0 +1,96 @@
+"""Qwen3 as a text encoder. What is unusual about it: `qwenimg.common.networks.encoders.qwen3`.
+
+B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.encoders.language_model import DecoderLayer, Pair
+from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.numbers.rope import text_rope
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, config: Qwen3Config):
+        super().__init__()
+        self.head_dim = config.head_dim
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = ops.Linear(config.hidden_size, queries, bias=False)
+        self.k_proj = ops.Linear(config.hidden_size, keys, bias=False)
+        self.v_proj = ops.Linear(config.hidden_size, keys, bias=False)
+        self.o_proj = ops.Linear(queries, config.hidden_size, bias=False)
+        self.q_norm = ops.RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = ops.RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B S H*D] -> [B S H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def forward(self, x: Tensor, rope: Pair, pads: int) -> Tensor:
+        """[B S C] -> [B S C], causal. The last `pads` tokens see all the others, and no pad."""
+        q = ops.rotate_halves(self.q_norm(self.heads(self.q_proj(x))), *rope)
+        k = ops.rotate_halves(self.k_norm(self.heads(self.k_proj(x))), *rope)
+        v = self.attend.values(self.heads(self.v_proj(x)))
+        return self.o_proj(self.attend.result(self.attended(q, k, v, x.shape[1] - pads)))
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
+        """Attend from `tokens` tokens, causal, and from the pads behind them: q, k, v [B S H D] -> [B S H*D]."""
+        keys, values = k[:, :tokens], v[:, :tokens]
+        out = ops.attention(q[:, :tokens], keys, values, causal=True)
+        if tokens == q.shape[1]:
+            return out
+        return torch.cat((out, ops.attention(q[:, tokens:], keys, values)), dim=1)
+
+
+# Model
+
+
+class Qwen3TextEncoder(torch.nn.Module):
+    def __init__(self, config: Qwen3Config, stream: torch.dtype):
+        super().__init__()
+        self.stream, self.taps = stream, config.taps or (config.used_layers,)
+        self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = torch.nn.ModuleList([DecoderLayer(config, Attention(config)) for _ in range(config.used_layers)])
+
+    def forward(self, ids: Tensor, rope: Pair, pads: int) -> Tensor:
+        """Return the hidden states behind the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
+        of which the last `pads` are pads, and RoPE tables [S D/2]."""
+        x = ops.stream(self.embed_tokens(ids), self.stream)
+        states = []
+        for number, layer in enumerate(self.layers, start=1):
+            x = layer(x, rope, pads)
+            states += [x] if number in self.taps else []
+        return ops.at_least_float32(torch.cat(states, dim=-1))
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: Qwen3Config, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.config = config
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: Qwen3TextEncoder(config, stream), precision, "text")
+        load.fill(self.model, plan.when(ALWAYS), device)
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+
+    @ops.computes
+    def encode(self, ids: Sequence[int], pads: int = 0) -> Tensor:
+        """Encode the token ids of one prompt, of which the last `pads` are pads, to [1 S C*taps], evaluated."""
+        table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
+        cos, sin = (ops.table(part, self.table_dtype, self.device) for part in table)
+        return ops.eval(self.model(ops.placed([list(ids)], self.device), (cos, sin), pads))

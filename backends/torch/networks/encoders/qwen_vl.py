@@ -1,0 +1,88 @@
+"""Qwen2.5-VL's language model as a text encoder. What is unusual about it: `qwenimg.common.networks.encoders.qwen_vl`.
+
+B batch, S tokens, H query heads, D head dim, C hidden size. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.encoders.language_model import DecoderLayer, Pair
+from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.numbers.rope import text_rope
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, config: QwenVLConfig):
+        super().__init__()
+        self.head_dim = config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = ops.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = ops.Linear(config.hidden_size, keys)
+        self.v_proj = ops.Linear(config.hidden_size, keys)
+        self.o_proj = ops.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.attend = ops.Attend()
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B S C] -> [B S H D]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def forward(self, x: Tensor, rope: Pair) -> Tensor:
+        """[B S C] -> [B S C], causal."""
+        q = ops.rotate_halves(self.heads(self.q_proj(x)), *rope)
+        k = ops.rotate_halves(self.heads(self.k_proj(x)), *rope)
+        v = self.attend.values(self.heads(self.v_proj(x)))
+        return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
+
+
+# Model
+
+
+class QwenTextEncoder(torch.nn.Module):
+    def __init__(self, config: QwenVLConfig, stream: torch.dtype):
+        super().__init__()
+        self.stream = stream
+        self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
+        layers = [DecoderLayer(config, Attention(config)) for _ in range(config.num_hidden_layers)]
+        self.layers = torch.nn.ModuleList(layers)
+        self.norm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, ids: Tensor, rope: Pair) -> Tensor:
+        """Return the hidden states behind the final norm [B S C], float32, for token ids [B S] and RoPE tables [S
+        D/2]."""
+        return self.run(ops.stream(self.embed_tokens(ids), self.stream), rope)
+
+    def run(self, x: Tensor, rope: Pair) -> Tensor:
+        """Run the layers on the start of the stream [B S C]."""
+        for layer in self.layers:
+            x = layer(x, rope)
+        return self.norm(x)
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.config = config
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: QwenTextEncoder(config, stream), precision, "text")
+        load.fill(self.model, plan.when(ALWAYS), device)
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+
+    @ops.computes
+    def encode(self, ids: Sequence[int]) -> Tensor:
+        """Encode the token ids of one prompt to [1 S C], evaluated."""
+        table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
+        cos, sin = (ops.table(part, self.table_dtype, self.device) for part in table)
+        return ops.eval(self.model(ops.placed([list(ids)], self.device), (cos, sin)))

@@ -1,0 +1,1 @@
+"""Networks that predict a step: transformers and the UNet."""

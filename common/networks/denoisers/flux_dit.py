@@ -1,0 +1,159 @@
+"""Flux.1's transformer: configuration and manifest.
+
+What is unusual about it:
+- blocks of two streams, image and text, then twice as many of one stream over both, whose attention and feed-forward
+  run side by side and share one projection out;
+- modulation depends on the timestep, on the pooled text, and in dev on the guidance: a quarter of all parameters, used
+  once for each of these;
+- blocks order their modulation (shift, scale, gate), the final norm orders it (scale, shift);
+- RoPE turns adjacent pairs by (0, row, column) from the corner; all text stands at (0, 0, 0);
+- the rows of the text that are only padding are read like all others.
+
+Source: the published configurations of FLUX.1-schnell and FLUX.1-dev.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import params
+from qwenimg.common.networks.denoisers import diffusion_transformer
+from qwenimg.common.networks.network import Network
+from qwenimg.common.precision.residency import ALWAYS, ONCE
+from qwenimg.common.weights.plan import Use, Uses
+
+CLASS_NAME = "FluxTransformer2DModel"
+
+TIME_CHANNELS = 256
+NORM_EPS = 1e-6
+PATCH = 2  # of the latents, which the pipeline packs; the transformer's own patches are single tokens
+ROPE_THETA = 10000.0
+_BLOCK = r"(?:single_)?transformer_blocks\.(?:\d+)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluxConfig:
+    """The fields of `transformer/config.json`; the defaults are those of the published 12 B models."""
+
+    patch_size: int = 1
+    in_channels: int = 64
+    out_channels: int | None = None
+    num_layers: int = field(default=19, metadata={"max": 1000})
+    num_single_layers: int = field(default=38, metadata={"max": 1000})
+    attention_head_dim: int = field(default=128, metadata={"max": 1024})
+    num_attention_heads: int = field(default=24, metadata={"max": 1024})
+    joint_attention_dim: int = 4096
+    pooled_projection_dim: int = 768
+    guidance_embeds: bool = False
+    axes_dims_rope: tuple[int, ...] = (16, 56, 56)
+
+    def __post_init__(self) -> None:
+        if self.patch_size != 1:
+            raise ModelError(f"patch_size is {self.patch_size}: not supported; expected 1")
+        if len(self.axes_dims_rope) != 3 or sum(self.axes_dims_rope) != self.attention_head_dim:
+            raise ModelError(
+                f"axes_dims_rope {list(self.axes_dims_rope)} must be three numbers that add up to "
+                f"attention_head_dim {self.attention_head_dim}"
+            )
+        if any(axis % 2 for axis in self.axes_dims_rope):
+            raise ModelError(f"axes_dims_rope {list(self.axes_dims_rope)} must be even numbers")
+
+    @property
+    def dim(self) -> int:
+        """The width of both streams."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def hidden(self) -> int:
+        """The width of the feed-forward."""
+        return 4 * self.dim
+
+    @property
+    def out_features(self) -> int:
+        """The channels of one predicted token."""
+        return self.out_channels or self.in_channels
+
+
+def manifest(config: FluxConfig) -> Manifest:
+    """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
+    dim, embed = config.dim, "time_text_embed"
+    guidance = diffusion_transformer.vector_embedding(f"{embed}.guidance_embedder", dim, TIME_CHANNELS)
+    return params.merge(
+        diffusion_transformer.vector_embedding(f"{embed}.timestep_embedder", dim, TIME_CHANNELS),
+        guidance if config.guidance_embeds else {},
+        diffusion_transformer.vector_embedding(f"{embed}.text_embedder", dim, config.pooled_projection_dim),
+        params.linear("context_embedder", dim, config.joint_attention_dim),
+        params.linear("x_embedder", dim, config.in_channels),
+        params.repeat("transformer_blocks", config.num_layers, _double_block(config)),
+        params.repeat("single_transformer_blocks", config.num_single_layers, _single_block(config)),
+        params.linear("norm_out.linear", 2 * dim, dim),
+        params.linear("proj_out", config.out_features, dim),
+    )
+
+
+def uses(stored: Manifest) -> Uses:
+    """Return all of `stored`, in its shapes. Tensors for the modulation alone are in memory once per schedule."""
+    return {key: Use(shape, residency=ONCE if is_modulation(key) else ALWAYS) for key, shape in stored.items()}
+
+
+def is_modulation(key: str) -> bool:
+    """Return whether `key` only makes the modulation of a schedule, so that it is freed after that."""
+    return ".norm1" in key or ".norm.linear." in key or key.startswith(("time_text_embed.", "norm_out.linear."))
+
+
+def _double_block(config: FluxConfig) -> Manifest:
+    dim = config.dim
+    return params.merge(
+        params.linear("norm1.linear", 6 * dim, dim),
+        params.linear("norm1_context.linear", 6 * dim, dim),
+        diffusion_transformer.joint_attention("attn", dim, config.attention_head_dim),
+        diffusion_transformer.feed_forward("ff", dim, config.hidden),
+        diffusion_transformer.feed_forward("ff_context", dim, config.hidden),
+    )
+
+
+def _single_block(config: FluxConfig) -> Manifest:
+    dim, hidden = config.dim, config.hidden
+    return params.merge(
+        params.linear("norm.linear", 3 * dim, dim),
+        *(params.linear(f"attn.{name}", dim, dim) for name in ("to_q", "to_k", "to_v")),
+        *(params.norm(f"attn.{name}", config.attention_head_dim) for name in ("norm_q", "norm_k")),
+        params.linear("proj_mlp", hidden, dim),
+        params.linear("proj_out", dim, dim + hidden),
+    )
+
+
+def deep(config: FluxConfig) -> DeepBlocks:
+    """Return all blocks but the first."""
+    double = (f"transformer_blocks.{i}" for i in range(1, config.num_layers))
+    single = (f"single_transformer_blocks.{i}" for i in range(config.num_single_layers))
+    return DeepBlocks(behind="transformer_blocks.0", paths=(*double, *single), adds=True)
+
+
+NETWORK = Network(
+    name="flux_dit",
+    role="transformer",
+    kind=CLASS_NAME,
+    config=FluxConfig,
+    manifest=manifest,
+    used=lambda config, stored: uses(stored),
+    blocks=re.compile(r"(?:single_)?transformer_blocks\.(\d+)\..*\.weight"),
+    streamable=re.compile(rf"({_BLOCK})\."),
+    compiled=re.compile(_BLOCK),
+    deep=deep,
+    traced=(
+        Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
+        Block(name="single_block", paths=re.compile(r"single_transformer_blocks\.\d+"), streams=2, depth=1),
+        Block(name="modulation", paths=re.compile(_BLOCK), method="modulation", once=True),
+        Block(name="time", paths=re.compile("time_text_embed"), once=True),
+        Block(name="start", paths=re.compile("x_embedder|context_embedder")),
+        Block(name="head_modulation", paths=re.compile("norm_out"), method="modulation", once=True),
+        Block(name="head", paths=re.compile("norm_out|proj_out")),
+        Block(name="model", paths=re.compile("")),
+    ),
+    architectures=frozenset({"flux"}),
+)

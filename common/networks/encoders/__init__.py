@@ -1,0 +1,1 @@
+"""Networks that make states of texts and pictures."""

@@ -1,0 +1,239 @@
+"""Qwen2.5-VL with its vision tower, the text encoder of Qwen-Image-Edit: configuration, manifest, and what of a picture
+is made once.
+
+What is unusual about it, beside the language model (`qwen_vl`):
+- a picture is patches of 14 x 14 pixels; each block of 2 x 2 patches becomes one slot, an input of the language model;
+- the patch kernel has two taps in time, and both see the same picture;
+- most layers attend within windows of 8 x 8 patches, from the top left; those at the right and bottom may be smaller.
+  `full_layers` attend to the whole picture;
+- q, k, v come from one layer; the feed-forward is gated, with biases; norms are RMS norms;
+- RoPE turns halves, by rows in the first half of the angles and by columns in the second;
+- the language model's RoPE has three axes: time, rows and columns of slots; text has the same number on all three, and
+  goes on behind the longer side of a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import params
+from qwenimg.common.networks.encoders import language_model, qwen_vl
+from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
+from qwenimg.common.numbers import rope
+from qwenimg.common.weights.plan import Use, Uses
+
+CHANNELS = 3
+NORM_EPS = 1e-6
+ROPE_THETA = 10000.0
+PREFIX = "visual."
+_PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
+_NAMES = {  # of vision_config: of the configuration here
+    "depth": "vision_depth",
+    "hidden_size": "vision_width",
+    "intermediate_size": "vision_inner",
+    "num_heads": "vision_heads",
+    "patch_size": "patch_size",
+    "spatial_merge_size": "merge_size",
+    "temporal_patch_size": "taps_in_time",
+    "window_size": "window_size",
+    "fullatt_block_indexes": "full_layers",
+}
+_NESTED = {"in_files": False}  # in objects of their own: `described`
+_FIXED = {"hidden_act": "silu", "in_channels": CHANNELS, "in_chans": CHANNELS}
+
+Table = tuple[NDArray[np.float64], NDArray[np.float64]]
+Group = tuple[int, int]
+"""A number of windows, and the patches of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenVLVisionConfig(QwenVLConfig):
+    """The configuration of both parts; the defaults are those of Qwen2.5-VL-7B."""
+
+    mrope_section: tuple[int, ...] = field(default=(16, 24, 24), metadata=_NESTED)
+    vision_depth: int = field(default=32, metadata={"max": 1000} | _NESTED)
+    vision_width: int = field(default=1280, metadata=_NESTED)
+    vision_inner: int = field(default=3420, metadata=_NESTED)
+    vision_heads: int = field(default=16, metadata={"max": 1024} | _NESTED)
+    patch_size: int = field(default=14, metadata={"max": 256} | _NESTED)  # pixels
+    merge_size: int = field(default=2, metadata={"max": 16} | _NESTED)  # patches a side of a slot
+    taps_in_time: int = field(default=2, metadata={"max": 16} | _NESTED)
+    window_size: int = field(default=112, metadata={"max": 16384} | _NESTED)  # pixels
+    full_layers: tuple[int, ...] = field(default=(7, 15, 23, 31), metadata={"min": 0} | _NESTED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.mrope_section) != 3 or 2 * sum(self.mrope_section) != self.head_dim:
+            raise ModelError(
+                f"mrope_section {list(self.mrope_section)} must be three numbers that add up to half of the heads' "
+                f"width {self.head_dim}"
+            )
+        if self.vision_width % (4 * self.vision_heads):
+            raise ModelError(f"vision hidden_size {self.vision_width} is not a multiple of 4 x {self.vision_heads}")
+        if self.window_size % (self.patch_size * self.merge_size):
+            raise ModelError(
+                f"window_size {self.window_size} is not a multiple of patches of {self.patch_size} in blocks of "
+                f"{self.merge_size}"
+            )
+
+    @property
+    def vision_head_dim(self) -> int:
+        return self.vision_width // self.vision_heads
+
+    @property
+    def patch_values(self) -> int:
+        """The numbers of one patch: channels, time, rows and columns."""
+        return CHANNELS * self.taps_in_time * self.patch_size**2
+
+    @property
+    def slot(self) -> int:
+        """The pixels along a side of a slot."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def window(self) -> int:
+        """The slots along a side of a window."""
+        return self.window_size // self.slot
+
+
+def fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `QwenVLVisionConfig` from a config.json. Raises ModelError for an unsupported value."""
+    values = language_model.language_fields(data, QwenVLVisionConfig, MODEL_TYPE)
+    text = data.get("text_config", data)
+    sections = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if "mrope_section" in sections:
+        values["mrope_section"] = sections["mrope_section"]
+    vision = data.get("vision_config", {})
+    if not isinstance(vision, Mapping):
+        raise ModelError("vision_config is not an object")
+    for key, expected in _FIXED.items():
+        if vision.get(key, expected) != expected:
+            raise ModelError(f"vision_config: {key} {vision[key]!r} is not supported; expected {expected!r}")
+    width = text.get("hidden_size", QwenVLConfig.hidden_size)
+    if vision.get("out_hidden_size", width) != width:
+        raise ModelError(
+            f"vision_config: the tower makes {vision['out_hidden_size']} channels, the language model takes {width}"
+        )
+    return values | {ours: vision[theirs] for theirs, ours in _NAMES.items() if theirs in vision}
+
+
+def described(config: QwenVLVisionConfig) -> dict[str, object]:
+    """Return the keys of config.json that have the vision tower and the sections of RoPE."""
+    vision = {theirs: getattr(config, ours) for theirs, ours in _NAMES.items()}
+    sections = {"type": "mrope", "mrope_section": config.mrope_section}
+    return {"vision_config": vision | {"out_hidden_size": config.hidden_size}, "rope_scaling": sections}
+
+
+def manifest(config: QwenVLVisionConfig) -> Manifest:
+    """Return the shape of every tensor: those of the language model, and the vision tower's behind `visual.`."""
+    width, slot = config.vision_width, config.vision_width * config.merge_size**2
+    block = params.merge(
+        params.norm("norm1", width),
+        params.norm("norm2", width),
+        params.linear("attn.qkv", 3 * width, width),
+        params.linear("attn.proj", width, width),
+        params.linear("mlp.gate_proj", config.vision_inner, width),
+        params.linear("mlp.up_proj", config.vision_inner, width),
+        params.linear("mlp.down_proj", width, config.vision_inner),
+    )
+    kernel = (width, CHANNELS, config.taps_in_time, config.patch_size, config.patch_size)
+    tower = params.merge(
+        {"patch_embed.proj.weight": kernel},
+        params.repeat("blocks", config.vision_depth, block),
+        params.norm("merger.ln_q", width),
+        params.linear("merger.mlp.0", slot, slot),
+        params.linear("merger.mlp.2", config.hidden_size, slot),
+    )
+    return params.merge(params.under("visual", tower), qwen_vl.manifest(config))
+
+
+def used(config: QwenVLVisionConfig, stored: Manifest) -> Uses:
+    """Return all of `stored`, the patch kernel as a matrix."""
+    return {
+        name: Use((shape[0], int(np.prod(shape[1:]))) if len(shape) == 5 else shape) for name, shape in stored.items()
+    }
+
+
+def rename(key: str) -> str | None:
+    """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
+    for prefix in _PREFIXES:
+        if key.startswith(prefix):
+            return PREFIX + key.removeprefix(prefix)
+    return qwen_vl.rename(key)
+
+
+# A picture
+
+
+class PicturePlace(NamedTuple):
+    """The place of a picture in a prompt: its first slot among the ids, and its rows and columns of slots."""
+
+    start: int
+    rows: int
+    columns: int
+
+
+class Layout(NamedTuple):
+    """The order in which the vision tower has the slots of a picture: window by window, windows of one size together.
+    `order` are the slots' places in raster order, `back` the place in `order` of each; `groups` are the windows."""
+
+    order: NDArray[np.int64]
+    back: NDArray[np.int64]
+    groups: tuple[Group, ...]
+
+
+def layout(config: QwenVLVisionConfig, rows: int, columns: int) -> Layout:
+    """Return the layout of a picture of rows x columns patches."""
+    side, merge = config.window, config.merge_size
+    places = np.arange(rows // merge * (columns // merge)).reshape(rows // merge, columns // merge)
+    windows = [
+        places[top : top + side, left : left + side].reshape(-1)
+        for top in range(0, len(places), side)
+        for left in range(0, places.shape[1], side)
+    ]
+    windows.sort(key=len, reverse=True)  # which keeps the order of those of one size
+    sizes = [len(window) for window in windows]
+    order = np.concatenate(windows)
+    groups = tuple((sizes.count(size), size * merge**2) for size in dict.fromkeys(sizes))
+    return Layout(order, np.argsort(order), groups)
+
+
+def by_slot(values: NDArray[Any], config: QwenVLVisionConfig, order: NDArray[np.int64]) -> NDArray[Any]:
+    """Return `values` [L, ...] of patches, block by block, with the blocks in `order`."""
+    return values.reshape(len(order), config.merge_size**2, *values.shape[1:])[order].reshape(values.shape)
+
+
+def patch_rope(config: QwenVLVisionConfig, rows: int, columns: int) -> Table:
+    """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
+    second."""
+    merge, half = config.merge_size, config.vision_head_dim // 2
+    places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
+    blocks = places.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(0, 2, 1, 3, 4)
+    return rope.rope_table(blocks.reshape(-1, 2), (half, half), ROPE_THETA)
+
+
+def prompt_rope(config: QwenVLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:
+    """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids with pictures at `places`."""
+    positions = rope.picture_positions(length, places)
+    return rope.sectioned_rope(positions, config.mrope_section, config.rope_theta)
+
+
+NETWORK = replace(
+    qwen_vl.NETWORK,
+    name="qwen_vl_vision",
+    config=QwenVLVisionConfig,
+    manifest=manifest,
+    used=used,
+    fields=fields,
+    rename=rename,
+    traced=(),  # passports have no pictures
+    published=lambda name: name if name.startswith(PREFIX) else f"model.{name}",
+    described=described,
+)

@@ -1,0 +1,1 @@
+"""From prompts to text states: tokenizers, templates, weights, files."""

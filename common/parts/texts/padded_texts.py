@@ -1,0 +1,121 @@
+"""Text states of prompts that one text encoder reads as they are, padded to a fixed length: T5's states, and the pooled
+vector of a CLIP.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.shape import Shape
+from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.parts.texts.states import States, Texts
+from qwenimg.common.prompts.prompt_tokens import PromptTokens
+from qwenimg.common.prompts.weighted import LENGTH
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.engine import Array, ClipEncoder, TextEncoder
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.stages import Stage
+
+
+class PaddedTexts(Texts[str]):
+    """One array for each prompt, padded or cut to `length` tokens. Brackets and weights are text."""
+
+    def __init__(self, residents: Residents, checkpoint: Checkpoint, name: str, length: int):
+        """Take the text encoder `name` of `checkpoint`."""
+        super().__init__(residents, {name: checkpoint[name]})
+        self.name, self.length, self._tokenizer = name, length, checkpoint.tokenizers[name]
+
+    @property
+    def encoder(self) -> Component:
+        """The text encoder."""
+        return self.encoders[self.name]
+
+    def fill(self, prompt: str) -> PromptTokens:
+        """Return the tokens of `prompt` with padding."""
+        tokens: PromptTokens = self._tokenizer.tokenizer.padded(prompt, self.length)
+        return tokens
+
+    def tokens(self, key: str) -> list[object]:
+        """Return the ids."""
+        return [list(self.fill(key).ids)]
+
+    def stages(self) -> list[Stage]:
+        """Return the stage that encodes prompts."""
+        return [self.stage(self.encoder, 1, self.length, self.more())]
+
+    def encode(self, keys: Sequence[str]) -> Iterator[States]:
+        """Encode `keys` one after the other."""
+        [stage] = self.stages()
+        return self.run(stage, self._encoded, [self.fill(key).ids for key in keys])
+
+    def more(self) -> int:
+        """Return the bytes of activations beside those of any text encoder."""
+        return 0
+
+    def _encoded(self, encoder: Any, ids: Sequence[int]) -> States:
+        """Return the array of one prompt."""
+        array = self.result(encoder, ids)
+        self.runtime.check_finite(array, "text encoder", "text", lambda: self.result(encoder, ids))
+        return (np.ascontiguousarray(self.runtime.engine.numpy(array), np.float32),)
+
+    @abstractmethod
+    def result(self, encoder: Any, ids: Sequence[int]) -> Array:
+        """Return the array on the device."""
+
+
+class T5Texts(PaddedTexts):
+    """The text states [1 `length` C] of T5's encoder. It reads padding as it reads words, and all rows condition an
+    image."""
+
+    feed_forward = 3  # it is gated
+
+    def states(self, prompts: Sequence[str]) -> list[Array]:
+        """Return the states of each prompt on the device."""
+        return [self.runtime.engine.array(states) for (states,) in self.arrays(prompts)]
+
+    def shapes(self, key: str) -> list[Shape]:
+        """Return the shape of the states."""
+        return [(1, self.length, self.encoder.config.d_model)]
+
+    def more(self) -> int:
+        """Return the bytes of activations that other text encoders have not."""
+        return t5_activations(self.encoder.config, self.length, self.runtime.precision.stored_dtype("text"))
+
+    def result(self, encoder: TextEncoder, ids: Sequence[int]) -> Array:
+        """Return the states of one prompt [1 S C]."""
+        return encoder.encode(ids)
+
+
+def t5_activations(config: T5Config, length: int, dtype: str) -> int:
+    """Return the bytes of activations of T5, in `dtype`, that other text encoders have not, for `length` tokens: of the
+    bias for each pair of tokens as it is looked up, reordered and taken by a kernel (measured on a CPU: two to three of
+    these); and of the matrix that is in float32 where others are in float16."""
+    bias = 3 * 4 * config.num_heads * length**2
+    return bias + (4 * config.d_model * config.d_ff if dtype == "float16" else 0)
+
+
+class ClipPooled(PaddedTexts):
+    """The pooled vector [1 P] of a CLIP."""
+
+    feed_forward = 2
+
+    def __init__(self, residents: Residents, checkpoint: Checkpoint, name: str):
+        """Take the text encoder `name` of `checkpoint`."""
+        super().__init__(residents, checkpoint, name, LENGTH)
+
+    def states(self, prompts: Sequence[str]) -> list[NDArray[np.float32]]:
+        """Return the pooled vector of each prompt."""
+        return [pooled for (pooled,) in self.arrays(prompts)]
+
+    def shapes(self, key: str) -> list[Shape]:
+        """Return the shape of the pooled vector."""
+        return [(1, self.encoder.config.pooled_dim)]
+
+    def result(self, encoder: ClipEncoder, ids: Sequence[int]) -> Array:
+        """Return the pooled vector of one prompt [1 P]."""
+        return encoder.encode([ids], 0, False)[1]
