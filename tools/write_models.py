@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from bisect import bisect_left
 from contextlib import closing
+from functools import cache, partial
 
 from doc_tables import table, write
 
@@ -53,18 +55,23 @@ def _row(known: KnownModel) -> tuple[str, ...]:
 def _peaks(known: KnownModel) -> list[int]:
     """Return the peak for each of BITS, in the smallest memory that an image fits into as a whole: in more, more stays
     for the next."""
-    peaks: dict[str | None, int] = {}
-    for gigabytes in MEMORIES:
-        with closing(_planned(known, gigabytes)) as pipe:
-            request = pipe.check(PROMPT, **start.stand_in(pipe.model))
-            for bits in (one for one in BITS if one not in peaks):
-                model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
-                plan = needs(model, request, counted=False)
-                if plan.largest.peak <= plan.budget:
-                    peaks[bits] = plan.largest.peak
-        if len(peaks) == len(BITS):
-            return [peaks[bits] for bits in BITS]
-    raise AssertionError(f"{known.name} fits into no memory")
+    return [
+        _plan(known, MEMORIES[bisect_left(MEMORIES, True, key=partial(_fits, known, bits))], bits)[0] for bits in BITS
+    ]
+
+
+def _fits(known: KnownModel, bits: str | None, gigabytes: int) -> bool:
+    peak, budget = _plan(known, gigabytes, bits)
+    return peak <= budget
+
+
+@cache
+def _plan(known: KnownModel, gigabytes: int, bits: str | None) -> tuple[int, int]:
+    """Return the peak of an image and the memory that it may take."""
+    with closing(_planned(known, gigabytes)) as pipe:
+        model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
+        plan = needs(model, pipe.check(PROMPT, **start.stand_in(pipe.model)), counted=False)
+        return plan.largest.peak, plan.budget
 
 
 def _planned(known: KnownModel, gigabytes: int) -> Pipeline:

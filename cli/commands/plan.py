@@ -247,7 +247,7 @@ def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlo
     from qwenimg.common.hub.outlook import every
 
     known = catalog.find(pipe.model_name)
-    smaller = [one for one in every(engine) if one.fits and known and 0 < one.model.bytes < known.bytes]
+    smaller = [one for one in every(engine, known.bytes) if one.fits] if known else []
     least = min((row.times.picture or 0 for row in fits), default=None)
     return [one for one in smaller if least is None or (one.times.picture or 0) < least / 2][:OTHERS]
 

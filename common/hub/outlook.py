@@ -110,10 +110,12 @@ def operations_per_second(engine: Any, precision: Precision) -> float | None:
     return machine.peak(precision.compute_dtype("transformer")) * machine.products
 
 
-def every(engine: OnPaper) -> list[Outlook]:
-    """Return all known models on `engine`, best first: those that fit before the others, fast ones before those that
-    take longer than LONG, and large ones before small ones."""
-    outlooks = [one for known in catalog.KNOWN.values() if known.name not in NO_MODELS for one in _both(known, engine)]
+def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
+    """Return the known models on `engine`, best first: those that fit before the others, fast ones before those that
+    take longer than LONG, and large ones before small ones. below: only models that are smaller, in bytes."""
+    models = [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
+    chosen = models if below is None else [known for known in models if 0 < known.bytes < below]
+    outlooks = [one for known in chosen for one in _both(known, engine)]
 
     def order(one: Outlook) -> tuple[bool, bool, int, int, int]:
         width, height = one.size

@@ -86,7 +86,7 @@ def check_kills(tmp_path: Path, count: int, kills: int) -> None:
 
 
 def test_nothing_is_lost_and_nothing_is_twice_after_kills(tmp_path: Path) -> None:
-    check_kills(tmp_path, 12, 3)
+    check_kills(tmp_path, 8, 2)
 
 
 @pytest.mark.slow

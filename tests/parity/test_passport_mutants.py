@@ -38,8 +38,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 
 @pytest.fixture(params=["cpu", "mlx"])
-def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
-    """Checks a passport on a backend, with one pipeline for all that ask for the same."""
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def check(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
+    """Checks a passport on the backend, with one pipeline for all that ask for the same."""
     opens = qwenimg.open_pipeline
     opened: dict[str, Pipeline] = {}
 
@@ -51,7 +56,7 @@ def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
     monkeypatch.setattr(qwenimg, "open_pipeline", shared)
     monkeypatch.setattr("qwenimg.cli.commands.parity.closing", lambda shared: shared)
-    yield lambda path, *options: cli("parity", "check", str(path), "--backend", request.param, *options)
+    yield lambda path, *options: cli("parity", "check", str(path), "--backend", backend, *options)
     for pipe in opened.values():
         pipe.close()
 
@@ -75,10 +80,10 @@ def accepted(original: Original, tmp_path_factory: pytest.TempPathFactory) -> li
 
 
 def test_every_mutant_that_is_read_is_judged(
-    original: Original, accepted: list[Mutant], check: Callable[..., Ran], tmp_path: Path
+    original: Original, accepted: list[Mutant], check: Callable[..., Ran], backend: str, tmp_path: Path
 ) -> None:
     codes: Counter[int] = Counter()
-    for mutant in accepted:
+    for mutant in accepted[backend == "mlx" :: 2]:  # each on one of both: the verdict is made by neither
         path = original.write(tmp_path / "mutant.safetensors", mutant.text)
         whole = mutant.place.startswith(("picture", "model", "precision"))
         ran = check(path, *(() if whole else ("--blocks",)))
