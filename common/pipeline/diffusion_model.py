@@ -9,7 +9,8 @@ from typing import Protocol, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Denoiser
 from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
@@ -73,7 +74,7 @@ class DiffusionModel(Protocol):
         own that the VAE takes."""
         ...
 
-    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+    def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         """Return the stages of a run in their order. Loads nothing. counted: count the tokens of prompts; else each
         prompt counts as the longest."""
         ...
@@ -95,7 +96,7 @@ class DiffusionModel(Protocol):
         LoRAs change. Raises ModelError and NumericsError."""
         ...
 
-    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> AbstractContextManager[PreparedRun]:
         """Encode the texts for a run with latents of `shape`. A model with one denoiser loads it here, and computes
         what depends on no step. At the end of the context, free the run's memory on the device."""
         ...

@@ -45,8 +45,6 @@ from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import DENOISERS
 from qwenimg.common.sampling import table
 
-Shape = tuple[int, int]
-
 
 class Pipeline:
     """A model on a backend. Call it for an image, or `stream` it for the steps as well.
