@@ -24,7 +24,7 @@ from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
-Image: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
+Image: TypeAlias = NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha
 
 
 class PreparedRun(Protocol):
@@ -55,6 +55,7 @@ class DiffusionModel(Protocol):
     guidance: Guidance
     options: frozenset[str]  # the special options of `Request` that it takes
     images: tuple[int, int]  # the fewest and the most of a request
+    sees_alpha: bool  # True: images of a request keep their alpha; else they are put on white
     sees_mask: bool  # True: mask and masked image are inputs of the model itself
     few_steps: Mapping[str, FewSteps]  # by name
 
@@ -70,7 +71,7 @@ class DiffusionModel(Protocol):
     def warnings(self, request: Request) -> list[str]: ...
 
     def references(self, request: Request) -> list[Latents]:
-        """Return the pixels [1, 3, H, W] in -1..1 of images that the model sees beside the text, each in a size of its
+        """Return the pixels [1, C, H, W] in -1..1 of images that the model sees beside the text, each in a size of its
         own that the VAE takes."""
         ...
 

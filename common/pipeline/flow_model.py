@@ -44,6 +44,7 @@ class FlowModel(ABC):
     """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
 
     multiple = MULTIPLE
+    sees_alpha = False
     sees_mask = False
     images: tuple[int, int] = (0, 1)
     pools_texts = False  # True: the modulation depends on the texts too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,12 @@ def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:
     value = values.get("image")
     images = value if isinstance(value, tuple) else (value,)
     return [one for one in images if isinstance(one, np.ndarray) and one.ndim == 3 and one.size]
+
+
+def alpha_warning(model: DiffusionModel, images: Sequence[NDArray[np.uint8]]) -> list[str]:
+    """Return a warning if some of `images` has an alpha that the model does not see."""
+    lost = not model.sees_alpha and any(map(pixels.has_alpha, images))
+    return ["image is transparent in parts; they are taken as white"] if lost else []
 
 
 def image_hashes(request: Request) -> dict[str, str | list[str]]:
