@@ -15,6 +15,7 @@ from qwenimg.common.base.found_once import found_once
 from qwenimg.common.memory import bands, operations
 from qwenimg.common.memory.memory import decode_peak
 from qwenimg.common.networks.vaes.flux2_vae import STATISTICS
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.probe import first_non_finite
@@ -22,7 +23,6 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import DECODE, Split, Stage
 from qwenimg.common.weights.plan import LoadPlan
 
-Shape: TypeAlias = tuple[int, int]  # rows and columns of latents
 Float32: TypeAlias = NDArray[np.float32]
 
 LARGE = 64  # latents a side; a preset may ask to decode larger images in bands
@@ -83,9 +83,9 @@ class VAEHalves:
 
     # Stages
 
-    def encoding(self, shape: Shape) -> Stage:
+    def encoding(self, shape: LatentShape) -> Stage:
         """Return the stage that encodes an image of latents of `shape`."""
-        height, width = (side * self.scale for side in shape)
+        height, width = shape.rows * self.scale, shape.columns * self.scale
         whole, *banded = (self._encoding(height, width, rows) for rows in (None, *bands.ROWS))
         return Stage(
             name="encode",
@@ -96,11 +96,11 @@ class VAEHalves:
             wanted=min(whole, banded[-1]),
         )
 
-    def decoding(self, shape: Shape) -> Stage:
-        """Return the stage that decodes latents of `shape`. All steps are done by then, so it is not refused for
-        activations that no longer fit, but only if the decoder is not open and its weights do not fit."""
-        height, width = (side * self.scale for side in shape)
-        first = (shape[0] * self.patch, shape[1] * self.patch)  # the decoder's first image
+    def decoding(self, shape: LatentShape) -> Stage:
+        """Return the stage that decodes latents of `shape`, frame by frame. All steps are done by then, so it is not
+        refused for activations that no longer fit, but only if the decoder is not open and its weights do not fit."""
+        height, width = shape.rows * self.scale, shape.columns * self.scale
+        first = (shape.rows * self.patch, shape.columns * self.patch)  # the decoder's first image
         whole, *banded = (self._decoding(first, rows) for rows in (None, *bands.ROWS))
         fits_whole = (Split(activations=whole, required=2 * self._peak(first)),) if self._is_whole(first) else ()
         return Stage(
@@ -119,16 +119,16 @@ class VAEHalves:
         own_memory = self.engine.facts.own_memory
         return bands.encode_bytes(self.width, height, width, self.itemsize, self.engine.workspace, rows, own_memory)
 
-    def _decoding(self, shape: Shape, rows: int | None) -> int:
+    def _decoding(self, shape: tuple[int, int], rows: int | None) -> int:
         """Return the bytes of activations, in bands of `rows` unless that is None."""
         own_memory = self.engine.facts.own_memory
         return bands.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, rows, own_memory)
 
-    def _peak(self, shape: Shape) -> int:
+    def _peak(self, shape: tuple[int, int]) -> int:
         """Return the bytes of the widest convolution of a whole image."""
         return decode_peak(self.config, *shape, self.itemsize, self.engine.workspace)
 
-    def _is_whole(self, shape: Shape) -> bool:
+    def _is_whole(self, shape: tuple[int, int]) -> bool:
         """Return whether latents of `shape` may be decoded as a whole."""
         tiled = self.runtime.choice.wishes.tiled and max(shape) > LARGE
         return not tiled and bands.is_small(self.config, *shape)
@@ -139,7 +139,7 @@ class VAEHalves:
         """Encode pixels [1, 3, H, W] in -1..1. Return mean and deviation of the latents [1, z, h, w], in the sampler's
         scale. Raises DoesNotFit and NumericsError."""
         height, width = (side // self.scale for side in pixels.shape[2:])
-        encoder, split = self.residents.enter(self.encoding((height, width)))
+        encoder, split = self.residents.enter(self.encoding(LatentShape(1, height, width)))
         if split.about:
             self.runtime.notify("stage", f"encoding the picture {split.about}")
         with self.runtime.clock.timed("encode image"):
@@ -154,7 +154,7 @@ class VAEHalves:
         whole does not fit. Raises DoesNotFit and NumericsError."""
         z = self.statistics.to_vae(latents, self.statistics.scale) + self.statistics.shift
         self.engine.release()
-        decoder, split = self.residents.enter(self.decoding((z.shape[2], z.shape[3])))
+        decoder, split = self.residents.enter(self.decoding(LatentShape(1, z.shape[2], z.shape[3])))
         self.runtime.notify("stage", f"decoding {split.about}".rstrip())
         with self.runtime.clock.timed("decode"):
             pixels: NDArray[Any] = decoder.decode(z, split.size)

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def rgb(name: str, picture: Image) -> tuple[Uint8, list[str]]:
-    """Return `picture` as uint8 [H, W, 3] in sRGB, and a line for each way in which it was converted. `name`: the
-    option's name. Raises UsageError."""
-    return _converted(name, picture, input_pixels.rgb)
+def srgb(name: str, picture: Image) -> tuple[Uint8, list[str]]:
+    """Return `picture` as uint8 [H, W, 3] in sRGB, or [H, W, 4] if parts are transparent, and a line for each way in
+    which it was converted. `name`: the option's name. Raises UsageError."""
+    return _converted(name, picture, input_pixels.srgb)
 
 
 def grey(name: str, picture: Image) -> tuple[Uint8, list[str]]:
-    """Return `picture` as uint8 [H, W], and lines as `rgb` does. Raises UsageError."""
+    """Return `picture` as uint8 [H, W], and lines as `srgb` does. Raises UsageError."""
     return _converted(name, picture, input_pixels.grey)
 
 
 def fitted(name: str, mask: Uint8, like: Uint8) -> tuple[Uint8, list[str]]:
-    """Return `mask` at the size of the image `like`, and lines as `rgb` does."""
+    """Return `mask` at the size of the image `like`, and lines as `srgb` does."""
     mask, notes = input_pixels.fitted(mask, like)
     return mask, [f"{name} {line}" for line in notes]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _READ = "PNG, JPEG, WebP, BMP, GIF or TIFF picture"
 _HEIF = (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif")
 MAX_FILE = 512 << 20  # bytes
-# Checked before anything is decoded. Pillow takes four bytes a pixel and the array three: 36 megapixels are 250 MB.
+# Checked before anything is decoded. Pillow and the array take four bytes a pixel each: 36 megapixels are 290 MB.
 MAX_PIXELS = 36_000_000
 MAX_SIDE = 32_768
 # Bytes per pixel of decoders that keep more than the pixels.
@@ -33,11 +33,11 @@ MAX_DECODED = 7 * MAX_PIXELS
 
 
 def read_image(source: Path | OpenFile) -> tuple[Uint8, list[str]]:
-    """Read the image at a path, or in an open file, as uint8 [H, W, 3], with a line for each conversion. Closes the
-    file. Raises ModelError.
+    """Read the image at a path, or in an open file, as uint8 [H, W, 3], or [H, W, 4] if parts are transparent, with a
+    line for each conversion. Closes the file. Raises ModelError.
 
-    It is turned as its EXIF says and converted to sRGB; transparent parts become white."""
-    return _read(source, input_pixels.rgb)
+    It is turned as its EXIF says and converted to sRGB."""
+    return _read(source, input_pixels.srgb)
 
 
 def read_mask(source: Path | OpenFile, like: Uint8, *, transparent: bool = False) -> tuple[Uint8, list[str]]:

@@ -1,4 +1,4 @@
-"""Conversion of any opened image to 8-bit RGB or grey, with lines that describe it.
+"""Conversion of any opened image to 8-bit RGB, RGBA or grey, with lines that describe it.
 
 It runs strip by strip: a second copy of a large image, in Pillow's four bytes a pixel or in float64, would take more
 memory than the image.
@@ -14,12 +14,11 @@ import numpy as np
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
-from qwenimg.common.pictures.pixels import HALF, Uint8, fit
+from qwenimg.common.pictures.pixels import HALF, ROWS, Uint8, fit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ROWS = 256  # rows of a strip
 SEVERAL = "has several pictures (an animation, pages, or views); the first is taken"
 MAX_PROFILE = 4 << 20  # bytes
 ORIENTATION = 0x0112  # EXIF's tag
@@ -40,10 +39,8 @@ _NAMES = {
 Convert = Callable[["Image"], "Image"]
 
 
-def rgb(picture: Image) -> tuple[Uint8, list[str]]:
-    """Return the image as [H, W, 3] in sRGB, upright, and the lines. Transparent parts become white."""
-    from PIL import Image
-
+def srgb(picture: Image) -> tuple[Uint8, list[str]]:
+    """Return the image as [H, W, 3] in sRGB, upright, and the lines; as [H, W, 4] if parts are transparent."""
     notes = _about(picture)
     sixteen = picture.mode.startswith("I")
     if not sixteen and picture.mode in _NAMES:
@@ -53,20 +50,15 @@ def rgb(picture: Image) -> tuple[Uint8, list[str]]:
     to_srgb, line = _profile(picture)
     notes += [line] if line else []
     see_through = not sixteen and ("A" in picture.mode or "a" in picture.mode or "transparency" in picture.info)
-    pixels = np.empty((picture.height, picture.width, 3), np.uint8)
-    least = 255
+    pixels = np.empty((picture.height, picture.width, 4 if see_through else 3), np.uint8)
     for top in range(0, picture.height, ROWS):
         strip = _eight_bits(_strip(picture, top))
         layer = strip.convert("RGBA") if see_through else strip
-        plain = to_srgb(layer if see_through else strip)
+        pixels[top : top + ROWS, :, :3] = np.asarray(to_srgb(layer))
         if see_through:
-            alpha = layer.getchannel("A")
-            least = min(least, int(np.asarray(alpha).min()))
-            plain = Image.composite(plain, Image.new("RGB", plain.size, "white"), alpha)
-        pixels[top : top + ROWS] = np.asarray(plain)
-    if least < 255:
-        notes.append("is transparent in parts; they are taken as white")
-    return _upright(picture, pixels), notes
+            pixels[top : top + ROWS, :, 3] = np.asarray(layer.getchannel("A"))
+    opaque = see_through and int(pixels[..., 3].min()) == 255
+    return _upright(picture, pixels[..., :3] if opaque else pixels), notes
 
 
 def grey(picture: Image) -> tuple[Uint8, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from qwenimg.common.base.errors import NumericsError
 
 Uint8 = npt.NDArray[np.uint8]
 
+ROWS = 256  # rows of a strip, where a second copy of a large image would take too much memory
 HALF = 128  # a mask's value from which on the image is regenerated
 BLANK_STD = 1.0  # of 255: below it the image is one colour to the eye
 BLANK_CLIPPED = 0.99  # share of values at exactly 0 or 255
@@ -34,13 +36,51 @@ def to_uint8(pixels: npt.NDArray[Any]) -> Uint8:
 
 
 def from_uint8(pixels: Uint8) -> npt.NDArray[np.float32]:
-    """Convert pixels [H, W, 3] in 0..255 to [1, 3, H, W] in -1..1."""
+    """Convert pixels [H, W, C] in 0..255 to [1, C, H, W] in -1..1."""
     unit = pixels.astype(np.float32) / np.float32(255)
     return np.ascontiguousarray((unit * np.float32(2) - np.float32(1)).transpose(2, 0, 1)[None])
 
 
+def has_alpha(pixels: Uint8) -> bool:
+    """Return whether pixels are [H, W, 4]."""
+    return pixels.ndim == 3 and pixels.shape[2:] == (4,)
+
+
+def over_white(pixels: Uint8) -> Uint8:
+    """Return [H, W, 4] as [H, W, 3] on white, strip by strip as Pillow blends; [H, W, 3] unchanged."""
+    from PIL import Image
+
+    if not has_alpha(pixels):
+        return pixels
+    opaque = np.empty((*pixels.shape[:2], 3), np.uint8)
+    for top in range(0, len(pixels), ROWS):
+        layer = Image.fromarray(np.ascontiguousarray(pixels[top : top + ROWS]))
+        white = Image.new("RGB", layer.size, "white")
+        opaque[top : top + ROWS] = np.asarray(Image.composite(layer.convert("RGB"), white, layer.getchannel("A")))
+    return opaque
+
+
+def with_alpha(pixels: Uint8) -> Uint8:
+    """Return [H, W, 3] as [H, W, 4], opaque; [H, W, 4] unchanged."""
+    if has_alpha(pixels):
+        return pixels
+    return np.concatenate((pixels, np.full((*pixels.shape[:2], 1), 255, np.uint8)), axis=2)
+
+
+def composed(layers: Sequence[Uint8]) -> Uint8:
+    """Return layers [H, W, 4] as one [H, W, 4], each over those before it."""
+    from PIL import Image
+
+    below, *others = (Image.fromarray(np.ascontiguousarray(layer)) for layer in layers)
+    for layer in others:
+        below = Image.alpha_composite(below, layer)
+    return np.asarray(below)
+
+
 def fit(pixels: Uint8, width: int, height: int) -> Uint8:
-    """Resample [H, W] or [H, W, C] to `width` x `height` like diffusers; return it unchanged if it has that size."""
+    """Resample [H, W] or [H, W, C] to `width` x `height` like diffusers; return it unchanged if it has that size.
+
+    Colours with alpha are weighted by it, so that those of transparent pixels are not mixed into others."""
     from PIL import Image
 
     if pixels.shape[:2] == (height, width):

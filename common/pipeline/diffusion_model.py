@@ -9,7 +9,8 @@ from typing import Protocol, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Denoiser
 from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
@@ -23,7 +24,7 @@ from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.lora import Deltas
 from qwenimg.common.weights.lora_names import Names
 
-Image: TypeAlias = NDArray[np.uint8]  # [H, W, 3]
+Image: TypeAlias = NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha
 
 
 class PreparedRun(Protocol):
@@ -54,6 +55,7 @@ class DiffusionModel(Protocol):
     guidance: Guidance
     options: frozenset[str]  # the special options of `Request` that it takes
     images: tuple[int, int]  # the fewest and the most of a request
+    sees_alpha: bool  # True: images of a request keep their alpha; else they are put on white
     sees_mask: bool  # True: mask and masked image are inputs of the model itself
     few_steps: Mapping[str, FewSteps]  # by name
 
@@ -69,11 +71,11 @@ class DiffusionModel(Protocol):
     def warnings(self, request: Request) -> list[str]: ...
 
     def references(self, request: Request) -> list[Latents]:
-        """Return the pixels [1, 3, H, W] in -1..1 of images that the model sees beside the text, each in a size of its
+        """Return the pixels [1, C, H, W] in -1..1 of images that the model sees beside the text, each in a size of its
         own that the VAE takes."""
         ...
 
-    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+    def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         """Return the stages of a run in their order. Loads nothing. counted: count the tokens of prompts; else each
         prompt counts as the longest."""
         ...
@@ -95,7 +97,7 @@ class DiffusionModel(Protocol):
         LoRAs change. Raises ModelError and NumericsError."""
         ...
 
-    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> AbstractContextManager[PreparedRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> AbstractContextManager[PreparedRun]:
         """Encode the texts for a run with latents of `shape`. A model with one denoiser loads it here, and computes
         what depends on no step. At the end of the context, free the run's memory on the device."""
         ...

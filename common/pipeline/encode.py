@@ -12,7 +12,7 @@ import numpy as np
 
 from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pictures.pixels import Uint8, over_white
 from qwenimg.common.pictures.png import encode_png, storable
 from qwenimg.common.pictures.texts import RECIPE_TAGS
 from qwenimg.common.request.recipe import XMP, Recipe, png_text
@@ -39,7 +39,8 @@ def check(suffix: str, width: int, height: int, prompts: str) -> None:
 
 
 def encode(pixels: Uint8, recipe: Recipe | None, suffix: str) -> bytes:
-    """Encode [H, W, 3] as a file with this `suffix`, one of PICTURES in any case. Without a recipe the mark of AI
+    """Encode [H, W, 3], or [H, W, 4] with alpha, as a file with this `suffix`, one of PICTURES in any case. JPEG, which
+    has no alpha, gets the image on white. Without a recipe the mark of AI
     origin is left out too. The bytes are the same for the same input and the same Pillow. JPEG and WebP have the text
     for other programs as EXIF UserComment, and our recipe in their XMP.
 
@@ -57,7 +58,7 @@ def encode(pixels: Uint8, recipe: Recipe | None, suffix: str) -> bytes:
 def _encode_other(pixels: Uint8, text: dict[str, str], suffix: str) -> bytes:
     from PIL import Image
 
-    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    picture = Image.fromarray(np.ascontiguousarray(over_white(pixels) if suffix in JPEG else pixels))
     more = {"exif": _exif(text["parameters"]), "xmp": _xmp(text["qwenimg"])} if text else {}
     if suffix in JPEG and any(len(block) > MAX_JPEG_TEXT for block in more.values()):
         raise _too_long(suffix)
@@ -65,7 +66,7 @@ def _encode_other(pixels: Uint8, text: dict[str, str], suffix: str) -> bytes:
     if suffix in JPEG:
         picture.save(out, format="JPEG", quality=QUALITY, subsampling=0, **more)
     else:
-        picture.save(out, format="WEBP", lossless=True, quality=EFFORT, **more)
+        picture.save(out, format="WEBP", lossless=True, exact=True, quality=EFFORT, **more)
     return out.getvalue()
 
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
-from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline import inpaint, start
 from qwenimg.common.pipeline.denoiser import Denoiser, Phase
 from qwenimg.common.pipeline.diffusion_model import Image
@@ -43,6 +44,7 @@ class FlowModel(ABC):
     """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
 
     multiple = MULTIPLE
+    sees_alpha = False
     sees_mask = False
     images: tuple[int, int] = (0, 1)
     pools_texts = False  # True: the modulation depends on the texts too
@@ -68,12 +70,12 @@ class FlowModel(ABC):
         """The names of the layers that LoRAs may change."""
 
     @abstractmethod
-    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer, for latents of `shape` and texts of `lengths` tokens, one for each
         branch of guidance."""
 
     @abstractmethod
-    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         """Encode the texts, open the transformer, and return the run for latents of `shape`."""
 
     def plan(self, request: Request) -> SamplingPlan:
@@ -91,12 +93,12 @@ class FlowModel(ABC):
     def references(self, request: Request) -> list[Latents]:
         return []
 
-    def reference_shapes(self, request: Request) -> list[Shape]:
-        """Return the rows and columns of the latents of each reference. Raises UsageError."""
+    def reference_shapes(self, request: Request) -> list[LatentShape]:
+        """Return the shape of the latents of each reference. Raises UsageError."""
         return []
 
-    def encoded(self, request: Request, shape: Shape) -> list[Shape]:
-        """Return rows and columns of the latents of each image that is encoded."""
+    def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
+        """Return the shape of the latents of each image that is encoded."""
         shapes = self.reference_shapes(request)
         starts_from_image = request.image is not None and not (shapes and start.starts_from_noise(request))
         return [*shapes, shape] if starts_from_image else shapes
@@ -111,7 +113,7 @@ class FlowModel(ABC):
 
     # A run
 
-    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+    def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         prompts = self.prompts(request)
         return [
             *(self.vae.encoding(one) for one in self.encoded(request, shape)),
@@ -165,7 +167,7 @@ class FlowModel(ABC):
             self.residents.adapt("transformer", now)
 
     @contextmanager
-    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[FlowRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:
         run = self.start(request, plan, shape)
         try:
             yield run

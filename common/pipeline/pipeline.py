@@ -45,8 +45,6 @@ from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import DENOISERS
 from qwenimg.common.sampling import table
 
-Shape = tuple[int, int]
-
 
 class Pipeline:
     """A model on a backend. Call it for an image, or `stream` it for the steps as well.
@@ -120,6 +118,7 @@ class Pipeline:
         warnings = (
             no_effect(one, asked.get(name), self.model.options, there, guidance) for name, one in OPTIONS.items()
         )
+        notes += start.alpha_warning(self.model, start.given_images(converted))
         events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
         return self._turns.driven(events, patience)
 
@@ -148,7 +147,7 @@ class Pipeline:
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
         if request.latents is not None:
             start.noise(self.model, request, TorchCPUGenerator(request.seed))  # only for its errors
-        return request
+        return request if self.model.sees_alpha else request.opaque()
 
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call with the settings of its `few_steps`: steps, sampler, schedule, guidance and
@@ -175,7 +174,7 @@ class Pipeline:
         """Announce `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded when needed, again as much as fits. `lora`, `lora_mode`: those of the first
         image. `image`: that of all, for a model that sees it in the prompt."""
-        texts, images = call_options.checked_prompts(prompts), call_options.checked_images(image)
+        texts, images = call_options.checked_prompts(prompts), call_options.checked_images(image, self.model.sees_alpha)
         skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)
 
         def announced() -> None:

@@ -41,7 +41,7 @@ class Step:
 class Result:
     """An image. `latents` are float32 [1, C, H/8, W/8], before the VAE's statistics."""
 
-    pixels: NDArray[np.uint8]  # [H, W, 3]
+    pixels: NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha
     latents: NDArray[np.float32]
     recipe: Recipe
     timing: dict[str, float] = field(default_factory=dict)  # seconds by stage

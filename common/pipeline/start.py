@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, sha256
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
@@ -18,13 +19,11 @@ from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.request.request import Request
 
-Shape = tuple[int, int]
 
-
-def latent_shape(model: DiffusionModel, request: Request) -> Shape:
-    """Return rows and columns of the latents."""
+def latent_shape(model: DiffusionModel, request: Request) -> LatentShape:
+    """Return the shape of the latents."""
     width, height = sizes.render_size(request.width, request.height, model.multiple)
-    return height // model.scale, width // model.scale
+    return LatentShape(1, height // model.scale, width // model.scale)
 
 
 def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
@@ -39,6 +38,12 @@ def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:
     value = values.get("image")
     images = value if isinstance(value, tuple) else (value,)
     return [one for one in images if isinstance(one, np.ndarray) and one.ndim == 3 and one.size]
+
+
+def alpha_warning(model: DiffusionModel, images: Sequence[NDArray[np.uint8]]) -> list[str]:
+    """Return a warning if some of `images` has an alpha that the model does not see."""
+    lost = not model.sees_alpha and any(map(pixels.has_alpha, images))
+    return ["image is transparent in parts; they are taken as white"] if lost else []
 
 
 def image_hashes(request: Request) -> dict[str, str | list[str]]:
@@ -95,7 +100,8 @@ def starts_from_noise(request: Request) -> bool:
 
 def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Latents:
     """Return the initial noise [1, C, h, w]: the seed's, or the given one. Raises UsageError and NumericsError."""
-    shape = (1, model.channels, *latent_shape(model, request))
+    size = latent_shape(model, request)
+    shape = (size.frames, model.channels, size.rows, size.columns)
     if request.latents is None:
         return generator.normal(shape)
     try:

@@ -86,9 +86,11 @@ def checked_prompts(prompts: object) -> list[str]:
     return [str(checked(prompt=one)[0]) for one in texts("prompts", prompts)]
 
 
-def checked_images(image: object) -> tuple[NDArray[np.uint8], ...]:
-    """Return the images of a call's `image`, checked. Raises UsageError, and ModelError for a file."""
-    return Request(prompt="", **given.asked({"image": image})[0]).images
+def checked_images(image: object, alpha: bool) -> tuple[NDArray[np.uint8], ...]:
+    """Return the images of a call's `image`, checked, on white without `alpha`. Raises UsageError, and ModelError for a
+    file."""
+    request = Request(prompt="", **given.asked({"image": image})[0])
+    return (request if alpha else request.opaque()).images
 
 
 def _nearest(name: str) -> str:

@@ -65,7 +65,7 @@ def _image(value: object) -> tuple[object, list[str]]:
     if isinstance(value, np.ndarray):
         return value, []
     if _is_pil(value):
-        return in_memory.rgb("image", value)  # type: ignore[arg-type]
+        return in_memory.srgb("image", value)  # type: ignore[arg-type]
     return input.read_image(_file("image", value))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -181,9 +181,9 @@ class Request:
         help="noise from a .npy or .safetensors file, in place of the seed's",
         call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
     ))  # fmt: skip
-    image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3]
+    image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3], or [H, W, 4] with alpha
         help="a picture to start from or to edit: PNG, JPEG, WebP, BMP, GIF or TIFF; again for a model of several",
-        call="a PIL image, an array [H, W, 3] or a file to start from or to edit; a list for a model of several",
+        call="a PIL image, an array [H, W, 3 or 4] or a file to start from or to edit; a list for a model of several",
         python="Pictures", several=True, section="Picture to start from", metavar="FILE", flags=("-i",),
         aliases=("init-img", "init-image", "image-path"),
     ))  # fmt: skip
@@ -235,8 +235,8 @@ class Request:
             if picture is not None and not isinstance(picture, np.ndarray):
                 raise UsageError(f"{name} is {type(picture).__name__}; expected a uint8 array, as numpy.asarray gives")
         for one in self.images:
-            if one.dtype != np.uint8 or one.ndim != 3 or one.shape[2] != 3 or one.size == 0:
-                raise UsageError(f"image is {one.dtype} {list(one.shape)}; expected uint8 [H, W, 3]")
+            if one.dtype != np.uint8 or one.ndim != 3 or one.shape[2] not in (3, 4) or one.size == 0:
+                raise UsageError(f"image is {one.dtype} {list(one.shape)}; expected uint8 [H, W, 3] or [H, W, 4]")
         if mask is None:
             return
         if image is None:
@@ -248,6 +248,15 @@ class Request:
     def images(self) -> tuple[NDArray[np.uint8], ...]:
         """All images, the initial one first."""
         return () if self.image is None else (self.image, *self.more_images)
+
+    def opaque(self) -> Request:
+        """Return the request with its images on white, for a model that sees no alpha."""
+        from qwenimg.common.pictures import pixels
+
+        if not any(map(pixels.has_alpha, self.images)):
+            return self
+        first, *more = map(pixels.over_white, self.images)
+        return replace(self, image=first, more_images=tuple(more))
 
     @property
     def caches(self) -> bool:

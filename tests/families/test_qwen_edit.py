@@ -26,6 +26,7 @@ from qwenimg.common.families.choices import VARIANTS, Choices
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.networks.encoders.qwen_vl_vision import PREFIX
 from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime.residents import Residents
 
@@ -268,7 +269,7 @@ def test_plan_is_run(folder: Path) -> None:
     """Every stage is entered in the planned order, the vision tower within the text encoder's."""
     pipe, entered = opened(folder), list[str]()
     request = pipe.check("a ring", **ASKED)
-    planned = [stage.name for stage in pipe.model.stages(request, pipe.model.plan(request), (6, 8))]
+    planned = [stage.name for stage in pipe.model.stages(request, pipe.model.plan(request), LatentShape(1, 6, 8))]
     enter = Residents.enter
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Residents, "enter", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])

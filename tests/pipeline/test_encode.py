@@ -93,6 +93,22 @@ def test_colours_stay_what_they_are(suffix: str, most: float) -> None:
     assert encode(pixels, RECIPE, suffix) == encode(pixels, RECIPE, suffix)
 
 
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_alpha_is_kept_or_put_on_white(tmp_path: Path, suffix: str) -> None:
+    """Colours of transparent pixels too: a layer is composed with others later."""
+    layer = np.random.default_rng(5).integers(0, 256, (32, 48, 4), np.uint8)
+    layer[:16, ..., 3] = 0
+    told = recipe(prompt="layers")
+    path = placed(tmp_path / f"x{suffix}", encode(layer, told, suffix))
+    assert recipe_from_png(path) == told
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture)
+    if suffix in (".png", ".webp"):
+        assert np.array_equal(pixels, layer)
+    else:
+        assert pixels.shape == (32, 48, 3) and pixels[:12].min() > 200  # white, as far as JPEG keeps it
+
+
 def test_png_is_as_before() -> None:
     from qwenimg.common.pictures.png import encode_png
 

@@ -13,6 +13,8 @@ from PIL import Image
 
 import qwenimg
 from qwenimg import ModelError, Pipeline, QwenimgError, UsageError
+from qwenimg.common.numbers.noise import sha256
+from qwenimg.common.pictures.pixels import over_white
 from qwenimg.common.request import given
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 2, "seed": 7, "strength": 0.5}
@@ -52,6 +54,12 @@ def test_an_image_of_another_mode_is_converted_and_that_is_told(pipe: Pipeline) 
     assert told.warnings == ["image is grey, taken as RGB"]
     same = np.asarray(grey.convert("RGB"))
     assert told.latents.tobytes() == pipe("a ring", **SMALL, image=same).latents.tobytes()
+    layer = np.dstack([PIXELS, HALF])
+    seen = pipe("a ring", **SMALL, image=layer)
+    assert seen.warnings == ["image is transparent in parts; they are taken as white"]
+    white = pipe("a ring", **SMALL, image=over_white(layer))
+    assert seen.latents.tobytes() == white.latents.tobytes() and white.warnings == []
+    assert seen.recipe["image_sha256"] == white.recipe["image_sha256"] == sha256(over_white(layer))
     masked = pipe("a ring", **SMALL, image=PIXELS, mask=Image.fromarray(HALF).convert("RGB"))
     assert masked.warnings == ["mask is taken as grey"]
 

@@ -14,6 +14,7 @@ from toy_family import SCALE, ToyModel, add_toy, letters, write_toy
 
 import qwenimg
 from qwenimg import Pipeline
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import normal
 from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg, passes
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
@@ -74,7 +75,7 @@ def by_hand(pipe: Pipeline, predicted: Callable[[Callable[..., Any], int, float]
     """Euler steps by the network alone: `predicted` gives the velocity from calls of it, the step and the scale."""
     request = pipe.check(PROMPT, **(ASKED | asked))
     plan, model = pipe.model.plan(request), pipe.model
-    network, _ = model.residents.enter(model.stages(request, plan, (24 // SCALE, 32 // SCALE))[0])
+    network, _ = model.residents.enter(model.stages(request, plan, LatentShape(1, 24 // SCALE, 32 // SCALE))[0])
     noise = normal((1, 3, 24 // SCALE, 32 // SCALE), seed=7)
     x = pipe.engine.array(np.ascontiguousarray(noise.reshape(1, 3, -1).swapaxes(1, 2)))
     for i, (sigma, following) in enumerate(zip(plan.sigmas, plan.sigmas[1:], strict=False)):

@@ -20,6 +20,7 @@ from qwenimg.common.families.qwen_image import references
 from qwenimg.common.families.qwen_image.edit_texts import EditPrompt, EditTexts
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import noise, rope, sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
 
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-4  # relative L2 of the final latents; measured 5e-6
@@ -185,7 +186,7 @@ def test_size_is_that_of_the_last_picture(monkeypatch: pytest.MonkeyPatch, tiny_
     assert (asked.width, asked.height) == (64, 38)
     for width, height in ((64, 64), (512, 256)):
         shapes = pipe.model.reference_shapes(pipe.check("a ring", image=[WIDE], width=width, height=height))
-        assert shapes == [(800 // 8, 1312 // 8)]
+        assert shapes == [LatentShape(1, 800 // 8, 1312 // 8)]
 
 
 def test_narrow_pictures_are_refused(opened: Callable[[str, str], Pipeline]) -> None:

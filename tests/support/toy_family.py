@@ -26,8 +26,8 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.family import Family
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.components import open_component, read_config
-from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
@@ -94,6 +94,7 @@ class ToyModel:
 
     multiple = scale = SCALE
     options: ClassVar[frozenset[str]] = frozenset()
+    sees_alpha = False
     sees_mask = False
     images = (0, 1)
     guidance = Guidance(formula=cfg)
@@ -115,8 +116,8 @@ class ToyModel:
     def references(self, request: Request) -> list[Latents]:
         return []
 
-    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
-        step = 4 * shape[0] * shape[1] * self.component.config.width
+    def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
+        step = 4 * shape.count * self.component.config.width
         splits = (
             Split(activations=step, size=1, passes=plan.evaluations * passes(self.guidance.branches(request), 1)),
         )
@@ -134,7 +135,7 @@ class ToyModel:
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Any] = ()) -> None: ...
 
     @contextmanager
-    def prepare(self, request: Request, plan: SamplingPlan, shape: tuple[int, int]) -> Iterator[ToyRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[ToyRun]:
         network, _ = self.residents.enter(self.stages(request, plan, shape)[0])
         yield ToyRun(self, network, request, plan, shape)
 
@@ -146,7 +147,7 @@ class ToyModel:
 
 
 class ToyRun:
-    def __init__(self, model: ToyModel, network: Any, request: Request, plan: SamplingPlan, shape: Shape):
+    def __init__(self, model: ToyModel, network: Any, request: Request, plan: SamplingPlan, shape: LatentShape):
         self.model, self.runtime, self.network = model, model.runtime, network
         self.request, self.plan, self.shape = request, plan, shape
         self.branches = model.guidance.branches(request)
@@ -157,7 +158,7 @@ class ToyRun:
         return self.runtime.engine.array(np.ascontiguousarray(latents.reshape(*latents.shape[:2], -1).swapaxes(1, 2)))
 
     def latents(self, x: Array) -> Latents:
-        return self.runtime.engine.numpy(x).swapaxes(1, 2).reshape(1, -1, *self.shape)
+        return self.runtime.engine.numpy(x).swapaxes(1, 2).reshape(1, -1, *self.shape.grid(1))
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
         return Denoiser(

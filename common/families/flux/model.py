@@ -16,8 +16,8 @@ from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance
@@ -65,10 +65,10 @@ class Flux(FlowModel):
         lines = ["guidance has no effect: this model was distilled without; give true-cfg"] if unguided else []
         return lines + super().warnings(request)
 
-    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
-        tokens, kept = shape[0] * shape[1] // PATCH**2, self.modulations.has(self._key(request, plan))
+        tokens, kept = shape.count // PATCH**2, self.modulations.has(self._key(request, plan))
         longest = tokens + max(lengths)
         score_bytes = scores(self.config.num_attention_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
@@ -89,8 +89,8 @@ class Flux(FlowModel):
     def variant(self, change: Change) -> Flux:
         return Flux(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
-    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
-        grid, branches = (shape[0] // PATCH, shape[1] // PATCH), self.guidance.branches(request)
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
+        grid, branches = shape.grid(PATCH), self.guidance.branches(request)
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
         pooled = [vector for _, vector in texts]
@@ -112,7 +112,7 @@ class Flux(FlowModel):
             phases(plan, branches, 1, make_pass),
             shapes_of([states for states, _ in texts], grid),
             pack=packing.pack,
-            unpack=partial(packing.unpack, h=shape[0], w=shape[1]),
+            unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
         )
 
     def _modulation(

@@ -17,9 +17,10 @@ from qwenimg.common.networks.denoisers.flux2_conditioning import time_rows
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import PATCH
 from qwenimg.common.numbers import packing
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg
@@ -93,15 +94,15 @@ class Flux2(FlowModel):
     def references(self, request: Request) -> list[Latents]:
         return [references.values(image) for image in request.images]
 
-    def reference_shapes(self, request: Request) -> list[Shape]:
+    def reference_shapes(self, request: Request) -> list[LatentShape]:
         sizes = [references.size(*image.shape[1::-1]) for image in request.images]
-        return [(rows // self.scale, columns // self.scale) for columns, rows in sizes]
+        return [LatentShape(1, rows // self.scale, columns // self.scale) for columns, rows in sizes]
 
     # The transformer
 
-    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
-        tokens = sum(rows * columns for rows, columns in [shape, *self.reference_shapes(request)])
+        tokens = sum(one.count for one in [shape, *self.reference_shapes(request)])
         counts = [tokens + length for length in lengths]
         score_bytes = scores(self.config.num_attention_heads, 1, max(counts), self.engine.workspace.score_bytes)
         activations = memory.step_peak(self.config, max(counts)) + score_bytes
@@ -112,15 +113,15 @@ class Flux2(FlowModel):
     def variant(self, change: Change) -> Flux2:
         return Flux2(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
-    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
-        branches = self.guidance.branches(request)
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
+        grid, branches = shape.grid(1), self.guidance.branches(request)
         texts = self.texts.states([branch.prompt for branch in branches])
         [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
         transformer, _ = self.residents.enter(stage)
         dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
 
         def make_phases(references: Sequence[Latents]) -> list[Phase]:
-            grids = [shape, *((latents.shape[2], latents.shape[3]) for latents in references)]
+            grids = [grid, *((latents.shape[2], latents.shape[3]) for latents in references)]
             tokens = [self.engine.array(packing.tokens(latents)) for latents in references]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
@@ -135,7 +136,7 @@ class Flux2(FlowModel):
             self,
             request,
             make_phases,
-            shapes_of(texts, shape),
+            shapes_of(texts, grid),
             pack=packing.tokens,
-            unpack=lambda x: packing.image(x, *shape),
+            unpack=lambda x: packing.image(x, *grid),
         )

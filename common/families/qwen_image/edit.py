@@ -12,8 +12,8 @@ from qwenimg.common.families.qwen_image import references
 from qwenimg.common.families.qwen_image.edit_texts import EditPrompt, SeenPicture
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.variants import QwenVariant
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import sha256
-from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.diffusion_model import Image
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.request.request import Request
@@ -41,9 +41,9 @@ class QwenImageEdit(QwenImage):
             self.runtime.notify("stage", f"{name} is seen at {width}x{height}, whatever the size of the result")
         return [references.values(image) for image in request.images]
 
-    def reference_shapes(self, request: Request) -> list[Shape]:
+    def reference_shapes(self, request: Request) -> list[LatentShape]:
         sizes = (references.size(image) for image in request.images)
-        return [(height // self.scale, width // self.scale) for width, height in sizes]
+        return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
 
     def warnings(self, request: Request) -> list[str]:
         count = len(request.images)

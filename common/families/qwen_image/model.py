@@ -16,9 +16,10 @@ from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.parts.vae import Shape, VAEHalves
+from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
@@ -62,11 +63,11 @@ class QwenImage(FlowModel):
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
 
-    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
-        pixels = sum(rows * columns for rows, columns in [shape, *self.reference_shapes(request)])  # of latents
-        tokens = pixels // self.config.patch_size**2
+        latents = sum(one.count for one in [shape, *self.reference_shapes(request)])
+        tokens = latents // self.config.patch_size**2
         count, longest = len(branches), tokens + max(lengths)
         cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
@@ -112,9 +113,9 @@ class QwenImage(FlowModel):
     def variant(self, change: Change) -> QwenImage:
         return type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
 
-    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         patch = self.config.patch_size
-        grid = (1, shape[0] // patch, shape[1] // patch)
+        grid = shape.grid(patch)
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}  # of the modulation
         branches = self.guidance.branches(request)
         texts = self.texts.states(self.prompts(request))
@@ -129,7 +130,7 @@ class QwenImage(FlowModel):
 
         def make_phases(references: Sequence[Latents]) -> list[Phase]:
             tokens = [self.engine.array(packing.pack(latents)) for latents in references]
-            grids = [grid, *((1, one.shape[2] // patch, one.shape[3] // patch) for one in references)]
+            grids = [(1, *grid), *((1, one.shape[2] // patch, one.shape[3] // patch) for one in references)]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 condition = transformer.condition([texts[i] for i in positions], grids, tokens)
@@ -141,7 +142,7 @@ class QwenImage(FlowModel):
             self,
             request,
             make_phases,
-            shapes_of(texts, grid[1:]),
+            shapes_of(texts, grid),
             pack=packing.pack,
-            unpack=partial(packing.unpack, h=shape[0], w=shape[1]),
+            unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
         )

@@ -16,8 +16,8 @@ from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers.sd3_conditioning import time_rows, window
 from qwenimg.common.networks.denoisers.sd3_dit import PATCH, SD3Config
 from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
 from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg, passes
@@ -79,9 +79,9 @@ class SD3(FlowModel):
         skip_layers.check(request.skip_layers, self.config.num_layers, request.caches)
         return super().plan(request)
 
-    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
-        branches, tokens, text = self.guidance.branches(request), shape[0] * shape[1] // PATCH**2, max(lengths)
+        branches, tokens, text = self.guidance.branches(request), shape.count // PATCH**2, max(lengths)
         component, count = self.checkpoint["transformer"], plan.evaluations * passes(branches, 1)
         score_bytes = scores(self.config.num_attention_heads, 1, tokens + text, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, tokens + text) + score_bytes)
@@ -110,8 +110,8 @@ class SD3(FlowModel):
     def variant(self, change: Change) -> SD3:
         return SD3(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
-    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
-        grid, branches = (shape[0] // PATCH, shape[1] // PATCH), self.guidance.branches(request)
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
+        grid, branches = shape.grid(PATCH), self.guidance.branches(request)
         every = self.texts.arrays([branch.prompt for branch in branches])
         states = {branch.prompt: one for branch, one in zip(branches, every, strict=True)}
         texts = [states[branch.prompt][0] for branch in branches]

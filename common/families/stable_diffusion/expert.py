@@ -16,8 +16,8 @@ from qwenimg.common.memory import operations
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.clip_texts import ClipTexts
-from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.request.request import Request
@@ -89,7 +89,7 @@ class Expert:
         keys = self.texts.keys([branch.prompt for branch in GUIDANCE.branches(request)], request.clip_skip)
         return [] if self.texts.has(keys) else self.texts.stages(keys, counted)
 
-    def steps(self, request: Request, shape: Shape, evaluations: int) -> Stage:
+    def steps(self, request: Request, shape: LatentShape, evaluations: int) -> Stage:
         """Return the stage of the UNet for so many `evaluations`: all branches of guidance go in one batch if that
         fits, else one after the other."""
         unet, branches = self.checkpoint["unet"], GUIDANCE.branches(request)
@@ -99,7 +99,7 @@ class Expert:
             component=unet,
             splits=tuple(
                 Split(
-                    activations=self.step_bytes(request, *shape, size),
+                    activations=self.step_bytes(request, shape.rows, shape.columns, size),
                     size=size,
                     passes=evaluations * passes(branches, size),
                     about="" if size == len(branches) else "one branch of guidance after the other",
@@ -108,7 +108,7 @@ class Expert:
             ),
             operations=evaluations
             * passes(branches, 1)
-            * operations.unet(unet.plan, len(self.unet_config.block_out_channels), *shape),
+            * operations.unet(unet.plan, len(self.unet_config.block_out_channels), shape.rows, shape.columns),
         )
 
     def step_bytes(self, request: Request, height: int, width: int, branches: int) -> int:

@@ -18,8 +18,8 @@ from qwenimg.common.families.stable_diffusion import few_steps, lora_names
 from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, sinusoids
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.diffusion_model import Image
@@ -43,6 +43,7 @@ class StableDiffusion:
 
     guidance = GUIDANCE
     images: tuple[int, int] = (0, 1)
+    sees_alpha = False
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
@@ -76,7 +77,7 @@ class StableDiffusion:
     def references(self, request: Request) -> list[Latents]:
         return []
 
-    def stages(self, request: Request, plan: SamplingPlan, shape: Shape, counted: bool = True) -> list[Stage]:
+    def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         encoding = [self.vae.encoding(shape)]
         return [
             *(encoding if request.image is not None else []),
@@ -86,7 +87,7 @@ class StableDiffusion:
             self.vae.decoding(shape),
         ]
 
-    def steps(self, request: Request, plan: SamplingPlan, shape: Shape) -> dict[Expert, Stage]:
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> dict[Expert, Stage]:
         """Return the stage of each UNet."""
         pairs = zip(self.experts(), plan.evaluations_by_segment, strict=True)
         return {expert: expert.steps(request, shape, evaluations) for expert, evaluations in pairs}
@@ -108,7 +109,7 @@ class StableDiffusion:
         self.base.adapt(deltas)  # LoRAs are made for the base; the refiner's layers only have similar names
 
     @contextmanager
-    def prepare(self, request: Request, plan: SamplingPlan, shape: Shape) -> Iterator[DiffusionRun]:
+    def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[DiffusionRun]:
         run = DiffusionRun(self, request, plan, shape)
         try:
             yield run
@@ -139,7 +140,7 @@ class DiffusionRun:
     """A run for one request. The denoised latents are c_skip x + c_out UNet(c_in x, time), with guidance on the
     predictions."""
 
-    def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: Shape):
+    def __init__(self, model: StableDiffusion, request: Request, plan: SamplingPlan, shape: LatentShape):
         self.model, self.request, self.plan = model, request, plan
         self.stages = model.steps(request, plan, shape)
         self.conditioning = {expert: expert.conditioning(request) for expert in model.experts()}

@@ -15,9 +15,9 @@ from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
 from qwenimg.common.numbers import packing, sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance
@@ -72,8 +72,8 @@ class ZImage(FlowModel):
             )
         return super().plan(request)
 
-    def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
-        branches, tokens = self.guidance.branches(request), padded(shape[0] * shape[1] // PATCH**2)
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
+        branches, tokens = self.guidance.branches(request), padded(shape.count // PATCH**2)
         counts = [tokens + padded(length) for length in lengths]
         component, longest = self.checkpoint["transformer"], max(counts)
         score_bytes = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
@@ -85,8 +85,8 @@ class ZImage(FlowModel):
     def variant(self, change: Change) -> ZImage:
         return ZImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
-    def start(self, request: Request, plan: SamplingPlan, shape: Shape) -> FlowRun:
-        grid = shape[0] // PATCH, shape[1] // PATCH
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
+        grid = shape.grid(PATCH)
         branches = self.guidance.branches(request)
         texts = self.texts.states([branch.prompt for branch in branches])
         [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
@@ -103,6 +103,6 @@ class ZImage(FlowModel):
             phases(plan, branches, 1, make_pass),
             shapes_of(texts, grid),
             pack=partial(packing.pack, channels_last=True),
-            unpack=partial(packing.unpack, h=shape[0], w=shape[1], channels_last=True),
+            unpack=partial(packing.unpack, h=shape.rows, w=shape.columns, channels_last=True),
             denoised=lambda x, sigma, prediction: x + sigma * prediction,  # it predicts latents - noise
         )
