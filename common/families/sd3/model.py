@@ -20,7 +20,7 @@ from qwenimg.common.parts import vae
 from qwenimg.common.parts.vae import Shape
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
-from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg, passes
+from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request import skip_layers
@@ -82,7 +82,7 @@ class SD3(FlowModel):
     def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, tokens, text = self.guidance.branches(request), shape[0] * shape[1] // PATCH**2, max(lengths)
-        component, count = self.checkpoint["transformer"], plan.evaluations * passes(branches, 1)
+        component, count = self.checkpoint["transformer"], plan.passes(branches)
         score_bytes = scores(self.config.num_attention_heads, 1, tokens + text, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, tokens + text) + score_bytes)
         cache = memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
