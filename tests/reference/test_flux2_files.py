@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import qwenimg
 from qwenimg.common.families import registry
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux2 import transformer_file as product
-from qwenimg.common.families.flux2.transformer_file import open_transformer
 from qwenimg.common.families.flux2.vae_file import open_vae
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
@@ -41,7 +41,7 @@ def made(**changes: Any) -> Any:
 
 
 def values(path: Path, like: Flux2Config = LIKE) -> tuple[Flux2Config, dict[str, np.ndarray]]:
-    part = open_transformer(path, like)
+    part = product.FILE.open(path, like)
     arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
     part.plan.close()
     return part.config, arrays
@@ -141,7 +141,7 @@ PLACE = product.place
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[str], Place]) -> None:
     model, path = made(), tmp_path / "flux2.safetensors"
     save_file(transformer_file(model), path)
-    monkeypatch.setattr(product, "place", fault)
+    monkeypatch.setattr(product, "FILE", replace(product.FILE, place=fault))
     if fault is fused_in_single_blocks_too:
         refused(values, path)
         return

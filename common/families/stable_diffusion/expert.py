@@ -51,7 +51,7 @@ class Expert:
         self.checkpoint, self.residents, self.runtime = checkpoint, residents, residents.runtime
         self.facts = checkpoints.facts(checkpoint)
         self.unet_config: UNetConfig = checkpoint["unet"].config
-        self.texts = ClipTexts(residents, checkpoint, checkpoint.texts, penultimate=self.facts.sdxl)
+        self.texts = ClipTexts(residents, checkpoint, penultimate=self.facts.sdxl)
 
     def conditioning(self, request: Request) -> Conditioning:
         prompts = [branch.prompt for branch in GUIDANCE.branches(request)]
