@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
 import frameworks  # noqa: F401
+from tiny_edit import write_tiny_edit
 from tiny_flux import write_tiny_flux
 from tiny_flux2 import write_tiny_flux2
 from tiny_model import write_tiny_model
@@ -32,6 +33,7 @@ from tiny_zimage import write_tiny_zimage
 
 import qwenimg
 from qwenimg import backends
+from qwenimg.common.families.qwen_image import references
 from qwenimg.common.parity import check, constants, record
 from qwenimg.common.parity.parity import STORED
 from qwenimg.common.parity.passport.passport import Figure
@@ -43,6 +45,7 @@ GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be expl
 ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
 WRITERS = {
     "qwen": write_tiny_model,
+    "edit": partial(write_tiny_edit, kind="2511"),
     "sd15": partial(write_tiny_sd, kind="sd15"),
     "sdxl": partial(write_tiny_sd, kind="sdxl"),
     "flux": partial(write_tiny_flux, variant="dev"),
@@ -54,6 +57,7 @@ MODELS = ("shapes", *WRITERS)
 
 
 def main() -> None:
+    references.AREA = 128**2  # of the pictures that a model sees
     found: dict[str, dict[str, float]] = constants.document()["k"] if "--add" in sys.argv else {}
     with tempfile.TemporaryDirectory() as folder:
         for kind, dtype, k in measured(Path(folder)):

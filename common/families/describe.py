@@ -14,7 +14,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.describe_lora import describe_lora, is_lora
+from qwenimg.common.families.describe_lora import Layers, describe_lora, is_lora
 from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
@@ -25,7 +25,6 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.lora_names import Names
 from qwenimg.common.weights.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
 
@@ -145,10 +144,13 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
     with _opened(find_files(path).files) as headers:
         if is_file(path) and is_lora(headers[0]):
             return describe_lora(path, layers_of_known())
+        kind = registry.identify(headers[0])
         for family in registry.FAMILIES if is_file(path) else ():
             if family.describe_file and (description := family.describe_file(headers[0], prediction)):
+                if kind is not None and len(kind.families) > 1:
+                    description.lines.insert(1, f"for: {kind.models}")
                 return description
-        tensors, kind = _tensors(headers), registry.identify(headers[0])
+        tensors = _tensors(headers)
     layout = f"{kind.title} ({kind.flag})" if kind else "unknown"
     lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
     if headers[0].format == "GGUF":
@@ -156,23 +158,23 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
     return Description(lines=lines)
 
 
-def layers_of_known() -> dict[str, Names]:
-    """Return the names that LoRAs give the layers of each known model, by its published configurations."""
-    published = {name: registry.published(known) for name, known in catalog.KNOWN.items()}
-    return {name: model.family.lora_names(model.checkpoint) for name, model in published.items() if model is not None}
+def layers_of_known() -> Layers:
+    """Return each known model's family, and the names that LoRAs give its layers, by its published configurations."""
+    models = ((name, registry.published(known)) for name, known in catalog.KNOWN.items())
+    return {name: (model.family, model.family.lora_names(model.checkpoint)) for name, model in models if model}
 
 
 def _gguf(header: Header) -> list[str]:
     """Return lines on a GGUF file: its architecture, its tensors, and their size in memory."""
     name = header.metadata.get(gguf.ARCHITECTURE, "")
     networks = [network for family in registry.FAMILIES for network in family.networks]
-    network = next((network for network in networks if name in network.architectures), None)
+    networks = [network for network in networks if name in network.architectures]
 
     def looked_up(key: str) -> bool:
-        return network is not None and (network.rename or _same)(key) in network.tables
+        return any((network.rename or _same)(key) in network.tables for network in networks)
 
     shown = f"'{clean(name, 60)}'" if name else "not said"
-    note = "" if network or name in gguf.UNSPECIFIC else ", which this version does not draw with"
+    note = "" if networks or name in gguf.UNSPECIFIC else ", which this version does not draw with"
     return [f"architecture: {shown}{note}", summary("file", header.tensors), in_memory(header.tensors, looked_up)]
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import Description, listed
+from qwenimg.common.families.family import Family
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights import delta
 from qwenimg.common.weights.lora import LoraFile, Module, fit, read_lora, scale_of
 from qwenimg.common.weights.lora_names import Names, find
 
-NO_USE = "use it: no"
+FITS, NO_USE = "fits: ", "use it: no"
+Layers: TypeAlias = Mapping[str, tuple[Family, Names]]
+"""Models by their names: the family, and the names that LoRAs give the layers."""
 _KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 # The start of a module's name, and the program that writes it.
 _WRITERS = (
@@ -31,33 +35,31 @@ _WRITERS = (
     ("unet.", "diffusers"),
     ("text_encoder", "diffusers"),
 )
-_FLUX = ("single_transformer_blocks", "double_blocks", "single_blocks")
-_SD3 = ("ff_context", "joint_blocks")
-_CROSS = re.compile(r".*attn2[._](processor[._])?to_k")
-_WIDTHS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 2048: "SDXL", 1280: "the refiner of SDXL"}
-_Z_IMAGE = re.compile(r".*((?:layers|noise_refiner|context_refiner)[._]\d+)[._](?:attention[._]|feed_forward|adaLN).*")
-_QWEN = re.compile(r".*transformer_blocks[._](\d+)[._](attn|img_|txt_).*")
 
 
 def is_lora(header: Header) -> bool:
     return any(_KEY.fullmatch(key) for key in header.tensors)
 
 
-def describe_lora(path: Path, models: Mapping[str, Names]) -> Description:
-    """Describe the LoRA at `path` and compare it with known `models`: the names of their layers by the model's name.
-    Raises ModelError for a file that is not read."""
+def describe_lora(path: Path, models: Layers) -> Description:
+    """Describe the LoRA at `path` and compare it with known `models`. Raises ModelError for a file that is not
+    read."""
     lora = read_lora(path)
     try:
         modules = lora.modules
         kinds = Counter(_kind(module) for module in modules.values())
         writers = dict.fromkeys(_writer(name) for name in modules)
         kind = " and ".join(f"{kind} ({count})" if kinds.keys() - {kind} else kind for kind, count in kinds.items())
-        use, faults = _use(lora, models)
+        errors = _errors(lora, models)
+        fits = [name for name in models if name not in errors] or _nearest(lora, models)
+        use, faults = _use(lora, models, fits, errors)
+        families = (models[name][0] for name in fits)
+        titles = dict.fromkeys(one.lora_title(modules) if one.lora_title else one.title for one in families)
         return Description(
             lines=[
                 f"layout: {kind}, as written by {' and '.join(writers)}",
                 f"modules: {counted(len(modules), 'module')}, {_ranks(lora)}",
-                f"fits: {_fits(modules)}",
+                f"{FITS}{' or '.join(titles) or 'unknown'}",
                 f"first modules: {listed(modules)}",
                 *use,
             ],
@@ -67,32 +69,45 @@ def describe_lora(path: Path, models: Mapping[str, Names]) -> Description:
         lora.close()
 
 
-def _use(lora: LoraFile, models: Mapping[str, Names]) -> tuple[list[str], list[str]]:
-    """Return how the file is used, and its faults: those that generation with each of `models` would report."""
-    count, errors = len(lora.modules), dict[str, str]()
-    for name, names in models.items():
+def _errors(lora: LoraFile, models: Layers) -> dict[str, str]:
+    """Return what generation with each of `models` would report, by its name; nothing for one that takes the file."""
+    errors = dict[str, str]()
+    for name, (_, names) in models.items():
         try:
             fit(lora, names)
         except ModelError as error:
             errors[name] = str(error).removeprefix(f"{clean(lora.file.path)}: ")
-    if able := [name for name in models if name not in errors]:
-        used = f"used: {count} of {count} modules by {' or '.join(able)}"
-        return [used, f"use it: qwenimg PROMPT -m {able[0]} --lora FILE:SCALE"], []
-    matches = {name: _known(lora, names) for name, names in models.items()}
-    nearest = max(matches, key=lambda name: matches[name])
-    if not matches[nearest][0]:
-        return [f"{NO_USE}, none of its modules is a layer of {' or '.join(models)}"], []
-    fault = f"for {nearest}: {errors[nearest]}"
-    if matches[nearest][0] < count or any(delta.kind_of(frozenset(one.parts)) is None for one in lora.modules.values()):
-        return [], [fault]
-    return [f"use it: only with a model of its own sizes; {fault}"], []
+    return errors
 
 
-def _known(lora: LoraFile, names: Names) -> tuple[int, int]:
+def _nearest(lora: LoraFile, models: Layers) -> list[str]:
+    """Return the models that have most of the modules, and of these most with the same number of inputs."""
+    matches = {name: _matches(lora, names) for name, (_, names) in models.items()}
+    most = max(matches.values())
+    return [name for name in matches if matches[name] == most and most[0]]
+
+
+def _matches(lora: LoraFile, names: Names) -> tuple[int, int]:
     """Return how many modules are layers of a model, and how many of those have the layer's number of inputs."""
     targets = [(module, weights[0]) for name, module in lora.modules.items() if (weights := find(names, name))]
-    fits = [module.parts["down"].shape[1] == target.shape[1] for module, target in targets if "down" in module.parts]
-    return len(targets), sum(fits)
+    inputs = [module.parts["down"].shape[1] == target.shape[1] for module, target in targets if "down" in module.parts]
+    return len(targets), sum(inputs)
+
+
+def _use(lora: LoraFile, models: Layers, fits: Sequence[str], errors: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return how the file is used, and its faults: those that generation with the first model of `fits` reports."""
+    count = len(lora.modules)
+    if not fits:
+        return [f"{NO_USE}, none of its modules is a layer of {' or '.join(models)}"], []
+    first = fits[0]
+    if first not in errors:
+        used = f"used: {count} of {count} modules by {' or '.join(fits)}"
+        return [used, f"use it: qwenimg PROMPT -m {first} --lora FILE:SCALE"], []
+    fault = f"for {first}: {errors[first]}"
+    known, _ = _matches(lora, models[first][1])
+    if known < count or None in (delta.kind_of(frozenset(one.parts)) for one in lora.modules.values()):
+        return [], [fault]
+    return [f"use it: only with a model of its own sizes; {fault}"], []
 
 
 def _kind(module: Module) -> str:
@@ -119,30 +134,3 @@ def _ranks(lora: LoraFile) -> str:
             continue
         ranks[f"rank {rank}, alpha {scale * rank:g} (scale {scale:g})"] = None
     return listed(ranks).replace(" and ", "; and ")
-
-
-def _fits(modules: Mapping[str, Module]) -> str:
-    """Return the likely model, by the names and widths of the layers. Only opening that model makes it certain."""
-    names = list(modules)
-    if width := _cross_width(modules):
-        return _WIDTHS.get(width, f"a UNet with text states of {width} channels")
-    if any(block in name for name in names for block in _FLUX):
-        return "Flux"
-    if any(other in name for name in names for other in _SD3):
-        return "Stable Diffusion 3"
-    if blocks := {match[1] for name in names if (match := _Z_IMAGE.fullmatch(name))}:
-        return f"Z-Image ({counted(len(blocks), 'block')})"
-    blocks = {match[1] for name in names if (match := _QWEN.fullmatch(name)) and "attn1" not in name}
-    if blocks and not any("attn2" in name for name in names):
-        return f"Qwen-Image ({counted(len(blocks), 'block')})"
-    if any("input_blocks" in name or "down_blocks" in name for name in names):
-        return "Stable Diffusion"
-    return "unknown"
-
-
-def _cross_width(modules: Mapping[str, Module]) -> int | None:
-    """Return the width of the text states that the UNet's layers take, or None."""
-    for name, module in modules.items():
-        if _CROSS.fullmatch(name) and "down" in module.parts:
-            return module.parts["down"].shape[1]
-    return None

@@ -15,6 +15,7 @@ from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.weights.lora import Module
 from qwenimg.common.weights.lora_names import Names
 
 
@@ -50,6 +51,8 @@ class Family:
     parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # of a checkpoint and its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
+    # A more exact title than the family's for what a LoRA with these modules fits
+    lora_title: Callable[[Mapping[str, Module]], str] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
     small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it
     defaults: Callable[[Checkpoint], Defaults]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from qwenimg.common.families.describe_lora import is_lora
@@ -23,10 +23,11 @@ _NAMES = {"transformer": "transformer", "unet": "UNet", "text_encoder": "text en
 
 @dataclass(frozen=True, kw_only=True)
 class FileKind:
-    """A whole model, a part of one, or a LoRA: `option` is a key of FLAGS. A LoRA has no `family`."""
+    """A whole model, a part of one, or a LoRA: `option` is a key of FLAGS. `families`: whose models have such a part,
+    such as a text encoder that several share; none for a LoRA."""
 
     option: str
-    family: Family | None = None
+    families: tuple[Family, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -41,33 +42,56 @@ class FileKind:
     @property
     def title(self) -> str:
         """The name of the kind, for a message."""
-        if self.family is None:
+        if not self.families:
             return "a LoRA"
         if not self.is_part:
-            return f"a whole {self.family.title} model"
-        part = self.family.denoiser if self.option == "transformer" else self.option
-        return f"{self.family.title}'s {_NAMES.get(part, part)}"
+            return f"a whole {self.models} model"
+        return f"{self.models}'s {self._part}" if len(self.families) == 1 else f"a {self._part} of {self.models}"
+
+    @property
+    def models(self) -> str:
+        """The names of the families."""
+        return listed_titles(self.families)
+
+    @property
+    def parts_alone(self) -> bool:
+        """True for a part of a model that needs no folder: its configurations ship."""
+        return any(family.parts_alone for family in self.families)
+
+    @property
+    def _part(self) -> str:
+        """The name of the part."""
+        part = self.families[0].denoiser if self.option == "transformer" else self.option
+        return _NAMES.get(part, part)
 
     @property
     def needs(self) -> str:
         """The other files that an image needs, for a table."""
-        if self.family is None:
+        if not self.families:
             return "the model that it was made for"
         if not self.is_part:
             return ""
-        others = [_NAMES[name] for group in self.family.components for name in group[:1]]
-        part = _NAMES[self.family.denoiser if self.option == "transformer" else self.option]
-        return ", ".join(name for name in others if name != part) if self.family.parts_alone else "a model (-m)"
+        others = [_NAMES[name] for group in self.families[0].components for name in group[:1]]
+        return ", ".join(name for name in others if name != self._part) if self.parts_alone else "a model (-m)"
 
 
 def identify(header: Header, families: Iterable[Family]) -> FileKind | None:
     """Return the kind of the file with this header; None if it is no LoRA and none of `families` reads it."""
     if header.format == "safetensors" and is_lora(header):
         return FileKind(option="lora")
-    matches = ((family, option) for family in families if (option := family.part(header)) is not None)
-    return next((FileKind(option=option, family=family) for family, option in matches), None)
+    claims = [(family, option) for family in families if (option := family.part(header)) is not None]
+    option = next((flag for flag in FLAGS if any(flag == option for _, option in claims)), None)
+    if option is None:
+        return None
+    return FileKind(option=option, families=tuple(family for family, claimed in claims if claimed == option))
 
 
 def listed_flags(parts: Iterable[str]) -> str:
     """Return the options of `parts`, each with the word for its file: `--text-encoder FILE and --vae FILE`."""
     return " and ".join(f"{FLAGS[part]} FILE" for part in parts)
+
+
+def listed_titles(families: Sequence[Family], before_last: str = "and") -> str:
+    """Return the names of `families`, for a message."""
+    *others, last = (family.title for family in families)
+    return f"{', '.join(others)} {before_last} {last}" if others else last

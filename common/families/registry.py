@@ -31,8 +31,8 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX_2, FLUX)
-"""In the order in which they are asked what a file is: a GGUF of FLUX.2 may have the architecture of FLUX.1."""
+FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
+"""In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""
 
@@ -128,9 +128,9 @@ def of_folder(folder: Path) -> Family:
     for family in FAMILIES:
         if name in family.pipelines:
             return family
-        for start, reason in family.refused.items():
-            if name.startswith(start):
-                raise ModelError(f"{clean(folder)}: {reason}")
+    refused = {start: reason for family in FAMILIES for start, reason in family.refused.items()}
+    if starts := [start for start in refused if name.startswith(start)]:
+        raise ModelError(f"{clean(folder)}: {refused[max(starts, key=len)]}")
     known = "; ".join(f"{family.title}: {', '.join(sorted(family.pipelines))}" for family in FAMILIES)
     raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are {known}")
 
@@ -176,7 +176,7 @@ def of_file(path: Path) -> Family:
     if kind is not None:
         beside = ", beside the model that it belongs to (-m)"
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{beside}")
-    if (architecture := header.metadata.get(gguf.ARCHITECTURE, "")) not in gguf.UNSPECIFIC and header.format == "GGUF":
+    if architecture := gguf.architecture(header):
         beside = "a part goes beside -m, with --transformer, --unet or --text-encoder"
         raise bad(path, f"is a GGUF file of '{clean(architecture, 40)}' and no whole {supported} model: {beside}")
     raise bad(path, f"is no {supported} checkpoint in one file; it begins with {listed(header.tensors)}")
@@ -184,8 +184,7 @@ def of_file(path: Path) -> Family:
 
 def titles(chosen: Callable[[Family], bool], before_last: str = "and") -> str:
     """Return the names of the families that are `chosen`, for a message."""
-    *others, last = (family.title for family in FAMILIES if chosen(family))
-    return f"{', '.join(others)} {before_last} {last}" if others else last
+    return file_kind.listed_titles([family for family in FAMILIES if chosen(family)], before_last)
 
 
 def check_precision(text: str) -> None:

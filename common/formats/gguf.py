@@ -10,6 +10,7 @@ Unusual: ComfyUI's converter writes convolutions as rows of 256 and their true s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from struct import Struct, unpack_from
@@ -50,6 +51,17 @@ class _Keys(NamedTuple):
 
     values: dict[str, str]
     originals: dict[str, Shape]
+
+
+def architecture(header: Header) -> str:
+    """Return the architecture that a GGUF file names; "" for one that names no real one, and for other files."""
+    name = header.metadata.get(ARCHITECTURE, "") if header.format == "GGUF" else ""
+    return "" if name in UNSPECIFIC else name
+
+
+def may_be(header: Header, architectures: Collection[str]) -> bool:
+    """Return whether a file with this header may have one of these `architectures`: it names one of them, or none."""
+    return architecture(header) in ("", *architectures)
 
 
 def parse(file: OpenFile) -> Header:

@@ -5,30 +5,25 @@ Only headers and configurations are read. A file that cannot be read has a row w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
 
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.families.describe import layers_of_known
-from qwenimg.common.families.describe_lora import NO_USE, describe_lora
+from qwenimg.common.families.describe_lora import FITS, NO_USE, Layers, describe_lora
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, entries_below
-from qwenimg.common.weights.lora_names import Names
 
 MAX_FILES = 1_000  # files whose headers are read
-_FITS = "fits: "
-Layers: TypeAlias = Callable[[], Mapping[str, Names]]
-"""Returns LoRAs' names of the layers of the known models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +87,7 @@ def _is(path: Path) -> bool:
         return False
 
 
-def _row(root: Path, path: Path, known: Layers) -> Row:
+def _row(root: Path, path: Path, known: Callable[[], Layers]) -> Row:
     name, folder = path.relative_to(root).as_posix(), root.name
     try:
         if _is(path / "model_index.json"):
@@ -107,15 +102,15 @@ def _row(root: Path, path: Path, known: Layers) -> Row:
         return Row(name=name, folder=folder, bytes=_size(path), fault=str(error).removeprefix(f"{clean(path)}: "))
 
 
-def _about(kind: FileKind, path: Path, known: Layers) -> dict[str, str]:
-    if kind.family is None:
+def _about(kind: FileKind, path: Path, known: Callable[[], Layers]) -> dict[str, str]:
+    if not kind.families:
         lora = describe_lora(path, known())
-        fits = next((line for line in lora.lines if line.startswith(_FITS)), "").removeprefix(_FITS)
+        fits = next((line for line in lora.lines if line.startswith(FITS)), "").removeprefix(FITS)
         if lora.faults:
             return {"family": fits, "kind": "LoRA", "fault": lora.faults[0]}
         use = "" if any(line.startswith(NO_USE) for line in lora.lines) else kind.flag
         return {"family": fits, "kind": "LoRA", "use": use, "needs": kind.needs if use else ""}
-    return {"family": kind.family.title, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
+    return {"family": kind.models, "kind": kind.option.replace("_", " "), "use": kind.flag, "needs": kind.needs}
 
 
 def _stored(header: Header) -> str:

@@ -27,7 +27,7 @@ def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
         return
     if kind is None or kind.option == "model":
         return
-    others = kind.is_part and kind.family is not None and not kind.family.parts_alone
+    others = kind.is_part and not kind.parts_alone
     if not (others and (completed or kind.option == "transformer")):  # the message about its missing parts says more
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{_beside(kind, name)}")
 
@@ -35,8 +35,8 @@ def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
 def _beside(kind: FileKind, name: str) -> str:
     """Return the files that go with a file of this kind, for a message."""
     file = f" {clean(name, 80)}" if name else ""
-    piece = catalog.small_files(kind.family.name) if kind.family else None
-    if not kind.is_part or kind.family is None or not kind.family.parts_alone or piece is None:
+    piece = next(filter(None, (catalog.small_files(family.name) for family in kind.families)), None)
+    if not kind.is_part or not kind.parts_alone or piece is None:
         return f"{file}, beside the model that it belongs to (-m)"
     others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
     tokenizer = f"its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}"
@@ -50,9 +50,10 @@ def check_alone(opening: Opening) -> None:
             kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
         except ModelError:
             continue
-        if kind is not None and kind.family is not None and not kind.family.parts_alone:
-            names = [known.name for known in catalog.KNOWN.values() if known.family == kind.family.name]
-            such = f", such as {' or '.join(names)}" if catalog.small_files(kind.family.name) else ""
+        if kind is not None and kind.families and not kind.parts_alone:
+            families = [family.name for family in kind.families if catalog.small_files(family.name)]
+            names = [known.name for known in catalog.KNOWN.values() if known.family in families]
+            such = f", such as {' or '.join(names)}" if names else ""
             raise bad(path, f"is {kind.title}: say with -m which model it belongs to{such}")
 
 

@@ -20,6 +20,7 @@ from qwenimg.common.parity.judged import figures, returned
 from qwenimg.common.parity.lookups import are_inside
 from qwenimg.common.parity.passport.passport import Figure, Passport, Recorded
 from qwenimg.common.parity.record import operations, side, values, with_loras
+from qwenimg.common.parity.sample import called
 from qwenimg.common.parity.stations import Passed
 from qwenimg.common.parity.stations import judged as stations_judged
 from qwenimg.common.parity.tape import DECODE, Tape, taped
@@ -132,9 +133,9 @@ def _failed(judged: tuple[Figure, ...], failures: list[str]) -> tuple[Figure, ..
 
 
 def _asked(passport: Passport, lora: str) -> dict[str, Any]:
-    """Return the arguments of the recorded call, with `lora` as the names of its LoRAs here."""
+    """Return the keywords of the recorded call, with `lora` as the names of its LoRAs here."""
     recorded = passport.picture
-    return ({} if recorded is None else recorded.asked) | {"lora": lora}
+    return ({} if recorded is None else called(recorded.asked)) | {"lora": lora}
 
 
 def _others(counts: Mapping[str, int], recorded: Mapping[str, int]) -> str:

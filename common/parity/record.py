@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
-from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.parity.blocks import ComponentPolicy, network, parts, shapes_sum
@@ -34,7 +32,7 @@ from qwenimg.common.parity.passport.passport import (
 )
 from qwenimg.common.parity.passport.passport_schema import AskedJson
 from qwenimg.common.parity.rerun import with_own
-from qwenimg.common.parity.sample import TINY, Drawn, drawn_like, projected, rounded_otherwise, smaller
+from qwenimg.common.parity.sample import SEEN, TINY, Drawn, called, drawn_like, projected, rounded_otherwise, smaller
 from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
@@ -126,8 +124,8 @@ def record(
     exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
     small models too. Raises QwenimgError."""
     if pipe.model.images[0]:
-        raise UsageError(f"{clean(pipe.model_name, 60)} edits pictures, and a passport has none: record qwen-image")
-    asked = {**asked, "seed": pipe.check(**asked).seed}  # the same seed for all runs, even without one in `asked`
+        asked = {**asked, "pictures": min(pipe.model.images[1], len(SEEN))}
+    asked = {**asked, "seed": pipe.check(**called(asked)).seed}  # the same for all runs, even without one in `asked`
     checkpoint = with_loras(pipe, asked)
     policies = parts(checkpoint, pipe.precision)
     small = all(part.plan.parameters < LARGE for part in policies.values())
@@ -137,11 +135,12 @@ def record(
     tape = Tape()
     with watched(pipe.runtime, trace):
         with taped(pipe, tape):
-            result = _drawn(pipe, asked, trace)
-        again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
-        pipe(**again)  # for the VAE's encoder
+            result = _drawn(pipe, called(asked), trace)
+        if not pipe.model.images[0]:
+            again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
+            pipe(**again)  # for the VAE's encoder
     pipe.free_transformer()
-    run = with_own(pipe, asked, tape.stations, notify)
+    run = with_own(pipe, called(asked), tape.stations, notify)
     recorder = Recorder(policies, whole, pipe.engine, exact, notify)
     blocks = recorder.blocks(trace.found())
     return Passport(
@@ -168,7 +167,7 @@ def _drawn(pipe: Pipeline, asked: Mapping[str, Any], trace: Trace) -> Result:
 def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> RecordedImage:
     return RecordedImage(
         asked=AskedJson(**{name: value for name, value in asked.items() if name != "lora"}).said(),  # which has paths
-        sigmas=pipe.model.plan(pipe.check(**asked)).sigmas,
+        sigmas=pipe.model.plan(pipe.check(**called(asked))).sigmas,
         noise=result.recipe["noise_sha256"],
         latents=result.latents,
         pixels=result.pixels,

@@ -1,11 +1,14 @@
-"""Substitutes for arrays that are too large to be stored: random arrays like them, and projections of them.
+"""Substitutes for arrays that are too large to be stored: random arrays like them, projections of them, and pictures
+for a model that sees some.
 
-Both have the same bits on every machine: a seed gives the noise of `numbers.noise`, and signs are bits of MT19937.
+All have the same bits on every machine: a seed gives the noise of `numbers.noise`, and signs are bits of MT19937.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +17,7 @@ from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator
 from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.runtime.traced import Values
 
+SEEN = ((96, 128), (128, 80))  # height and width of the pictures that a recorded model sees
 PROJECTIONS = 64  # of one array: they give its length within 9 % (one standard deviation)
 CHANNELS = 32  # the most channels with a mean and a deviation of their own
 SMALL = 2.0**-8  # rms at which an epsilon of 1e-5 and one of 1e-6 differ by 30 %
@@ -101,3 +105,17 @@ def projected(array: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
         sums[i] = np.where(signs, flat, -flat).sum()
     sums /= np.sqrt(PROJECTIONS)
     return sums
+
+
+def called(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of the recorded call: the number of `pictures` in `asked` becomes the pictures."""
+    seen = asked.get("pictures") or 0
+    pictures = {"image": [_picture(height, width) for height, width in SEEN[:seen]]} if seen else {}
+    return {name: value for name, value in asked.items() if name != "pictures"} | pictures
+
+
+def _picture(height: int, width: int) -> NDArray[np.uint8]:
+    """Return a picture with slopes, and with edges in both directions."""
+    rows, columns, channels = np.ogrid[:height, :width, :3]
+    slopes = rows * (channels + 1) + 2 * columns * (3 - channels)
+    return np.asarray((slopes + 90 * (rows // 16 % 2) + 60 * (columns // 24 % 2)) % 256, np.uint8)

@@ -1,7 +1,8 @@
 """Recording of a run's stations while a pipeline generates, and continuation from the recorded outputs of each.
 
 Stations are at places where machines agree, however many branches of guidance they compute in a batch: the calls of the
-text encoders, of the denoiser with guidance applied, and of the VAE, and the rows of the denoiser's time.
+text encoders and of what sees pictures in them, of the denoiser with guidance applied, and of the VAE, and the rows of
+the denoiser's time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.traced import Call, leaves
 from qwenimg.common.weights.plan import LoadPlan
 
-DECODE = "vae.decode"  # the last station
+ENCODE, DECODE = "vae.encode", "vae.decode"  # of each picture that the model sees; the last station
 
 
 class Tape:
@@ -110,10 +111,18 @@ class _TextEncoder:
     def __init__(self, opened: Any, engine: Engine, tape: Tape, name: str):
         self._opened, self._engine, self._tape, self._name = opened, engine, tape, name
 
+    def slots(self, patches: NDArray[Any], *size: int) -> Any:
+        """Return the slots of a picture. Its patches have the same bits everywhere, and are many: only their size is
+        kept."""
+        result = self._opened.slots(patches, *size)
+        recorded = self._tape.passed(f"{self._name} picture", [np.asarray(size)], (self._engine.numpy(result),))
+        return result if recorded is None else self._engine.array(recorded[0].copy())
+
     def encode(self, ids: Any, *rest: Any) -> Any:
         result = self._opened.encode(ids, *rest)
         arrays = result if isinstance(result, tuple) else (result,)
-        inputs = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in rest)]
+        numbers = rest[:1] if hasattr(self._opened, "slots") else rest  # behind which are the slots, recorded before
+        inputs = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in numbers)]
         recorded = self._tape.passed(self._name, inputs, tuple(map(self._engine.numpy, arrays)))
         if recorded is None:
             return result
@@ -132,6 +141,12 @@ class _VAE:
         pixels: NDArray[Any] = self._opened.decode(latents, tile)
         recorded = self._tape.passed(DECODE, [latents], (pixels,))
         return pixels if recorded is None else recorded[0].copy()
+
+    def encode(self, pixels: NDArray[Any], tile: int | None = None) -> NDArray[Any]:
+        """Return the latents of a picture. Its pixels have the same bits everywhere: only their shape is kept."""
+        moments: NDArray[Any] = self._opened.encode(pixels, tile)
+        recorded = self._tape.passed(ENCODE, [np.asarray(pixels.shape)], (moments,))
+        return moments if recorded is None else recorded[0].copy()
 
 
 class _Times:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
-from qwenimg.common.parts.components import component
+from qwenimg.common.parts.components import component, open_component, read_config
+from qwenimg.common.parts.ldm_configs import Shapes, behind
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.keys import Place, plan_places
+from qwenimg.common.weights.keys import Place, check_architecture, plan_places
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 
@@ -47,6 +51,62 @@ def open_transformer(
     known = plan.known | {prefix + one for one in ignored}
     check_known(header.file.path, [key for key in header.tensors if key.startswith(prefix) and key not in known], title)
     return component(network, config, plan, whole=whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerFile:
+    """A family's transformer in one file, with its authors' names behind a prefix or with diffusers'."""
+
+    network: Network
+    title: str  # the model's, for messages
+    sign: str  # a tensor that no other model has, in its authors' names
+    diffusers_sign: str  # such a one in diffusers' names
+    place: Callable[[str], Place]  # of a parameter, in its authors' names
+    # The configuration of a file with these shapes; what these do not show is that of another one. The last argument
+    # makes the file's name of diffusers'. Raises ModelError
+    config: Callable[[Path, Shapes, Any, Callable[[str], str]], Any]
+
+    def prefix(self, names: Collection[str]) -> str | None:
+        """Return the prefix of its authors' names in a file with these `names`; None in a file without them."""
+        return prefix_of(names, self.sign)
+
+    def reads(self, header: Header) -> bool:
+        """Return whether a file with this header has the transformer."""
+        known = self.prefix(header.tensors) is not None or self.diffusers_sign in header.tensors
+        return known and gguf.may_be(header, self.network.architectures)
+
+    def open(self, path: Path, like: Any, *, whole: bool = False) -> Component:
+        """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the file;
+        what shapes do not show is that of `like`. Raises ModelError."""
+        network, title = self.network, "transformer"
+        if is_folder(path):
+            return open_component(network, path, read_config(network, path), title, whole=whole)
+        header = read_header(path)
+        try:
+            check_architecture(header, network.architectures, title)
+            prefix = self.prefix(header.tensors)
+            if prefix is not None:
+                config = self.config(path, behind(header, prefix), like, lambda name: self.place(name).key)
+                return open_transformer(header, prefix, network, config, self.place, self.title, whole=whole)
+            if self.diffusers_sign not in header.tensors:
+                raise bad(path, f"holds no transformer of {self.title}, by its authors' names or diffusers'")
+            config = self.config(path, behind(header, ""), like, lambda name: name)
+        except BaseException:
+            header.file.close()
+            raise
+        header.file.close()
+        return open_component(network, path, config, title, whole=whole)
+
+
+def count_blocks(shapes: Shapes, *starts: str) -> int:
+    """Return the number of blocks whose names begin with one of `starts`."""
+    return len({key.split(".")[1] for key in shapes if key.startswith(starts)})
+
+
+def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, list[Place]]:
+    """Map the path of each layer to its place in one with its authors' name, by `place` of its weight."""
+    places = {path: place(f"{path}.weight") for path in paths}
+    return {path: [there._replace(key=there.key.removesuffix(".weight"))] for path, there in places.items()}
 
 
 def check_known(path: Path, unknown: Sequence[str], title: str) -> None:

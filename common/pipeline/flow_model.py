@@ -137,15 +137,13 @@ class FlowModel(ABC):
     ) -> Stage:
         """Return the stage of all steps with one branch after the other, each of which takes `activations` bytes.
         operations: those of an evaluation of each branch. checked: see `Stage`."""
-        shares = [plan.share(branch) for branch in branches]
-        per_evaluation = sum(share * one for share, one in zip(shares, operations, strict=True))
         return Stage(
             name="denoise",
             resident="transformer",
             component=self.checkpoint["transformer"],
-            splits=(Split(activations=activations, size=1, passes=plan.evaluations * sum(shares)),),
+            splits=(Split(activations=activations, size=1, passes=plan.passes(branches)),),
             checked=checked,
-            operations=plan.evaluations * per_evaluation,
+            operations=sum(plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)),
         )
 
     def check_weights(self) -> None:

@@ -25,11 +25,6 @@ class Branch:
     until: float = 1.0  # the largest share of the noise that is gone at a step that computes it
     options: Mapping[str, Any] = field(default_factory=dict)  # the network's options for this branch alone
 
-    @property
-    def share(self) -> float:
-        """The share of the steps that compute it, if no noise level ends it."""
-        return self.steps[1] - self.steps[0]
-
 
 def _guidance(request: Request) -> float:
     """Return the scale of a family that has one number."""
@@ -77,11 +72,6 @@ class Guidance:
     def combined(self, engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
         """Return the prediction of a step; that of a single branch unchanged."""
         return predictions[0] if len(predictions) == 1 else self.formula(engine, request, predictions)
-
-
-def passes(branches: Sequence[Branch], size: int) -> float:
-    """Return the passes of an evaluation, averaged over the steps, with `size` branches in one batch: one or all."""
-    return sum(branch.share for branch in branches[::size])
 
 
 # Formulas

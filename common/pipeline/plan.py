@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import TypeAlias
 
@@ -60,10 +61,16 @@ class SamplingPlan:
             for end in ends
         ]
 
-    def share(self, branch: Branch) -> float:
-        """Return the share of the steps that compute `branch`."""
-        first, last = self._bounds(branch)
-        return (last - first) / self.steps
+    def passes(self, branches: Sequence[Branch], size: int = 1, segment: int | None = None) -> int:
+        """Return the calls of the network in the run, or in one `segment` of it, with `size` branches in one batch."""
+        stretches = self.stretches(branches)
+        evaluated = self._evaluated if segment is None else [self._evaluated[segment]]
+        active = (
+            next((len(active) for end, active in stretches if sigma > end), 0)
+            for sigmas in evaluated
+            for sigma in sigmas
+        )
+        return sum(ceil(count / size) for count in active)
 
     def _bounds(self, branch: Branch) -> tuple[int, int]:
         """Return the number of steps before the first that computes `branch`, and up to the last one. Step i of n does
@@ -75,37 +82,33 @@ class SamplingPlan:
     def evaluated_sigmas(self) -> tuple[float, ...]:
         """Return the noise levels of all evaluations, each once, in order. The coefficients of samplers that are not
         adaptive depend on no array, so running them on a float shows the levels."""
-        return tuple(dict.fromkeys(sigma for recorder in self._recorded() for sigma in recorder.sigmas))
+        return tuple(dict.fromkeys(sigma for sigmas in self._evaluated for sigma in sigmas))
 
-    def _recorded(self) -> list[_Recorder]:
-        """Return the evaluations of each segment, recorded by running it on a float."""
+    @property
+    def evaluations(self) -> int:
+        """The number of evaluations, each of one x at one noise level."""
+        return sum(map(len, self._evaluated))
+
+    @cached_property
+    def _evaluated(self) -> list[list[float]]:
+        """The noise level of each evaluation, for each segment, recorded by running it on a float. An adaptive sampler
+        chooses its own steps; those of the schedule stand for them, with three evaluations each."""
+        if table.find(self.sampler).adaptive:
+            return [[sigma for sigma in segment.schedule.sigmas[:-1] for _ in range(3)] for segment in self.segments]
         recorders = []
         for segment in self.segments:
             recorders.append(_Recorder())
             for _ in segment.solver(0.0, segment.schedule, recorders[-1], lambda: 0.0):
                 pass
-        return recorders
-
-    @property
-    def evaluations(self) -> int:
-        """The number of evaluations, each of one x at one noise level. An adaptive sampler chooses its own steps, of
-        three evaluations each."""
-        return sum(self.evaluations_by_segment)
-
-    @property
-    def evaluations_by_segment(self) -> list[int]:
-        """The number of evaluations in each segment."""
-        if table.find(self.sampler).adaptive:
-            return [3 * (len(segment.schedule.sigmas) - 1) for segment in self.segments]
-        return [recorder.evaluations for recorder in self._recorded()]
+        return [recorder.sigmas for recorder in recorders]
 
 
 class _Recorder:
     def __init__(self) -> None:
-        self.evaluations, self.sigmas = 0, dict[float, None]()
+        self.sigmas = list[float]()
 
     def __call__(self, x: Array, sigma: float) -> Array:
-        self.evaluations, self.sigmas[sigma] = self.evaluations + 1, None
+        self.sigmas.append(sigma)
         return 0.0
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:

@@ -132,8 +132,8 @@ def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
 
 def check_architecture(header: Header, architectures: frozenset[str], component: str, hint: str = "") -> None:
     """Raise ModelError, with `hint`, if a GGUF file names an architecture that is none of these."""
-    name = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    if name not in architectures and name not in gguf.UNSPECIFIC:
+    if not gguf.may_be(header, architectures):
+        name = gguf.architecture(header)
         hint = hint or (f"expected {' or '.join(sorted(architectures))}" if architectures else "give another file")
         raise bad(header.file.path, f"is a GGUF file of '{clean(name, 40)}', not of a {component}: {hint}")
 

@@ -136,13 +136,14 @@ def test_gguf(folder: Path, tmp_path: Path, backend: str) -> None:
     ("part", "words"),
     [
         ("transformer", "layout: Flux.1's transformer, its authors' names"),
-        ("vae", "layout: the VAE of Flux.1, Z-Image and Stable Diffusion 3, ldm names"),
-        (T5, "layout: Stable Diffusion 3's text encoder (--text-encoder)"),  # the same file in both
+        ("vae", "layout: a VAE for latents of 16 channels, ldm names"),
+        (T5, "layout: a text encoder of Stable Diffusion 3 and Flux.1 (--text-encoder)"),
     ],
 )
 def test_info_of_files(files: dict[str, Path], part: str, words: str) -> None:
     about = describe(files[part])
     assert about.lines[0] == words
+    assert part != "vae" or about.lines[1] == "for: Stable Diffusion 3, Z-Image and Flux.1"
     if part == "transformer":  # narrower than the published one, whose axes it is taken to have
         assert "axes_dims_rope" in about.faults[0]
 

@@ -15,6 +15,7 @@ from toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline
 from qwenimg.common.pipeline import fit_options
+from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
 from qwenimg.common.runtime.runtime import Change, limit_for
 from qwenimg.common.runtime.stages import Stage
@@ -118,3 +119,36 @@ def test_a_run_does_what_its_plan_says(load: Callable[[int | None], Pipeline], k
                 seen |= {(opens, held) for _, _, opens, held, _ in run}
     print(f"{kind} on {backend}: from {least:,} bytes on, {len(seen)} ways to have a component in memory")
     assert kind == "toy" or len(seen) > 4, "some are used again, and some streamed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [("qwen", "euler"), ("sd15", "heun"), ("sdxl+refiner", "dpmpp_2m"), ("z-image", "heun"), ("sd3", "euler")],
+)
+@pytest.mark.parametrize("backend", ["cpu"])
+def test_a_run_has_the_passes_of_its_plan(
+    load: Callable[[int | None], Pipeline], sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where guidance ends within a step, and beside skipped layers, which are a branch of their own."""
+    called, entered = list[int](), list[Any]()
+    call, enter = Pass.__call__, Residents.enter
+
+    def counted(one: Pass, x: Any, sigma: float) -> Any:
+        called.append(1)
+        return call(one, x, sigma)
+
+    def noted(residents: Residents, stage: Stage) -> Any:
+        network, split = enter(residents, stage)
+        entered.append(split.passes if stage.name in ("denoise", "refine") else 0)
+        return network, split
+
+    monkeypatch.setattr(Pass, "__call__", counted)
+    monkeypatch.setattr(Residents, "enter", noted)
+    with closing(load(None)) as pipe:
+        more = {"skip_layers": "1"} if "skip_layers" in pipe.model.options else {}
+        for share in (0.3, 0.5, 1.0):
+            pipe(PROMPT, **BRIEF | {"steps": 5, "sampler": sampler, "cfg_end": share}, **more)
+            print(f"cfg_end {share}: {len(called)} passes")
+            assert len(called) == sum(entered), share
+            called.clear()
+            entered.clear()

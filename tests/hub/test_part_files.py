@@ -24,7 +24,7 @@ from qwenimg.common.hub.model_folders import read_folders
 from qwenimg.common.parts.components import read_config
 
 KINDS = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
-LORA = "transformer.transformer_blocks.0.attn.to_q.lora_"
+LORA = "transformer_blocks.0.img_mlp.net.2.lora_"
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_every_file_is_listed_with_what_takes_it(comfy: Path, folders: dict[str,
         "qwen_transformer.safetensors": ("Qwen-Image", "transformer", "--transformer", "BF16"),
         "qwen_text_encoder.safetensors": ("Qwen-Image", "text encoder", "--text-encoder", "BF16"),
         "qwen_vae.safetensors": ("Qwen-Image", "vae", "--vae", "BF16"),
-        "style.safetensors": ("Qwen-Image (1 block)", "LoRA", "--lora", "F32"),
+        "style.safetensors": ("Qwen-Image", "LoRA", "--lora", "F32"),
         "tiny sd": ("Stable Diffusion", "model", "-m", ""),
         "odd.safetensors": ("", "", "", "F32"),
     }

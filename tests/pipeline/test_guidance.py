@@ -16,7 +16,7 @@ import qwenimg
 from qwenimg import Pipeline
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import normal
-from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg, passes
+from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.request.request import Request
 from qwenimg.common.sampling import table
@@ -147,6 +147,18 @@ def test_stretches_of_the_steps() -> None:
     assert stretches((0.0, 0.5), (0.25, 0.75)) == [(4.0, [0, 1]), (2.0, [0, 1, 2]), (1.0, [0, 2]), (-1.0, [0])]
 
 
-def test_passes_of_a_step() -> None:
+def test_passes_of_a_run() -> None:
+    """Whole steps, and evaluations by their noise levels: Heun's second one in a step is at the end of it."""
     branches = [Branch(prompt=""), Branch(prompt="", steps=(0.0, 0.5)), Branch(prompt="", steps=(0.25, 0.5))]
-    assert passes(branches, 3) == 1.0 and passes(branches, 1) == 1.75
+
+    def counted(sampler: str, *sigmas: tuple[float, ...]) -> SamplingPlan:
+        solver = table.find(sampler).function
+        segments = tuple(Segment(schedule=Schedule(sigmas=one), solver=solver) for one in sigmas)
+        return SamplingPlan(sampler=sampler, schedule="model", segments=segments)
+
+    plan = counted("euler", (8.0, 4.0, 2.0, 1.0, 0.0))
+    assert [plan.passes(branches, size) for size in (3, 2, 1)] == [4, 5, 7]
+    assert counted("euler", (8.0, 4.0, 2.0, 0.0)).passes(branches) == 3 + 2 + 1  # half of three steps are two
+    assert counted("heun", (8.0, 4.0, 2.0, 1.0, 0.0)).passes(branches[:2]) == 7 + 3
+    parts = counted("euler", (8.0, 4.0, 2.0), (2.0, 1.0, 0.0))
+    assert [parts.passes(branches[:2], 1, segment) for segment in (0, 1, None)] == [4, 2, 6]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from safetensors.torch import save_file
 from tiny_flux import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.families.flux import transformer_file as product
-from qwenimg.common.families.flux.transformer_file import open_transformer
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.parts import authors_names
 from qwenimg.common.weights.keys import Place, Rows
@@ -39,7 +39,7 @@ def made(**changes: Any) -> torch.nn.Module:
 
 
 def values(path: Path, like: FluxConfig = LIKE) -> tuple[FluxConfig, dict[str, np.ndarray]]:
-    part = open_transformer(path, like)
+    part = product.FILE.open(path, like)
     arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
     part.plan.close()
     return part.config, arrays
@@ -171,7 +171,7 @@ FAULTS: dict[Callable[[str], Place], str] = {
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[str], Place]) -> None:
     model, path = made(), tmp_path / "flux.safetensors"
     save_file(transformer_file(model), path)
-    monkeypatch.setattr(product, "place", fault)
+    monkeypatch.setattr(product, "FILE", replace(product.FILE, place=fault))
     if FAULTS[fault] == "refused":
         refused(values, path)
         return

@@ -15,9 +15,9 @@ from tiny_clip import tiny_clip, write_tiny_clip_tokenizer
 from tiny_t5 import tiny_t5
 
 from qwenimg import backends
+from qwenimg.common.families.sd3.texts import SD3Texts
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
-from qwenimg.common.parts.texts.clip_texts import ClipTexts
 from qwenimg.common.parts.texts.padded_texts import ClipPooled, T5Texts
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
@@ -131,37 +131,26 @@ def test_flux(folders: dict[str, Path], backend: str) -> None:
 def test_sd3(folders: dict[str, Path], backend: str) -> None:
     """The last states but one of both CLIPs side by side, both projected pooled vectors, and T5's states."""
     checkpoint, device = opened(folders["sd3"]), residents(backend)
-    clips = ClipTexts(device, checkpoint, ("text_encoder", "text_encoder_2"), penultimate=True, every_pooled=True)
-    texts = T5Texts(device, checkpoint, "text_encoder_3", LENGTH)
+    texts = SD3Texts(device, checkpoint, WIDTH, LENGTH)
     theirs, worst = reference("sd3", folders["sd3"]), 0.0
-    for skip in (0, 1):
-        for prompt in PROMPTS[:2]:
-            with torch.inference_mode():
-                expected, _, expected_pooled, _ = theirs.encode_prompt(
-                    prompt, None, None, device="cpu", do_classifier_free_guidance=False, clip_skip=skip or None,
-                    max_sequence_length=LENGTH,
-                )  # fmt: skip
-            states, pooled = clips.states([prompt], skip)
-            [rows] = texts.states([prompt])
-            ours = np.zeros((1, 77 + LENGTH, WIDTH), np.float32)
-            ours[:, :77, : states.shape[2]], ours[:, 77:] = states, device.runtime.engine.numpy(rows)
-            worst = max(worst, relative(ours, expected), relative(pooled, expected_pooled))
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            expected, _, expected_pooled, _ = theirs.encode_prompt(
+                prompt, None, None, device="cpu", do_classifier_free_guidance=False, max_sequence_length=LENGTH
+            )
+        [states], [pooled] = zip(*texts.states([prompt]), strict=True)
+        worst = max(worst, relative(states, expected), relative(pooled, expected_pooled))
     print(f"{backend}: {worst:.1e} (limit {FLOAT32})")
     assert worst <= FLOAT32
-    two, pooled = clips.states([PROMPTS[1], PROMPTS[2]])
-    assert two.shape == (2, 77 * 6, 140) and pooled.shape == (2, 44 + 52), "a longer prompt has more chunks"
 
 
-def test_other_pooled_vectors_are_seen(folders: dict[str, Path]) -> None:
-    """The last CLIP's alone, the states with the norm, and those of a pooled vector at the last end token."""
+def test_states_of_the_last_layer_are_seen(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the norm, in place of those before it."""
     checkpoint, device = opened(folders["sd3"]), residents("cpu")
-    names = ("text_encoder", "text_encoder_2")
-    right = ClipTexts(device, checkpoint, names, penultimate=True, every_pooled=True)
-    states, pooled = right.states([PROMPTS[1]])
-    assert np.array_equal(
-        ClipTexts(device, checkpoint, names, penultimate=True).states([PROMPTS[1]])[1], pooled[:, 44:]
-    )
-    normed, _ = ClipTexts(device, checkpoint, names, penultimate=False).states([PROMPTS[1]])
+    [(states, _)] = SD3Texts(device, checkpoint, WIDTH, LENGTH).states([PROMPTS[1]])
+    used = clip.used_states
+    monkeypatch.setattr(clip, "used_states", lambda config, penultimate: used(config, penultimate=False))
+    [(normed, _)] = SD3Texts(device, checkpoint, WIDTH, LENGTH).states([PROMPTS[1]])
     assert relative(normed, torch.from_numpy(states)) > 0.1
 
 
@@ -171,24 +160,22 @@ def test_other_pooled_vectors_are_seen(folders: dict[str, Path]) -> None:
 def test_each_text_encoder_is_a_stage_and_is_freed_before_the_next(folders: dict[str, Path]) -> None:
     checkpoint, told = opened(folders["sd3"]), list[str]()
     device = residents("cpu", lambda kind, text: told.append(text))
-    clips = ClipTexts(device, checkpoint, ("text_encoder", "text_encoder_2"), penultimate=True, every_pooled=True)
-    texts = T5Texts(device, checkpoint, "text_encoder_3", LENGTH)
-    prompts = PROMPTS[1:]
-    stages = [*clips.stages(clips.keys(prompts, 0)), *texts.stages()]
+    texts, prompts = SD3Texts(device, checkpoint, WIDTH, LENGTH), PROMPTS[1:]
+    stages = texts.encodings(prompts, True)
     assert [stage.component for stage in stages] == list(checkpoint.components.values())
     [planned] = device.plan(stages).stages
     largest = max(part.plan.nbytes for part in checkpoint.components.values())
     assert planned.weights == largest, "the largest, not the sum"
-    clips.announce(clips.keys(prompts, 0))
     texts.announce(prompts)
     assert len(told) == 3 and all(line.startswith("loading text encoder") for line in told)
     assert not device.weights, "nothing stays"
-    assert clips.has(clips.keys(prompts, 0)) and texts.has(prompts)
-    clips.states(prompts)
+    assert texts.has(prompts) and not texts.encodings(prompts, True)
     texts.states(prompts)
     assert len(told) == 3, "each is loaded once for both prompts"
-    texts.forget()
-    assert not texts.has(prompts) and clips.has(clips.keys(prompts, 0))
+    texts.every[-1].forget()
+    assert not texts.has(prompts) and [stage.component for stage in texts.encodings(prompts, True)] == [
+        checkpoint["text_encoder_3"]
+    ]
 
 
 def test_loras_of_one_text_encoder_forget_its_states_alone(folders: dict[str, Path]) -> None:

@@ -294,7 +294,7 @@ def test_a_tag_in_the_prompt_says_where_a_lora_goes(library: Library) -> None:
 
 
 def test_info_says_what_a_file_is(tiny_folder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
-    for kind, fits in (("qwen", "Qwen-Image (2 blocks)"), ("sdxl", "Stable Diffusion")):
+    for kind, fits in (("qwen", "Qwen-Image"), ("sdxl", "Stable Diffusion")):
         folder = tiny_folder if kind == "qwen" else folders[kind]
         lines = describe(write_lora(folder, kind, tmp_path / f"{kind}.safetensors")).lines
         print(*lines, sep="\n")

@@ -25,11 +25,12 @@ from mutants_qwen import (
     weight_transposed,
 )
 
-from qwenimg.common.families.sd3 import model, texts
+from qwenimg.common.families.sd3 import model
 from qwenimg.common.families.sd3.model import SD3
 from qwenimg.common.families.sd3.texts import SD3Texts
 from qwenimg.common.networks.denoisers import sd3_conditioning
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.texts import padded_texts
 from qwenimg.common.pipeline import plan
 
 # The transformer
@@ -165,17 +166,18 @@ def t5_left_out(patch: Patch) -> None:
 
 
 def clip_of_the_last_layer(patch: Patch) -> None:
-    patch.around(texts.clip, "used_states", lambda used, config, penultimate: used(config, penultimate=False))
+    patch.around(padded_texts.clip, "used_states", lambda used, config, penultimate: used(config, penultimate=False))
 
 
 def clip_pads_exchanged(patch: Patch) -> None:
     """`!` for the end token, and the other way round."""
 
-    def padded(fill: Any, own: Any, name: str, prompt: str) -> Any:
-        other = {"text_encoder": "text_encoder_2", "text_encoder_2": "text_encoder"}
-        return fill(own, other.get(name, name), prompt)
+    def exchanged(made: Any, own: Any, *rest: Any) -> None:
+        made(own, *rest)
+        first, second, *_ = own.every
+        first._tokenizer, second._tokenizer = second._tokenizer, first._tokenizer
 
-    patch.around(SD3Texts, "fill", padded)
+    patch.around(SD3Texts, "__init__", exchanged)
 
 
 def branches_swapped(patch: Patch) -> None:

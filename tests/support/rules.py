@@ -49,6 +49,7 @@ AT_IMPORT = {
     "Workspace": "a constant",
     "Path": "a path, which asks the file system nothing",
     "Family": "a row of families/registry.py",
+    "TransformerFile": "a row of a family",
     "Network": "a row of networks/",
     "Peer": "a row of backends/__init__.py",
     "dataclass": "a decorator",

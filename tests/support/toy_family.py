@@ -30,7 +30,7 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
-from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
+from qwenimg.common.pipeline.guidance import Guidance, cfg
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.pipeline.step_cache import Pass
@@ -118,9 +118,7 @@ class ToyModel:
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         step = 4 * shape.count * self.component.config.width
-        splits = (
-            Split(activations=step, size=1, passes=plan.evaluations * passes(self.guidance.branches(request), 1)),
-        )
+        splits = (Split(activations=step, size=1, passes=plan.passes(self.guidance.branches(request))),)
         work = plan.evaluations * step
         return [Stage(name="denoise", resident="toy", component=self.component, splits=splits, operations=work)]
 

@@ -14,7 +14,7 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux import mflux
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
-from qwenimg.common.families.flux.transformer_file import open_transformer
+from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
@@ -99,7 +99,7 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
         rename = mflux.RENAMES[name]
         return open_component(_NETWORKS[name], folder / name, config, name, rename, channels_last=marker, whole=whole)
     if name == "transformer":
-        return open_transformer(place, config, whole=whole)
+        return FILE.open(place, config, whole=whole)
     if name == "vae":
         return open_vae(place, config, whole=whole)
     if name == T5:

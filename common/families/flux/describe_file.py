@@ -5,30 +5,24 @@ from __future__ import annotations
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
-from qwenimg.common.families.flux import transformer_file
-from qwenimg.common.formats import gguf
+from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
-from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import vae_files
-from qwenimg.common.parts.texts import t5_files
+from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.vae_files import open_vae
 
+CLIP_WIDTH = 768  # of CLIP-L
 _INPUTS = {64: "", 384: ", Fill: inpainting, not supported yet", 128: ", for control images, not supported"}
 
 
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
     another file."""
-    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    if architecture not in gguf.UNSPECIFIC:
-        parts = {"transformer": flux_dit.NETWORK, "text_encoder": t5.NETWORK}
-        return next((part for part, network in parts.items() if architecture in network.architectures), None)
-    if transformer_file.is_transformer(header):
+    if FILE.reads(header):
         return "transformer"
-    if t5_files.prefix_of(header.tensors) is not None:
+    if t5_files.is_alone(header) or clip_files.width_alone(header.tensors) == CLIP_WIDTH:
         return "text_encoder"
     return "vae" if vae_files.latent_channels(header.tensors) == kl_vae.FLUX_1.latent_channels else None
 
@@ -46,7 +40,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         if part == "vae":
             opened = open_vae(path, kl_vae.FLUX_1)
         else:
-            opened = transformer_file.open_transformer(path, FluxConfig())
+            opened = FILE.open(path, FluxConfig())
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
@@ -63,7 +57,7 @@ def _layout(header: Header, part: str) -> str:
     kind = "GGUF, " if header.format == "GGUF" else ""
     if part == "vae":
         names = "ldm" if vae_files.SIGN in header.tensors else "diffusers'"
-        return f"{kind}the VAE of Flux.1, Z-Image and Stable Diffusion 3, {names} names"
-    prefix = transformer_file.prefix_of(header.tensors)
+        return f"{kind}a VAE for latents of {kl_vae.FLUX_1.latent_channels} channels, {names} names"
+    prefix = FILE.prefix(header.tensors)
     names = "diffusers' names" if prefix is None else "its authors' names"
     return f"{kind}Flux.1's transformer, {names}{f' behind {prefix}' if prefix else ''}"

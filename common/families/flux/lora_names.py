@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import place
+from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Place, Rows
@@ -29,14 +30,8 @@ def names(checkpoint: Checkpoint) -> Names:
 def transformer(weights: Manifest) -> ComponentNames:
     """Return the names of the layers of the transformer with these `weights`."""
     paths = [name.removesuffix(".weight") for name in weights if name.endswith(".weight") and len(weights[name]) == 2]
-    places = {path: [_layer(path), *_xlabs(path)] for path in paths}
+    places = {path: [*there, *_xlabs(path)] for path, there in layers(place, paths).items()}
     return component_names("transformer", weights, DENOISER, places=places)
-
-
-def _layer(path: str) -> Place:
-    """Return the place of a layer in one with its authors' name."""
-    there = place(f"{path}.weight")
-    return there._replace(key=there.key.removesuffix(".weight"))
 
 
 def _xlabs(path: str) -> Iterator[Place]:

@@ -8,25 +8,17 @@ Unusual about its authors' names:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse
-from qwenimg.common.base.safe_files import bad, is_folder
-from qwenimg.common.formats.headers import read_header
-from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
-from qwenimg.common.parts import authors_names
-from qwenimg.common.parts.components import open_component, read_config
-from qwenimg.common.parts.ldm_configs import Shapes, behind, shape_of
-from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.keys import Place, Rows, check_architecture
-
-SIGN = "single_blocks.0.modulation.lin.weight"
-DIFFUSERS_SIGN = "single_transformer_blocks.0.norm.linear.weight"
+from qwenimg.common.parts.authors_names import TransformerFile, count_blocks
+from qwenimg.common.parts.ldm_configs import Shapes, shape_of
+from qwenimg.common.weights.keys import Place, Rows
 
 _ENDS = {
     "x_embedder": "img_in",
@@ -52,89 +44,35 @@ _DOUBLE = {
 _SINGLE = {"norm.linear": "modulation.lin", "proj_out": "linear2"}
 _NORMS = {"q": "query_norm", "k": "key_norm"}
 _BLOCK = re.compile(r"(?P<single>single_)?transformer_blocks\.(?P<index>\d+)\.(?P<part>.+)\.(?P<leaf>weight|bias)")
-_BLOCKS = {
-    "double_blocks": "double",
-    "transformer_blocks": "double",
-    "single_blocks": "single",
-    "single_transformer_blocks": "single",
-}
 _FUSED = re.compile(r"attn\.(?:to_(?P<image>[qkv])|add_(?P<text>[qkv])_proj)")
 _NORM = re.compile(r"attn\.norm_(?P<text>added_)?(?P<kind>[qk])")
 _LINEAR1 = 7  # parts of its rows: q, k, v, and four of the feed-forward
 
 
-def prefix_of(names: Collection[str]) -> str | None:
-    """Return the prefix of the transformer's names, its authors', in a file with these `names`; None without it."""
-    return authors_names.prefix_of(names, SIGN)
-
-
-def is_transformer(header: Header) -> bool:
-    """Return whether a file with this header has the transformer, under its authors' or diffusers' names."""
-    return prefix_of(header.tensors) is not None or DIFFUSERS_SIGN in header.tensors
-
-
-def open_transformer(path: Path, like: FluxConfig, *, whole: bool = False) -> Component:
-    """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the file;
-    what shapes do not show, the axes of positions, is that of `like`. Raises ModelError."""
-    network, title = flux_dit.NETWORK, "transformer"
-    if is_folder(path):
-        return open_component(network, path, read_config(network, path), title, whole=whole)
-    header = read_header(path)
-    try:
-        check_architecture(header, network.architectures, title)
-        prefix = prefix_of(header.tensors)
-        if prefix is not None:
-            config = config_of(path, behind(header, prefix), like, {name: place(name).key for name in _sizes()})
-            return authors_names.open_transformer(header, prefix, network, config, place, "Flux.1", whole=whole)
-        if DIFFUSERS_SIGN not in header.tensors:
-            raise bad(path, "holds no transformer of Flux.1, by its authors' names or diffusers'")
-        config = config_of(path, _shapes(header.tensors), like, {name: name for name in _sizes()})
-    except BaseException:
-        header.file.close()
-        raise
-    header.file.close()
-    return open_component(network, path, config, title, whole=whole)
-
-
 # Configuration
 
 
-def _sizes() -> tuple[str, ...]:
-    """Return the names of the parameters whose shapes show the sizes of a model."""
-    embed = "time_text_embed"
-    return (
-        "x_embedder.weight",
-        "context_embedder.weight",
-        "proj_out.weight",
-        f"{embed}.text_embedder.linear_1.weight",
-        f"{embed}.guidance_embedder.linear_1.weight",
-        "transformer_blocks.0.attn.norm_q.weight",
-    )
+def _config(path: Path, shapes: Shapes, like: FluxConfig, called: Callable[[str], str]) -> FluxConfig:
+    """Return the configuration of the transformer with these `shapes`, whose names `called` makes of diffusers'; the
+    axes of positions are those of `like`. Raises ModelError."""
 
+    def shape(name: str, rank: int) -> tuple[int, ...]:
+        return shape_of(path, shapes, called(f"{name}.weight"), rank)
 
-def config_of(path: Path, shapes: Shapes, like: FluxConfig, names: Mapping[str, str]) -> FluxConfig:
-    """Return the configuration of the transformer with these tensors, which has `names` {diffusers' name: the file's}
-    for those of `_sizes`; the axes of positions are those of `like`. Raises ModelError."""
-    img_in, txt_in, out, pooled, guidance, norm = (names[name] for name in _sizes())
-    width, channels = shape_of(path, shapes, img_in, 2)
-    [head_dim] = shape_of(path, shapes, norm, 1)
-    blocks = {(_BLOCKS[parts[0]], parts[1]) for key in shapes if (parts := key.split(".", 2))[0] in _BLOCKS}
+    width, channels = shape("x_embedder", 2)
+    [head_dim] = shape("transformer_blocks.0.attn.norm_q", 1)
     data: dict[str, Any] = asdict(like) | {
         "in_channels": channels,
-        "out_channels": shape_of(path, shapes, out, 2)[0],
-        "num_layers": sum(kind == "double" for kind, _ in blocks),
-        "num_single_layers": sum(kind == "single" for kind, _ in blocks),
+        "out_channels": shape("proj_out", 2)[0],
+        "num_layers": count_blocks(shapes, "double_blocks.", "transformer_blocks."),
+        "num_single_layers": count_blocks(shapes, "single_blocks.", "single_transformer_blocks."),
         "attention_head_dim": head_dim,
         "num_attention_heads": width // max(1, head_dim),
-        "joint_attention_dim": shape_of(path, shapes, txt_in, 2)[1],
-        "pooled_projection_dim": shape_of(path, shapes, pooled, 2)[1],
-        "guidance_embeds": guidance in shapes,
+        "joint_attention_dim": shape("context_embedder", 2)[1],
+        "pooled_projection_dim": shape("time_text_embed.text_embedder.linear_1", 2)[1],
+        "guidance_embeds": called("time_text_embed.guidance_embedder.linear_1.weight") in shapes,
     }
     return parse(FluxConfig, data, source=path)
-
-
-def _shapes(tensors: Mapping[str, Stored]) -> Shapes:
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 # Names
@@ -172,3 +110,13 @@ def _in_single(part: str) -> Place:
     if part == "proj_mlp":
         return Place("linear1", Rows(3, _LINEAR1, _LINEAR1))
     return Place(_SINGLE[part])
+
+
+FILE = TransformerFile(
+    network=flux_dit.NETWORK,
+    title="Flux.1",
+    sign="single_blocks.0.modulation.lin.weight",
+    diffusers_sign="single_transformer_blocks.0.norm.linear.weight",
+    place=place,
+    config=_config,
+)

@@ -11,7 +11,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux2 import transformer_file, vae_file
+from qwenimg.common.families.flux2 import vae_file
+from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders import qwen3
@@ -61,7 +62,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
 def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
     """Open one of NETWORKS from a folder or file. `own`: the configuration of the model's own. Raise ModelError."""
     if name == "transformer":
-        return transformer_file.open_transformer(path, own, whole=whole)
+        return FILE.open(path, own, whole=whole)
     if name == "vae":
         return vae_file.open_vae(path, own, whole=whole)
     network = NETWORKS[name]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, summary
-from qwenimg.common.families.flux2 import transformer_file, vae_file
+from qwenimg.common.families.flux2 import vae_file
+from qwenimg.common.families.flux2.transformer_file import FILE
+from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-
-_TEXT_SIGN = "layers.0.self_attn.q_norm.weight"
+from qwenimg.common.networks.encoders import qwen3
 
 
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header; None for another file."""
-    if transformer_file.is_transformer(header):
+    if FILE.reads(header):
         return "transformer"
     if vae_file.is_vae(header.tensors):
         return "vae"
-    return "text_encoder" if any(prefix + _TEXT_SIGN in header.tensors for prefix in ("", "model.")) else None
+    is_text = gguf.may_be(header, qwen3.NETWORK.architectures) and qwen3.is_in(header.tensors)
+    return "text_encoder" if is_text else None
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
@@ -25,7 +27,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     if part is None:
         return None
     whose = "Qwen3, a text encoder" if part == "text_encoder" else f"FLUX.2's {part}"
-    authors = part == "transformer" and transformer_file.prefix_of(header.tensors) is not None
+    authors = part == "transformer" and FILE.prefix(header.tensors) is not None
     names = ", in its authors' names" if authors else ""
     return Description(
         lines=[

@@ -4,8 +4,8 @@ that is q, k and v has one module for all three."""
 from __future__ import annotations
 
 from qwenimg.common.families.flux2.transformer_file import place
+from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.keys import Place
 from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, component_names
 
 
@@ -16,14 +16,7 @@ def names(checkpoint: Checkpoint) -> Names:
         path: [f"model.{path}"] for path in (name.removesuffix(".weight") for name in text if name.endswith(".weight"))
     }
     paths = [name.removesuffix(".weight") for name in transformer if len(transformer[name]) == 2]
-    places = {path: [_layer(path)] for path in paths}
     return (
-        component_names("transformer", transformer, DENOISER, places=places),
+        component_names("transformer", transformer, DENOISER, places=layers(place, paths)),
         component_names("text_encoder", text, TEXT, others),
     )
-
-
-def _layer(path: str) -> Place:
-    """Return the place of a layer in one with its authors' name."""
-    there = place(f"{path}.weight")
-    return there._replace(key=there.key.removesuffix(".weight"))

@@ -7,7 +7,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, listed, summary, weights_summary
-from qwenimg.common.families.qwen_image.layouts import RENAMES
+from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
@@ -27,30 +27,32 @@ _SIGNS = {
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
     another file."""
-    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    if architecture not in gguf.UNSPECIFIC:
+    if architecture := gguf.architecture(header):
         return next((part for part, network in NETWORKS.items() if architecture in network.architectures), None)
     for part, network in NETWORKS.items():
         rename = RENAMES[part](network.manifest(network.config()))
         if any(rename(key) == _SIGNS[part][0] for key in header.tensors):
-            return part
+            return None if part == "vae" and not _is_own_vae(header) else part
     return None
+
+
+def _is_own_vae(header: Header) -> bool:
+    """Return whether a VAE's norms or kernels have names that are not those of other VAEs too, as mflux's norms are."""
+    return any(key.endswith(".gamma") or CHANNELS_LAST["vae"] in key for key in header.tensors)
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
     """Describe the part in a file: its layout, its weights, and its faults. Return None for another file."""
-    if header.format == "GGUF":
+    part = part_of(header)
+    if part is None or header.format == "GGUF":
         return None
-    for part, network in NETWORKS.items():
-        sign, size = _SIGNS[part]
-        manifest = network.manifest(network.config())
-        rename = RENAMES[part](manifest)
-        names = {name: key for key in header.tensors if (name := rename(key)) is not None}
-        if sign in names and size in names:
-            published = header.tensors[names[size]].shape == manifest[size]
-            break
-    else:
+    sign, size = _SIGNS[part]
+    manifest = NETWORKS[part].manifest(NETWORKS[part].config())
+    rename = RENAMES[part](manifest)
+    names = {name: key for key in header.tensors if (name := rename(key)) is not None}
+    if size not in names:
         return None
+    published = header.tensors[names[size]].shape == manifest[size]
     description = Description(lines=[f"layout: {_layout(part, sign, names[sign])}"])
     if not published:
         description.lines.append(summary("file", header.tensors))

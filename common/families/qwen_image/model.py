@@ -22,7 +22,7 @@ from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm, passes
+from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
@@ -71,7 +71,6 @@ class QwenImage(FlowModel):
         count, longest = len(branches), tokens + max(lengths)
         cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
-        per_evaluation = sum(branch.share * one for branch, one in zip(branches, operations, strict=True))
         denoise = Stage(
             name="denoise",
             resident="transformer",
@@ -80,12 +79,12 @@ class QwenImage(FlowModel):
                 Split(
                     activations=self._step_bytes(size, longest) + cache,
                     size=size,
-                    passes=plan.evaluations * passes(branches, size),
+                    passes=plan.passes(branches, size),
                 )
                 for size in self._batches(count, tokens)
             ),
             checked=self.modulations.has(timesteps),
-            operations=plan.evaluations * per_evaluation,
+            operations=sum(plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)),
         )
         if self.modulations.has(timesteps):
             return [denoise]

@@ -9,10 +9,13 @@ from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.sd3 import single_file
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
-from qwenimg.common.parts.texts import t5_files
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import vae_files
+from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.runtime.checkpoint import Component
 
 _DIFFUSERS_SIGNS = ("pos_embed.pos_embed", "transformer_blocks.0.norm1_context.linear.weight")
+CLIP_WIDTHS = (768, 1280)  # of CLIP-L and CLIP-G
 _LACKS = "lacks: {}; add them by --vae and --text-encoder, once for each"
 
 
@@ -27,7 +30,9 @@ def part_of(header: Header) -> str | None:
         return "model" if "vae" in parts else "transformer"
     if all(sign in header.tensors for sign in _DIFFUSERS_SIGNS):
         return "transformer"
-    return "text_encoder" if t5_files.is_alone(header.tensors) else None
+    if t5_files.is_alone(header) or clip_files.width_alone(header.tensors) in CLIP_WIDTHS:
+        return "text_encoder"
+    return "vae" if vae_files.latent_channels(header.tensors) == kl_vae.STABLE_DIFFUSION_3.latent_channels else None
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:

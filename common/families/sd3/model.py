@@ -20,7 +20,7 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.pipeline.denoiser import phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
-from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg, passes
+from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request import skip_layers
@@ -29,7 +29,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
-from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
 from qwenimg.common.weights.lora_names import Names
 
@@ -65,7 +65,7 @@ class SD3(FlowModel):
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents = Residents(runtime)
-        texts = SD3Texts(residents, checkpoint)
+        texts = SD3Texts(residents, checkpoint, checkpoint["transformer"].config.joint_attention_dim)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
 
@@ -82,25 +82,18 @@ class SD3(FlowModel):
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, tokens, text = self.guidance.branches(request), shape.count // PATCH**2, max(lengths)
-        component, count = self.checkpoint["transformer"], plan.evaluations * passes(branches, 1)
+        component = self.checkpoint["transformer"]
         score_bytes = scores(self.config.num_attention_heads, 1, tokens + text, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, tokens + text) + score_bytes)
-        cache = memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
-        key = self._key(request, plan)
-        denoise = Stage(
-            name="denoise",
-            resident="transformer",
-            component=component,
-            splits=(Split(activations=activations + cache, size=1, passes=count),),
-            checked=self.modulations.has(key),
-            operations=count * memory.step_operations(self.config, tokens, text),
-        )
+        activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        key, operations = self._key(request, plan), [memory.step_operations(self.config, tokens, text)] * len(branches)
+        denoise = self.denoising(plan, branches, activations, operations, checked=self.modulations.has(key))
         if self.modulations.has(key):
             return [denoise]
         timesteps, prompts = key
         load_plan = self.runtime.load_plan(component)
         rows = memory.modulation_rows(self.config, load_plan, len(timesteps) * len(prompts))
-        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations + cache]), denoise]
+        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations]), denoise]
 
     def _key(self, request: Request, plan: SamplingPlan) -> tuple[tuple[float, ...], tuple[str, ...]]:
         """Return the timesteps and the prompts on which the modulation of a run depends."""
@@ -112,7 +105,7 @@ class SD3(FlowModel):
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)
-        every = self.texts.arrays([branch.prompt for branch in branches])
+        every = self.texts.states([branch.prompt for branch in branches])
         states = {branch.prompt: one for branch, one in zip(branches, every, strict=True)}
         texts = [states[branch.prompt][0] for branch in branches]
         stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])

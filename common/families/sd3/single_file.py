@@ -45,8 +45,7 @@ def texts() -> tuple[Text, Text]:
 
 def parts_of(header: Header) -> list[str]:
     """Return the names of the components in a file of the authors' names; none of another file."""
-    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    known = architecture in sd3_dit.NETWORK.architectures or architecture in gguf.UNSPECIFIC
+    known = gguf.may_be(header, sd3_dit.NETWORK.architectures)
     if not known or transformer_keys.prefix_of(header.tensors) is None:
         return []
     encoders = [text.component for text in texts() if text.within(header.tensors)]

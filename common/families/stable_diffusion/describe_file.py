@@ -16,7 +16,7 @@ _UNET_SIGN = "time_embedding.linear_1.weight"  # under diffusers' names
 
 def part_of(header: Header) -> str | None:
     """Return `model` for a whole model in one file, else the part in it; None for another file."""
-    if clip_files.described(header.tensors) is not None:
+    if clip_files.width_alone(header.tensors) is not None:
         return "text_encoder"
     if single_file.reads(header):
         detected = single_file.detect(header)

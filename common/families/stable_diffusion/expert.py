@@ -18,8 +18,9 @@ from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.clip_texts import ClipTexts
-from qwenimg.common.pipeline.guidance import Guidance, cfg, passes
+from qwenimg.common.pipeline.guidance import Guidance, cfg
 from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
@@ -50,7 +51,7 @@ class Expert:
         self.checkpoint, self.residents, self.runtime = checkpoint, residents, residents.runtime
         self.facts = checkpoints.facts(checkpoint)
         self.unet_config: UNetConfig = checkpoint["unet"].config
-        self.texts = ClipTexts(residents, checkpoint, checkpoint.texts, penultimate=self.facts.sdxl)
+        self.texts = ClipTexts(residents, checkpoint, penultimate=self.facts.sdxl)
 
     def conditioning(self, request: Request) -> Conditioning:
         prompts = [branch.prompt for branch in GUIDANCE.branches(request)]
@@ -89,8 +90,8 @@ class Expert:
         keys = self.texts.keys([branch.prompt for branch in GUIDANCE.branches(request)], request.clip_skip)
         return [] if self.texts.has(keys) else self.texts.stages(keys, counted)
 
-    def steps(self, request: Request, shape: LatentShape, evaluations: int) -> Stage:
-        """Return the stage of the UNet for so many `evaluations`: all branches of guidance go in one batch if that
+    def steps(self, request: Request, shape: LatentShape, plan: SamplingPlan, segment: int) -> Stage:
+        """Return the stage of the UNet in a `segment` of the plan: all branches of guidance go in one batch if that
         fits, else one after the other."""
         unet, branches = self.checkpoint["unet"], GUIDANCE.branches(request)
         return Stage(
@@ -101,13 +102,12 @@ class Expert:
                 Split(
                     activations=self.step_bytes(request, shape.rows, shape.columns, size),
                     size=size,
-                    passes=evaluations * passes(branches, size),
+                    passes=plan.passes(branches, size, segment),
                     about="" if size == len(branches) else "one branch of guidance after the other",
                 )
                 for size in dict.fromkeys((len(branches), 1))
             ),
-            operations=evaluations
-            * passes(branches, 1)
+            operations=plan.passes(branches, 1, segment)
             * operations.unet(unet.plan, len(self.unet_config.block_out_channels), shape.rows, shape.columns),
         )
 

@@ -84,6 +84,7 @@ FAMILY = Family(
     part=part_of,
     model=StableDiffusion,
     lora_names=lora_names.names,
+    lora_title=lora_names.title,
     small_files=small_files,
     defaults=_defaults,
     check=_check,

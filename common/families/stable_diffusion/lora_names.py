@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.stable_diffusion.unet_keys import unet_places
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.lora import Module
 from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, Names, Others, component_names
 
 _ATTENTION = re.compile(r"(?P<owner>.+\.attn\d)\.(?P<layer>to_[qkv]|to_out)(\.0)?")
+
+_CROSS = re.compile(r".*attn2[._](processor[._])?to_k")
+_WIDTHS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 2048: "SDXL", 1280: "the refiner of SDXL"}
+
+
+def title(modules: Mapping[str, Module]) -> str:
+    """Return the title of the models that a LoRA with these modules fits, by the width of the text states that its
+    layers take."""
+    for name, module in modules.items():
+        if _CROSS.fullmatch(name) and "down" in module.parts:
+            width = module.parts["down"].shape[1]
+            return _WIDTHS.get(width, f"a UNet with text states of {width} channels")
+    return "Stable Diffusion"
 
 
 def names(checkpoint: Checkpoint) -> Names:

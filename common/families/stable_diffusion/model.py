@@ -89,8 +89,7 @@ class StableDiffusion:
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> dict[Expert, Stage]:
         """Return the stage of each UNet."""
-        pairs = zip(self.experts(), plan.evaluations_by_segment, strict=True)
-        return {expert: expert.steps(request, shape, evaluations) for expert, evaluations in pairs}
+        return {expert: expert.steps(request, shape, plan, i) for i, expert in enumerate(self.experts())}
 
     def variant(self, change: Change) -> StableDiffusion:
         base = self.runtime.changed(self.checkpoint, change, self.residents.weights)

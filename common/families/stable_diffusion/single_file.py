@@ -96,8 +96,7 @@ def is_single_file(tensors: Mapping[str, Stored]) -> bool:
 
 def reads(header: Header) -> bool:
     """Return whether a file with this header is such a checkpoint. A GGUF file may name another architecture."""
-    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    return (architecture in _ARCHITECTURES or architecture in gguf.UNSPECIFIC) and is_single_file(header.tensors)
+    return gguf.may_be(header, _ARCHITECTURES) and is_single_file(header.tensors)
 
 
 def detect(header: Header, prediction: Prediction | None = None) -> Detected:

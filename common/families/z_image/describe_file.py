@@ -11,19 +11,20 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import vae_files
 
-_TEXT_SIGN = "layers.0.self_attn.q_norm.weight"
 _USE = "use it: qwenimg PROMPT -m z-image-turbo --transformer FILE (or -m z-image, where it is the base model)"
 
 
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header, by GGUF's architecture and the names of its tensors; None for
     another file."""
-    architecture = header.metadata.get(gguf.ARCHITECTURE, "") if header.format == "GGUF" else ""
-    if architecture in (*gguf.UNSPECIFIC, *zimage_dit.NETWORK.architectures) and _is_transformer(header):
+    if gguf.may_be(header, zimage_dit.NETWORK.architectures) and _is_transformer(header):
         return "transformer"
-    of_text = architecture in (*gguf.UNSPECIFIC, *qwen3.NETWORK.architectures)
-    return "text_encoder" if of_text and any(qwen3.rename(key) == _TEXT_SIGN for key in header.tensors) else None
+    if gguf.may_be(header, qwen3.NETWORK.architectures) and qwen3.is_in(header.tensors):
+        return "text_encoder"
+    return "vae" if vae_files.latent_channels(header.tensors) == kl_vae.FLUX_1.latent_channels else None
 
 
 def _is_transformer(header: Header) -> bool:

@@ -13,7 +13,7 @@ What is unusual about it:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from qwenimg.common.weights.plan import Uses, as_stored
 
 MODEL_TYPE = "qwen3"
 _PREFIX, _NOT_NEEDED = "model.", ("lm_head.", "output.")
+_SIGN = "layers.0.self_attn.q_norm.weight"
 _LLAMA_CPP = {**LLAMA_CPP, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -115,6 +116,11 @@ def rename(key: str) -> str | None:
     if key.startswith(_NOT_NEEDED):
         return None
     return from_llama_cpp(key.removeprefix(_PREFIX), _LLAMA_CPP)
+
+
+def is_in(names: Iterable[str]) -> bool:
+    """Return whether a file with these `names` has such a text encoder."""
+    return any(rename(key) == _SIGN for key in names)
 
 
 def _attention(config: Qwen3Config) -> Manifest:

@@ -14,6 +14,7 @@ What is unusual about it, beside the language model (`qwen_vl`):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -233,7 +235,11 @@ NETWORK = replace(
     used=used,
     fields=fields,
     rename=rename,
-    traced=(),  # passports have no pictures
+    traced=(
+        *(block for block in qwen_vl.NETWORK.traced if block.name == "layer"),
+        Block(name="vision", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),
+        Block(name="vision_end", paths=re.compile(r"visual\.(patch_embed|merger)")),
+    ),
     published=lambda name: name if name.startswith(PREFIX) else f"model.{name}",
     described=described,
 )

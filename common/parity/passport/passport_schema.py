@@ -13,6 +13,7 @@ from typing import Any
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.parity.passport.passport import MAX_GAIN
+from qwenimg.common.parity.sample import SEEN, called
 from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
 from qwenimg.common.prompts.check import check_said
@@ -144,7 +145,8 @@ class ModelJson:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJson:
-    """The arguments of the recorded call, without image, noise and LoRA, which are files."""
+    """The arguments of the recorded call, without image, noise and LoRA, which are files. `pictures`: how many of those
+    in `sample.SEEN` the model sees."""
 
     prompt: str
     width: int = field(metadata=_COUNT)
@@ -154,13 +156,15 @@ class AskedJson:
     negative_prompt: str | None = None
     guidance: float | None = None
     lora_mode: str | None = None
+    pictures: int | None = field(default=None, metadata={"min": 1, "max": len(SEEN)})
 
     def __post_init__(self) -> None:
-        Request(**self.said())
+        asked = called(self.said())
+        Request(**asked | {"image": tuple(asked["image"])} if self.pictures else asked)
         check_said(self.prompt)
 
     def said(self) -> dict[str, Any]:
-        """Return the keywords of the call."""
+        """Return the keywords of the call, as `called` takes them."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 

@@ -44,10 +44,16 @@ def find(tensors: Mapping[str, Stored]) -> tuple[str, bool, int] | None:
     return None
 
 
+def width_alone(tensors: Mapping[str, Stored]) -> int | None:
+    """Return the width of a text encoder that is alone in its file; None for another file."""
+    layout = find(tensors)
+    return None if layout is None or any(not name.startswith(layout[0]) for name in tensors) else layout[2]
+
+
 def described(tensors: Mapping[str, Stored]) -> str | None:
     """Describe a text encoder that is alone in its file; return None for another file."""
     layout = find(tensors)
-    if layout is None or any(not name.startswith(layout[0]) for name in tensors):
+    if layout is None or width_alone(tensors) is None:
         return None
     prefix, open_clip, width = layout
     names = "OpenCLIP's names" if open_clip else "transformers' names"

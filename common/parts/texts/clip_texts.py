@@ -24,25 +24,15 @@ ClipKey = tuple[str, int]  # a prompt, and how many layers are skipped at the en
 
 
 class ClipTexts(Texts[ClipKey]):
-    """The text states of CLIPs: of each prompt the states [chunks 77 C] from each text encoder, and pooled vectors [P].
-
-    penultimate: see `clip.used_states`. every_pooled: the pooled vectors of all text encoders, side by side, and not
-    only that of the last one."""
+    """The text states of CLIPs: of each prompt the states [chunks 77 C] from each text encoder, and the pooled vector
+    [P] of the last one. penultimate: see `clip.used_states`."""
 
     feed_forward = 2
 
-    def __init__(
-        self,
-        residents: Residents,
-        checkpoint: Checkpoint,
-        names: Iterable[str],
-        *,
-        penultimate: bool,
-        every_pooled: bool = False,
-    ):
-        """Take the text encoders `names` of `checkpoint`."""
-        super().__init__(residents, {name: checkpoint[name] for name in names})
-        self.penultimate, self.every_pooled = penultimate, every_pooled
+    def __init__(self, residents: Residents, checkpoint: Checkpoint, *, penultimate: bool):
+        """Take the text encoders of `checkpoint`."""
+        super().__init__(residents, checkpoint.texts)
+        self.penultimate = penultimate
         self._tokenizers = [checkpoint.tokenizers[name] for name in self.encoders]
 
     def keys(self, prompts: Sequence[str], clip_skip: int) -> list[ClipKey]:
@@ -63,14 +53,12 @@ class ClipTexts(Texts[ClipKey]):
     def shapes(self, key: ClipKey) -> list[Shape]:
         """Return the shapes of the states of each text encoder, and of the pooled vector."""
         count, configs = len(self.chunks(key[0])[0]), [component.config for component in self.encoders.values()]
-        pooled = [config.pooled_dim for config in configs]
-        width = sum(pooled) if self.every_pooled else pooled[-1]
-        return [*((count, LENGTH, config.hidden_size) for config in configs), (width,)]
+        return [*((count, LENGTH, config.hidden_size) for config in configs), (configs[-1].pooled_dim,)]
 
     def tokens(self, key: ClipKey) -> list[object]:
         """Return the prompt's tokens with their weights, and which states and pooled vectors are used."""
         prompt, clip_skip = key
-        return [repr(self.chunks(prompt)), self.penultimate, clip_skip, self.every_pooled]
+        return [repr(self.chunks(prompt)), self.penultimate, clip_skip]
 
     def stages(self, keys: Iterable[ClipKey], counted: bool = True) -> list[Stage]:
         """Return the stages that encode `keys`, one for each text encoder; if not `counted`, for one chunk."""
@@ -85,8 +73,7 @@ class ClipTexts(Texts[ClipKey]):
             for i, stage in enumerate(self.stages(keys))
         ]
         for results in zip(*parts, strict=True):
-            pooled = [vector for _, vector in results]
-            yield *(states for states, _ in results), np.concatenate(pooled) if self.every_pooled else pooled[-1]
+            yield *(states for states, _ in results), results[-1][1]
 
     def _encoded(
         self, index: int, config: CLIPConfig, encoder: ClipEncoder, prompt: tuple[list[list[Chunk]], int]

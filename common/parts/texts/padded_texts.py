@@ -1,17 +1,19 @@
-"""Text states of prompts that one text encoder reads as they are, padded to a fixed length: T5's states, and the pooled
-vector of a CLIP.
+"""Text states of prompts that text encoders read as they are, padded to a fixed length: T5's states, and the states and
+the pooled vector of a CLIP.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.parts.texts.states import States, Texts
 from qwenimg.common.prompts.prompt_tokens import PromptTokens
@@ -23,7 +25,8 @@ from qwenimg.common.runtime.stages import Stage
 
 
 class PaddedTexts(Texts[str]):
-    """One array for each prompt, padded or cut to `length` tokens. Brackets and weights are text."""
+    """The arrays of one text encoder for each prompt, padded or cut to `length` tokens. Brackets and weights are
+    text."""
 
     def __init__(self, residents: Residents, checkpoint: Checkpoint, name: str, length: int):
         """Take the text encoder `name` of `checkpoint`."""
@@ -58,14 +61,14 @@ class PaddedTexts(Texts[str]):
         return 0
 
     def _encoded(self, encoder: Any, ids: Sequence[int]) -> States:
-        """Return the array of one prompt."""
-        array = self.result(encoder, ids)
-        self.runtime.check_finite(array, "text encoder", "text", lambda: self.result(encoder, ids))
-        return (np.ascontiguousarray(self.runtime.engine.numpy(array), np.float32),)
+        """Return the arrays of one prompt."""
+        arrays = self.results(encoder, ids)
+        self.runtime.check_finite(arrays[0], "text encoder", "text", lambda: self.results(encoder, ids)[0])
+        return tuple(np.ascontiguousarray(self.runtime.engine.numpy(array), np.float32) for array in arrays)
 
     @abstractmethod
-    def result(self, encoder: Any, ids: Sequence[int]) -> Array:
-        """Return the array on the device."""
+    def results(self, encoder: Any, ids: Sequence[int]) -> Sequence[Array]:
+        """Return the arrays on the device."""
 
 
 class T5Texts(PaddedTexts):
@@ -83,30 +86,39 @@ class T5Texts(PaddedTexts):
         return [(1, self.length, self.encoder.config.d_model)]
 
     def more(self) -> int:
-        """Return the bytes of activations that other text encoders have not."""
-        return t5_activations(self.encoder.config, self.length, self.runtime.precision.stored_dtype("text"))
+        """Return the bytes of activations that other text encoders have not: of the bias for each pair of tokens as it
+        is looked up, reordered and taken by a kernel (measured on a CPU: two to three of these); and of the matrix that
+        is in float32 where others are in float16."""
+        config: T5Config = self.encoder.config
+        half = self.runtime.precision.stored_dtype("text") == "float16"
+        return 3 * 4 * config.num_heads * self.length**2 + (4 * config.d_model * config.d_ff if half else 0)
 
-    def result(self, encoder: TextEncoder, ids: Sequence[int]) -> Array:
+    def results(self, encoder: TextEncoder, ids: Sequence[int]) -> Sequence[Array]:
         """Return the states of one prompt [1 S C]."""
-        return encoder.encode(ids)
+        return (encoder.encode(ids),)
 
 
-def t5_activations(config: T5Config, length: int, dtype: str) -> int:
-    """Return the bytes of activations of T5, in `dtype`, that other text encoders have not, for `length` tokens: of the
-    bias for each pair of tokens as it is looked up, reordered and taken by a kernel (measured on a CPU: two to three of
-    these); and of the matrix that is in float32 where others are in float16."""
-    bias = 3 * 4 * config.num_heads * length**2
-    return bias + (4 * config.d_model * config.d_ff if dtype == "float16" else 0)
-
-
-class ClipPooled(PaddedTexts):
-    """The pooled vector [1 P] of a CLIP."""
+class PaddedClip(PaddedTexts):
+    """The states [1 77 C] of a CLIP before its last layer, without the final norm, and the pooled vector [1 P]."""
 
     feed_forward = 2
 
     def __init__(self, residents: Residents, checkpoint: Checkpoint, name: str):
         """Take the text encoder `name` of `checkpoint`."""
         super().__init__(residents, checkpoint, name, LENGTH)
+
+    def shapes(self, key: str) -> list[Shape]:
+        """Return the shapes of the states and of the pooled vector."""
+        config: CLIPConfig = self.encoder.config
+        return [(1, self.length, config.hidden_size), (1, config.pooled_dim)]
+
+    def results(self, encoder: ClipEncoder, ids: Sequence[int]) -> Sequence[Array]:
+        """Return the states and the pooled vector of one prompt."""
+        return encoder.encode([ids], *clip.used_states(self.encoder.config, penultimate=True))
+
+
+class ClipPooled(PaddedClip):
+    """The pooled vector [1 P] of a CLIP."""
 
     def states(self, prompts: Sequence[str]) -> list[NDArray[np.float32]]:
         """Return the pooled vector of each prompt."""
@@ -116,6 +128,39 @@ class ClipPooled(PaddedTexts):
         """Return the shape of the pooled vector."""
         return [(1, self.encoder.config.pooled_dim)]
 
-    def result(self, encoder: ClipEncoder, ids: Sequence[int]) -> Array:
+    def results(self, encoder: ClipEncoder, ids: Sequence[int]) -> Sequence[Array]:
         """Return the pooled vector of one prompt [1 P]."""
-        return encoder.encode([ids], 0, False)[1]
+        return (encoder.encode([ids], 0, False)[1],)
+
+
+class SeparateTexts:
+    """The text states of a model with several text encoders, each of which has its own; see `ModelTexts`. `rows`: the
+    text tokens that the denoiser takes, which no prompt changes."""
+
+    def __init__(self, encoders: Sequence[PaddedTexts], rows: int):
+        self.every, self.rows = encoders, rows
+
+    def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
+        return [self.rows] * len(prompts)
+
+    def has(self, prompts: Sequence[str]) -> bool:
+        return all(texts.has(prompts) for texts in self.every)
+
+    def encodings(self, prompts: Sequence[str], counted: bool) -> list[Stage]:
+        return [stage for texts in self.every if not texts.has(prompts) for stage in texts.stages()]
+
+    def announce(self, prompts: Sequence[str]) -> None:
+        for texts in self.every:
+            texts.announce(prompts)
+
+    def renew(self, encoders: Mapping[str, Component]) -> None:
+        for texts in self.every:
+            texts.renew(encoders)
+
+    def forget(self) -> None:
+        for texts in self.every:
+            texts.forget()
+
+    def close(self) -> None:
+        for texts in self.every:
+            texts.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import t5
@@ -30,11 +31,10 @@ def prefix_of(names: Iterable[str]) -> str | None:
     return next((name.removesuffix(sign) for name, sign in ends), None)
 
 
-def is_alone(names: Iterable[str]) -> bool:
-    """Return whether a file with these `names` is a T5 encoder and nothing else."""
-    every = list(names)
-    prefix = prefix_of(every)
-    return prefix is not None and all(name.startswith(prefix) for name in every)
+def is_alone(header: Header) -> bool:
+    """Return whether a file with this header is a T5 encoder and nothing else."""
+    prefix = prefix_of(header.tensors) if gguf.may_be(header, t5.NETWORK.architectures) else None
+    return prefix is not None and all(name.startswith(prefix) for name in header.tensors)
 
 
 def is_t5(path: Path) -> bool:

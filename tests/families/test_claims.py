@@ -1,0 +1,148 @@
+"""Which families claim a file or a folder: those that use it, whatever the order in which they are asked."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families import catalog, file_kind, registry
+from qwenimg.common.families.describe import layers_of_known
+from qwenimg.common.families.describe_lora import describe_lora
+from qwenimg.common.families.family import Family
+from qwenimg.common.families.flux import transformer_file as flux_file
+from qwenimg.common.families.flux2 import transformer_file as flux2_file
+from qwenimg.common.families.registry import FAMILIES
+from qwenimg.common.families.z_image import transformer_file as z_image_file
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.weights.keys import Place
+
+ORDERS = [FAMILIES[::-1], *(random.Random(seed).sample(FAMILIES, len(FAMILIES)) for seed in range(2))]
+AUTHORS = {"flux": flux_file.place, "flux2": flux2_file.place, "z-image": z_image_file.place}
+GGUF = {"flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",)}
+"""The architectures that programs write for each family's transformer."""
+SHARED = {
+    "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
+    "sd15 text_encoder": {"stable-diffusion", "sd3", "flux"},
+    "sdxl text_encoder_2": {"stable-diffusion", "sd3"},  # CLIP-G
+    "flux-schnell text_encoder_2": {"sd3", "flux"},  # T5
+    "sd3-medium text_encoder_3": {"sd3", "flux"},
+    "z-image-turbo text_encoder": {"z-image", "flux2"},  # Qwen3
+    "flux2-klein-9b text_encoder": {"z-image", "flux2"},
+    "sd3-medium vae": {"sd3", "z-image", "flux"},
+    "z-image-turbo vae": {"sd3", "z-image", "flux"},
+    "sd15 vae": {"stable-diffusion"},
+    "flux2-klein-4b vae": {"flux2"},
+    "qwen-image-edit-2511 text_encoder": {"qwen-image"},
+}
+
+
+def header(names: dict[str, tuple[int, ...]], architecture: str | None = None) -> Header:
+    """The header of a file with tensors of these names and shapes: GGUF's, if an architecture is named."""
+    tensors = {name: Stored("F16", shape, 0, 0) for name, shape in names.items()}
+    notes = {} if architecture is None else {gguf.ARCHITECTURE: architecture}
+    form: Any = "safetensors" if architecture is None else "GGUF"
+    return Header(file=cast(Any, None), tensors=tensors, metadata=notes, format=form)
+
+
+def parts() -> Iterator[tuple[str, Family, str, dict[str, tuple[int, ...]]]]:
+    """Every component of every known model: model and component, family, component, names and shapes."""
+    seen = list[object]()
+    for known in catalog.KNOWN.values():
+        opened = registry.published(known)
+        networks = {network.name: network for family in FAMILIES for network in family.networks}
+        for name, one in opened.checkpoint.components.items() if opened else ():
+            if (like := (opened.family.name, name, one.config)) in seen:
+                continue
+            seen.append(like)
+            published = networks[one.network].published
+            yield f"{known.name} {name}", opened.family, name, {published(key): s for key, s in one.plan.shapes.items()}
+
+
+PARTS = list(parts())
+
+
+def claim(file: Header, order: Any = FAMILIES) -> tuple[str, set[str]] | None:
+    kind = file_kind.identify(file, order)
+    return None if kind is None else (kind.option, {family.name for family in kind.families})
+
+
+def test_every_part_is_claimed_by_all_families_that_use_it() -> None:
+    seen = set()
+    for title, family, part, names in PARTS:
+        option = "transformer" if part == family.denoiser else part.rstrip("_23")
+        told = claim(header(names))
+        assert told is not None and told[0] == option and family.name in told[1], (title, told)
+        if title in SHARED:
+            seen.add(title)
+            assert told[1] == SHARED[title], (title, told)
+    assert seen == SHARED.keys()
+
+
+def test_their_order_decides_nothing() -> None:
+    for title, family, part, names in PARTS:
+        files = [header(names)]
+        if part == family.denoiser and family.name in AUTHORS:
+            places: list[Place] = [AUTHORS[family.name](name) for name in names]
+            theirs = {place.key: shape for place, shape in zip(places, names.values(), strict=True)}
+            files += [header(theirs), *(header(theirs, one) for one in (*GGUF[family.name], "pig"))]
+            assert all(claim(file) == ("transformer", {family.name}) for file in files), title
+        for file in files:
+            assert all(claim(file, order) == claim(file) for order in ORDERS), title
+    assert claim(header({"x": (1,)}, "flux")) is None, "a name alone is no claim"
+
+
+def test_a_folder_is_told_by_its_class_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = [name for family in FAMILIES for start in family.refused for name in (start, f"{start}Pipeline")]
+    classes += [name for family in FAMILIES for name in family.pipelines]
+
+    def told(name: str) -> str:
+        (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
+        try:
+            return registry.of_folder(tmp_path).name
+        except ModelError as error:
+            return str(error)
+
+    expected = {name: told(name) for name in classes}
+    assert "keeps keys and values" in expected["Flux2KleinKVPipeline"] and "Kontext" in expected["FluxKontextPipeline"]
+    for order in ORDERS:
+        monkeypatch.setattr(registry, "FAMILIES", tuple(order))
+        assert {name: told(name) for name in classes} == expected
+
+
+TITLES = {
+    "qwen-image": "Qwen-Image",
+    "z-image": "Z-Image",
+    "flux2-klein-4b": "FLUX.2 klein",
+    "flux-dev": "Flux.1",
+    "sd3.5-large": "Stable Diffusion 3",
+    "sd15": "Stable Diffusion 1.x",
+    "sdxl": "SDXL",
+}
+
+
+def test_a_lora_fits_the_family_whose_layers_it_has(tmp_path: Path) -> None:
+    """Also when it is of another width than the published models."""
+    layers = layers_of_known()
+    for model, title in TITLES.items():
+        names = layers[model][1][0].names  # of the denoiser
+        chosen = [name for name in names if ".0." in name and len(names[name]) == 1]
+        for wider in (0, 1):
+            tensors = {}
+            for name in chosen:
+                [target] = names[name]
+                outputs, inputs, *kernel = target.shape
+                tensors[f"{name}.lora_A.weight"] = np.ones((1, inputs + wider, *kernel), np.float16)
+                tensors[f"{name}.lora_B.weight"] = np.ones((outputs, 1, *[1 for _ in kernel]), np.float16)
+            save_file(tensors, tmp_path / "lora.safetensors")
+            lines = describe_lora(tmp_path / "lora.safetensors", layers).lines
+            print(model, *lines, sep="\n")
+            assert lines[2] == f"fits: {title}" or (wider and title.startswith("S") and "channels" in lines[2])

@@ -1,0 +1,108 @@
+"""Passports of a model that sees pictures: its vision tower and the VAE's encoder are stations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qwenimg
+from qwenimg.common.base.config import exactly
+from qwenimg.common.families.qwen_image import references
+from qwenimg.common.families.qwen_image.edit_texts import EditTexts
+from qwenimg.common.networks.encoders import qwen_vl_vision
+from qwenimg.common.parity import check, record, summary
+from qwenimg.common.parity.passport import passport_file
+from qwenimg.common.parity.passport.passport import Passport
+from qwenimg.common.parity.passport.passport_schema import AskedJson
+from qwenimg.common.parity.sample import SEEN, called
+
+ASKED: dict[str, Any] = {
+    "prompt": "make it winter", "width": 32, "height": 48, "steps": 2, "seed": 0, "guidance": 4.0,
+    "negative_prompt": " ",
+}  # fmt: skip
+PLACES = ("vae.encode 1", "vae.encode 2", "text_encoder picture 1", "text_encoder picture 2", "text_encoder 1")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the pixels that the VAE sees."""
+    monkeypatch.setattr(references, "AREA", 96**2)
+
+
+@pytest.fixture(scope="module")
+def passport(tiny_edit: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passport]:
+    """Recorded on torch, written and read."""
+    path = tmp_path_factory.mktemp("passport") / "edit.safetensors"
+    with pytest.MonkeyPatch.context() as patch, closing(load(tiny_edit, "cpu")) as pipe:
+        patch.setattr(references, "AREA", 96**2)
+        made = record.record(pipe, ASKED, exact=pipe.engine, sampled=True, notify=lambda text: None)
+        passport_file.write(path, made, overwrite=False)
+        yield passport_file.read(path)
+
+
+def load(tiny_edit: dict[str, Path], backend: str) -> qwenimg.Pipeline:
+    return qwenimg.load(tiny_edit["qwen-2511"], backend, "fp32")
+
+
+def test_it_holds_on_mlx(passport: Passport, tiny_edit: dict[str, Path]) -> None:
+    with closing(load(tiny_edit, "mlx")) as pipe:
+        judged, drawn = list(check.blocks(passport, pipe)), check.picture(passport, pipe)
+    print(*summary.lines(judged, drawn), sep="\n")
+    assert summary.verdict(judged, drawn) == ""
+    assert [station.name for station in passport.run][: len(PLACES)] == list(PLACES)
+    assert all(one.output_error is None or 0 < one.output_error < 1e-5 for one in drawn.stations)
+    assert {block.block for block in passport.blocks if block.component == "text_encoder"} == {
+        "layer", "vision", "vision_end",
+    }  # fmt: skip
+    assert passport.picture is not None and passport.picture.asked["pictures"] == len(SEEN) == 2
+
+
+def whole_windows(patch: pytest.MonkeyPatch) -> None:
+    layout = qwen_vl_vision.layout
+
+    def one(config: Any, rows: int, columns: int) -> Any:
+        return layout(config, rows, columns)._replace(groups=((1, rows * columns),))
+
+    patch.setattr(qwen_vl_vision, "layout", one)
+
+
+def first_picture_twice(patch: pytest.MonkeyPatch) -> None:
+    values = references.values
+    first = called({"pictures": 1})["image"][0]
+    patch.setattr(references, "values", lambda picture: values(np.resize(first, picture.shape)))
+
+
+def pictures_exchanged_in_the_prompt(patch: pytest.MonkeyPatch) -> None:
+    fill = EditTexts.fill
+    patch.setattr(EditTexts, "fill", lambda own, prompt: fill(own, replace(prompt, pictures=prompt.pictures[::-1])))
+
+
+FAULTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
+    whole_windows: "text_encoder picture",
+    first_picture_twice: "vae.encode 2",
+    pictures_exchanged_in_the_prompt: "text_encoder 1",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_named_where_it_is_made(
+    passport: Passport, tiny_edit: dict[str, Path], monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    fault(monkeypatch)
+    with closing(load(tiny_edit, "cpu")) as pipe:
+        drawn = check.picture(passport, pipe)
+    print(*drawn.failures, sep="\n")
+    assert drawn.failures[0].startswith(FAULTS[fault])
+
+
+@pytest.mark.parametrize("pictures", [0, 3, -1, 1.5, "2"])
+def test_a_number_of_pictures_that_no_passport_has(pictures: Any) -> None:
+    asked = {**ASKED, "pictures": pictures}
+    with pytest.raises(ValueError, match="pictures"):
+        exactly(AskedJson, asked)
