@@ -52,6 +52,7 @@ class Flags:
     json: bool
     quiet: bool
     debug: str | None
+    preview: bool
 
 
 def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
@@ -104,6 +105,8 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
         report.headline(pipe.headline(), expected)
         report.decided(opening.compile, compiled)
         report.plan(pipe, wanted)
+        if flags.preview:
+            report.previews(pipe)
         prepare(pipe, wanted, job.images)
         with stop.waits(step):
             listener = RunReport(report, stop, failed)

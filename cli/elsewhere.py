@@ -18,6 +18,7 @@ _LINES = "--quiet leaves out progress, --json prints events"
 _BLOCKS = "give --step-cache, as 0.1"
 
 _NAME = "give -o, as -o name-{seed}.png"
+_PREVIEW = "--preview shows the picture while it is drawn"
 _FAST = "give --preset fast or quality; --lightning 8 and --steps save most"
 
 OPTIONS = {
@@ -68,10 +69,10 @@ OPTIONS = {
     ),
     **dict.fromkeys(("--ip-adapter", "--ip-adapter-image"), "the IP-adapter is not built yet"),
     **dict.fromkeys(("--embedding", "--embeddings", "--textual-inversion"), "textual inversion is not built yet"),
-    **dict.fromkeys(("--edit",), "Qwen-Image-Edit is not built yet"),
     **dict.fromkeys(("--upscale", "--upscaler", "--hires", "--hires-fix"), "upscaling is not built yet"),
-    **dict.fromkeys(("--listen", "--port", "--host"), "the server is not built yet"),
-    **dict.fromkeys(("--preview", "--stepwise-image-output-dir", "--preview-dir"), "previews are not built yet"),
+    "--edit": "give the picture as -i PICTURE, with -m qwen-image-edit",
+    **dict.fromkeys(("--listen", "--port", "--host"), "that is for the server: qwenimg serve"),
+    **dict.fromkeys(("--stepwise-image-output-dir", "--preview-dir", "--preview-method", "--preview-path"), _PREVIEW),
 }  # fmt: skip
 BACKENDS = {
     "metal": "mlx",

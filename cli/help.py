@@ -39,7 +39,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture": (),
     "Picture to start from": (),
     "Model": ("step_cache_check",),
-    "Output": ("output", "overwrite", "save_latents", "no_metadata", "json", "quiet", "debug"),
+    "Output": ("output", "overwrite", "save_latents", "preview", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip
 # The options that most people need, in that order; --help-all shows the rest.
 COMMON = (

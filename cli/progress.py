@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenimg.cli import failures, streams
 from qwenimg.common.base.amounts import counted, duration
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, QwenimgError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.memory import estimate
@@ -23,6 +23,7 @@ from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step
+    from qwenimg.cli.preview import PreviewPrinter
     from qwenimg.common.memory.estimate import Estimate
     from qwenimg.common.runtime.compiling import Decision
 
@@ -43,6 +44,7 @@ class RunPrinter:
         self._warned: set[str] = set()
         self._bar = StepBar()
         self._hidden = False  # True: something was printed since the last error
+        self._preview: PreviewPrinter | None = None
 
     # Before the images
 
@@ -73,6 +75,20 @@ class RunPrinter:
         self._compiles |= decision.on
         if mode != "auto" or decision.on or "timing" in self.debug:
             self._line(decision.line, always="timing" in self.debug)
+
+    def previews(self, pipe: Pipeline) -> None:
+        """Show previews from now on, fitted to the VAE of `pipe`; without them if that fails."""
+        from qwenimg.cli.preview import PreviewPrinter
+
+        try:
+            pipe.fit_preview()
+        except QwenimgError as error:
+            self.notify("warning", f"there is no preview: {clean(error, 200)}")
+            return
+        shows = not (self.as_json or self.quiet) and sys.stderr is not None and sys.stderr.isatty()
+        self._preview = PreviewPrinter(in_terminal=shows)
+        if line := self._preview.where():
+            self._line(line)
 
     def give_up(self) -> None:
         """Print the warnings that still wait for a headline that will not come, so that the error stands alone behind
@@ -111,6 +127,8 @@ class RunPrinter:
         )
         if not (self.as_json or self.quiet):
             self._shown(step)
+        if self._preview is not None:
+            self._preview.step(step)
         self._correct(step)
 
     def _shown(self, step: Step) -> None:
@@ -184,6 +202,8 @@ class RunPrinter:
         if self.quiet and not always:
             return
         self._bar.close()
+        if self._preview is not None:
+            self._preview.keep()
         if self._held is not None:
             self._held.append(text)
         else:

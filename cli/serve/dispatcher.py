@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import signal
 import sqlite3
 import time
@@ -174,7 +175,8 @@ class Dispatcher:
                     self.unusable.set_result(message)
             case Stepped() if order is not None:
                 order.index, order.step, order.steps = message.index, message.step, message.steps
-                order.tell("step", picture=message.index, step=message.step, steps=message.steps)
+                order.preview = message.preview or order.preview
+                order.tell("step", picture=message.index, step=message.step, steps=message.steps, **_seen(message))
             case PictureDrawn() if order is not None and not order.ended.is_set():
                 await self._take(order, message)
             case Finished() if order is not None:
@@ -184,7 +186,7 @@ class Dispatcher:
         """Take a picture: to the gallery, or for the client that waits."""
         self.metrics.pictures.inc()
         self.metrics.seconds.observe(drawn.seconds)
-        order.index, order.step = drawn.index + 1, 0
+        order.index, order.step, order.preview = drawn.index + 1, 0, b""
         if not order.is_kept:
             order.pictures.append(drawn)
             order.tell("picture", index=drawn.index)
@@ -288,6 +290,10 @@ def _fault(finished: Finished, settings: Settings) -> Fault:
     if finished.exit_code == 6:
         return Fault(500, public(finished.error, settings), kind=_BUSY, code="not_finite")
     return Fault(500, "this picture cannot be drawn; the server's log says why", kind=_BUSY)
+
+
+def _seen(message: Stepped) -> dict[str, str]:
+    return {"preview": base64.b64encode(message.preview).decode()} if message.preview else {}
 
 
 def _ending(code: int) -> str:

@@ -20,12 +20,14 @@ from qwenimg.cli.serve import messages
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.safe_files import in_memory
+from qwenimg.common.jobs.pace import PreviewPace, is_due
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import Job, completed, estimated, prepare
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
     from qwenimg.common.pipeline.pipeline import Pipeline
+    from qwenimg.common.pipeline.result import Step
 
 
 def main(descriptor: int) -> None:
@@ -48,6 +50,7 @@ class DrawingProcess:
         self._halts: set[str] = set()  # orders
         self._skips: set[str] = set()  # orders whose current picture is not drawn any further
         self._open: tuple[str, Pipeline] | None = None
+        self._previews = False  # True: the open model has them
 
     def listen(self) -> None:
         """Receive messages in a thread of its own, and end the process when the server's has ended."""
@@ -103,6 +106,12 @@ class DrawingProcess:
             name=name, family=pipe.family, defaults=defaults, options=tuple(sorted(pipe.model.options))
         )
         self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
+        try:
+            pipe.fit_preview()
+            self._previews = True
+        except QwenimgError as error:
+            failures.report(error, "there are no previews: ")
+            self._previews = False
         return pipe
 
     def _draw(self, order: messages.Draw) -> None:
@@ -134,7 +143,7 @@ class DrawingProcess:
         from qwenimg.common.pipeline.encode import encode
         from qwenimg.common.pipeline.result import Result
 
-        seconds, index = 0.0, picture.index - 1
+        seconds, index, previews = 0.0, picture.index - 1, Previews(order.preview_suffix, order.partial)
         with closing(pipe.stream(**job.asked(picture))) as events:
             for event in events:
                 if isinstance(event, Result):
@@ -149,11 +158,13 @@ class DrawingProcess:
                     )  # fmt: skip
                     return
                 seconds += event.seconds
+                seen = previews.after(event) if self._previews else b""
                 self._send(
                     messages.Stepped(
-                        order=order.order, index=index, step=event.index, steps=event.total, seconds=event.seconds
+                        order=order.order, index=index, step=event.index, steps=event.total, seconds=event.seconds,
+                        preview=seen,
                     )
-                )
+                )  # fmt: skip
                 if event.index < event.total and (order.order in self._halts or order.order in self._skips):
                     return
 
@@ -162,6 +173,31 @@ class DrawingProcess:
             self._pipe.send(message)
         except OSError:  # the server's process has ended; `listen` ends this one
             self._orders.get()
+
+
+class Previews:
+    """The previews of one picture, as files."""
+
+    def __init__(self, suffix: str, wanted: int) -> None:
+        """Set the order's `suffix`, "" for none, and `wanted`, as `Draw` has them."""
+        self._suffix, self._wanted = suffix, wanted
+        self._made, self._pace = 0, PreviewPace()
+
+    def after(self, step: Step) -> bytes:
+        """Return the preview after a step, or nothing if none is due."""
+        if not self._suffix or step.index >= step.total:
+            return b""
+        if not self._wanted:
+            return self._pace.after(step.seconds, lambda: self._encoded(step)) or b""
+        if not is_due(step.index, step.total, self._made, self._wanted):
+            return b""
+        self._made += 1
+        return self._encoded(step)
+
+    def _encoded(self, step: Step) -> bytes:
+        from qwenimg.common.pipeline.encode import encode
+
+        return encode(step.preview(), None, self._suffix)
 
 
 def _picture(order: messages.Draw, index: int) -> Picture:

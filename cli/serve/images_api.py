@@ -1,12 +1,14 @@
 """OpenAI's API of images: /v1/images/generations, /v1/images/edits and /v1/models.
 
-There is no usage, for nothing is billed, and a stream has no partial pictures: comments tell the steps instead.
+There is no usage, for nothing is billed. A stream tells its steps in comments, and its partial pictures are previews,
+which have a pixel for each latent.
 """
 
 from __future__ import annotations
 
 import base64
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -89,7 +91,10 @@ class ImagesApi:
     ) -> Response:
         data = dict(data)
         streams = str(data.pop("stream", False)).lower() == "true"
+        partial = data.get("partial_images", 0)
         order = self._order(request, data, texts=texts, image=image, mask=mask)
+        order.partial = int(partial) if streams else 0
+        order.preview_suffix = order.suffix if order.partial else ""
         self.dispatcher.submit(order)
         if streams:
             return answers.event_stream(self._stream(order, kind))
@@ -130,13 +135,16 @@ class ImagesApi:
         return _SUFFIXES[name]
 
     async def _stream(self, order: PictureOrder, kind: str) -> AsyncIterator[str]:
-        """Yield server-sent events: a comment for each step, `completed` for each picture, an error for a fault."""
+        """Yield server-sent events: a comment for each step, for each picture its partial ones and `completed`, an
+        error for a fault."""
         try:
-            sent = 0
+            sent, seen = 0, Counter[int]()  # partial ones, by pictures
             async with aclosing(answers.events(order)) as news:
                 async for event in news:
                     if event is None or event.name == "step":
                         yield ": waiting\n\n" if event is None else f": step {order.step}/{order.steps}\n\n"
+                    if event is not None and "preview" in event.data:
+                        yield answers.event_line(_partial(order, event.data, kind, seen), f"{kind}.partial_image")
                     for drawn in order.pictures[sent:]:
                         about = {"type": f"{kind}.completed", "created_at": int(time.time())}
                         yield answers.event_line(about | _image(drawn) | _about(order), f"{kind}.completed")
@@ -148,6 +156,14 @@ class ImagesApi:
                 )
         finally:
             self.dispatcher.cancel(order)  # nothing, if it has ended
+
+
+def _partial(order: PictureOrder, step: Mapping[str, Any], kind: str, seen: Counter[int]) -> dict[str, Any]:
+    """Return the event of a preview, and count it."""
+    index = seen[step["picture"]]
+    seen[step["picture"]] += 1
+    about = {"type": f"{kind}.partial_image", "created_at": int(time.time()), "partial_image_index": index}
+    return about | {"b64_json": step["preview"]} | _about(order)
 
 
 def client_of(request: HttpRequest) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any
@@ -63,6 +64,7 @@ class JobsApi:
             seeds=seeds,
             image=files.get("image"),
             mask=files.get("mask"),
+            preview_suffix=".jpg",
             kind="job",
             client=client_of(request),
             deadline=deadline,
@@ -120,7 +122,9 @@ class JobsApi:
         order = self.dispatcher.order(row["id"])
         if order is None:
             return row
-        now = {"state": order.state, "position": self.dispatcher.position(order)}
+        now: dict[str, Any] = {"state": order.state, "position": self.dispatcher.position(order)}
+        if order.preview:
+            now["preview"] = base64.b64encode(order.preview).decode()
         return row | now | {"picture": order.index, "step": order.step, "steps": order.steps}
 
     # The gallery

@@ -32,6 +32,8 @@ class Draw:
     mask: bytes | None = None
     mask_alpha: bool = False  # True: a mask's transparent parts are drawn anew, else its white ones
     suffix: str = ".png"
+    preview_suffix: str = ""  # of previews while it is drawn, or none
+    partial: int = 0  # previews that divide the steps of each picture evenly; 0: as many as cost next to nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,7 @@ class Stepped:
     step: int
     steps: int
     seconds: float
+    preview: bytes = b""  # a file, if one was due
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,8 @@ class PictureOrder:
     mask: bytes | None = None
     mask_alpha: bool = False
     suffix: str = ".png"
+    preview_suffix: str = ""
+    partial: int = 0
     kind: Literal["images", "sdapi", "job"]  # the API that it came by
     client: str = ""
     deadline: float  # seconds: of a job from the first step on, else from the arrival on
@@ -71,6 +73,7 @@ class PictureOrder:
     index: int = 0  # of the picture that is drawn
     step: int = 0
     steps: int = 0
+    preview: bytes = b""  # the last one of the picture that is drawn
     pictures: list[PictureDrawn] = field(default_factory=list)  # of a job, those that are kept are not here
     first: int = 0  # the number of pictures of a job that an earlier server has kept
     fault: Fault | None = None
@@ -107,6 +110,8 @@ class PictureOrder:
             mask=self.mask,
             mask_alpha=self.mask_alpha,
             suffix=self.suffix,
+            preview_suffix=self.preview_suffix,
+            partial=self.partial,
         )
 
     def tell(self, name: Literal["state", "step", "picture", "end"], **data: Any) -> None:

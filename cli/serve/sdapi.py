@@ -129,6 +129,7 @@ class SdApi:
             seeds=seeds,
             image=image,
             mask=mask,
+            preview_suffix=".jpg",
             kind="sdapi",
             client=client_of(request),
             deadline=self.settings.deadline,
@@ -193,8 +194,10 @@ class SdApi:
             "sampling_steps": 0 if order is None else order.steps,
         }
         left = spent * (1 - share) / share if share else 0.0
+        skips = request.query_params.get("skip_current_image", "").lower() in ("true", "1")
+        preview = base64.b64encode(order.preview).decode() if order and order.preview and not skips else None
         return JSONResponse(
-            {"progress": share, "eta_relative": left, "state": state, "current_image": None, "textinfo": None}
+            {"progress": share, "eta_relative": left, "state": state, "current_image": preview, "textinfo": None}
         )
 
     async def png_info(self, request: HttpRequest) -> Response:

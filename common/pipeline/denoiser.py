@@ -57,17 +57,19 @@ class Denoiser:
         self.combined, self.blend = combined, blend
         self.cache: StepCache | None = None  # of the run
         self.recent: deque[tuple[Array, float]] = deque(maxlen=RECENT)
+        self.latest: Array = None  # the denoised latents of the last evaluation, for a preview
 
     def __call__(self, x: Array, sigma: float) -> Array:
         """Return the denoised latents, with guidance."""
         x = self._shown(x, sigma)
-        return self._kept(self.denoised(x, sigma, self.combined(self._predictions(x, sigma))))
+        self.latest = self._kept(self.denoised(x, sigma, self.combined(self._predictions(x, sigma))))
+        return self.latest
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
         """Return the denoised latents with guidance, and those of the unconditional branch (for CFG++)."""
         x = self._shown(x, sigma)
         predictions = self._predictions(x, sigma)
-        guided = self._kept(self.denoised(x, sigma, self.combined(predictions)))
+        self.latest = guided = self._kept(self.denoised(x, sigma, self.combined(predictions)))
         if len(predictions) == 1:
             return guided, guided
         return guided, self._kept(self.denoised(x, sigma, predictions[1]))

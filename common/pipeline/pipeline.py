@@ -21,7 +21,7 @@ from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import start
+from qwenimg.common.pipeline import preview, start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import FitCheck, with_loras
@@ -32,7 +32,7 @@ from qwenimg.common.pipeline.step_cache import StepCache
 from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.check import check_said
-from qwenimg.common.request import call_options, few_steps, given, lora_text
+from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
@@ -83,6 +83,7 @@ class Pipeline:
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._turns: Turns[Step | Result] = Turns()
         self._fit = FitCheck(model)
+        self._preview: preview.PreviewMap | None = None
 
     def __repr__(self) -> str:
         return f"<Pipeline {'closed · ' if self._turns.closed else ''}{self.headline()}>"
@@ -185,6 +186,14 @@ class Pipeline:
         with self._turns.taken(), self._in_memory():
             self.fallback.calling(announced, [])
 
+    def fit_preview(self) -> None:
+        """Fit the map from latents to colours that `Step.preview` applies: read it if this machine has it, else decode
+        one small picture of noise. From then on it learns from each picture. Raises QwenimgError."""
+        with self._turns.taken(), self._in_memory():
+            if self._preview is None:
+                vae = None if self.checkpoint is None else self.checkpoint.components.get("vae")
+                self._preview = preview.fitted(self.model, vae)
+
     def headline(self) -> str:
         """Return one line: backend, device, precision, model, and its weights' bytes in files and in memory at once."""
         line = f"{self.backend} on {self.device} · {self.precision.summary()} · {self.model_name}"
@@ -227,7 +236,7 @@ class Pipeline:
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
-        warnings += self._warnings(request)
+        warnings += [*start.warnings(request), *self.model.warnings(request)]
         for warning in warnings:
             self.notify("warning", warning)
         try:
@@ -269,12 +278,14 @@ class Pipeline:
         cache = StepCache(self.engine, request) if request.caches and "step_cache" in self.model.options else None
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0
+            seen = -(-request.height // model.scale), -(-request.width // model.scale)
             for segment in plan.segments:
-                for moved, sigma, seconds in self._walk(run, segment, x, initial, generator, done, cache):
+                for moved, denoised, sigma, seconds in self._walk(run, segment, x, initial, generator, done, cache):
                     x, done = moved, done + 1
                     self.runtime.clock.add("steps", seconds)
-                    read = partial(run.latents, moved)
-                    yield Step(index=done, total=max(plan.steps, done), sigma=sigma, seconds=seconds, read=read)
+                    read, total = partial(run.latents, x), max(plan.steps, done)
+                    see = partial(preview.seen, self._preview, partial(run.latents, denoised), *seen)
+                    yield Step(index=done, total=total, sigma=sigma, seconds=seconds, read=read, see=see)
             latents = start.last(run.latents(x), plan, initial)
             shapes = dict(run.shapes)
             del x
@@ -282,11 +293,12 @@ class Pipeline:
                 cache.free()
 
         decoded = self._decoded(request, latents, warnings)
+        if self._preview is not None and plan.steps > 1:  # one step leaves latents that are no picture
+            self._preview.learn(latents, decoded)
         pixels = image.crop(image.to_uint8(decoded[0]), request.width, request.height)
-        blank = image.blank_warning(pixels)
-        if blank:
+        if blank := image.blank_warning(pixels):
             self.notify("warning", blank)
-        warnings += [blank] if blank else []
+            warnings.append(blank)
         yield Result(
             pixels=pixels,
             latents=latents,
@@ -323,8 +335,8 @@ class Pipeline:
         generator: TorchCPUGenerator,
         done: int,
         cache: StepCache | None,
-    ) -> Iterator[tuple[Array, float, float]]:
-        """Yield, after each step of `segment`, x, the noise level at the step's start, and its seconds."""
+    ) -> Iterator[tuple[Array, Array, float, float]]:
+        """Yield, after each step of `segment`, x, the denoised latents, the noise level at its start, its seconds."""
         denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
         denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(generator.normal(initial.noise.shape)))
@@ -343,7 +355,7 @@ class Pipeline:
             seconds = time.perf_counter() - begun
             if cache is not None:
                 cache.timed(seconds)
-            yield x, sigmas[min(i, len(sigmas) - 2)], seconds
+            yield x, denoiser.latest, sigmas[min(i, len(sigmas) - 2)], seconds
             i += 1
 
     # Warnings and the recipe
@@ -354,29 +366,18 @@ class Pipeline:
         has = {"guidance": guided, "image": image, "refiner": "refiner" in self.options}
         return frozenset(name for name, is_there in has.items() if is_there)
 
-    def _warnings(self, request: Request) -> list[str]:
-        warning = noise.low_bits_warning(request.seed) if request.latents is None else None
-        lines = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
-        return [line for line in lines if line] + self.model.warnings(request)
-
     def _recipe(
-        self,
-        request: Request,
-        plan: SamplingPlan,
-        initial: Latents,
-        warnings: list[str],
-        cache: StepCache | None,
+        self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str], cache: StepCache | None
     ) -> Recipe:
-        components = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
+        dtypes = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
+        precision = {"name": self.precision.name} | self.runtime.choice.recorded() | dtypes | self.precision.places()
         about = {
             "format": FORMAT,
             "version": __version__,
             "model": self.model_name,
             "backend": self.backend,
             "device": self.device,
-            "precision": {"name": self.precision.name, **self.runtime.choice.recorded()}
-            | components
-            | self.precision.places(),
+            "precision": precision,
             "versions": self.engine.versions() | {"numpy": np.__version__},
             "rng": "torch-cpu" if request.latents is None else "given",
         }

@@ -29,12 +29,19 @@ class Step:
     sigma: float  # the noise level at the step's start
     seconds: float
     read: Callable[[], NDArray[np.float32]] = field(repr=False)
+    see: Callable[[], NDArray[np.uint8]] = field(repr=False)
 
     @property
     def latents(self) -> NDArray[np.float32]:
         """The latents after this step, with the noise that is left: float32 [1, C, H/8, W/8]. Every use copies them
         from the device, also after later steps; a step that is not used copies nothing."""
         return self.read()
+
+    def preview(self) -> NDArray[np.uint8]:
+        """Return what the picture is going to be as far as it is known by now: uint8 [H/8, W/8, 3], a pixel for each
+        latent. Each call copies latents from the device; a step that is not asked computes nothing. Raises UsageError
+        without `Pipeline.fit_preview` before the stream."""
+        return self.see()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -12,11 +12,12 @@ from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, sha256
+from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, low_bits_warning, sha256
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import Request
 
 
@@ -91,6 +92,13 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
     masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
     inside = hole[None, None, :: model.scale, :: model.scale].astype(np.float32)
     return Initial(noise=initial, latents=latents, references=references, mask=Mask(inside=inside, masked=masked))
+
+
+def warnings(request: Request) -> list[str]:
+    """Return what is doubtful in a request for any model."""
+    warning = low_bits_warning(request.seed) if request.latents is None else None
+    lines = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
+    return [line for line in lines if line]
 
 
 def starts_from_noise(request: Request) -> bool:

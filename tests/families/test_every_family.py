@@ -25,6 +25,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.family import Family
 from qwenimg.common.numbers import noise
+from qwenimg.common.pipeline import preview
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.recipe import png_text
 
@@ -71,6 +72,11 @@ def folder(kind: str, tiny: dict[str, Path], toy_networks: Path) -> Path:
 @pytest.fixture
 def family(folder: Path) -> Family:
     return registry.of_folder(folder)
+
+
+@pytest.fixture(autouse=True)
+def no_previews_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preview, "folder", lambda: tmp_path / "previews")
 
 
 @pytest.fixture
@@ -380,3 +386,15 @@ def test_info_finds_no_fault(folder: Path, family: Family) -> None:
     assert found.faults == []
     assert found.lines[1].startswith("pipeline: ") and family.described(folder) in found.lines[1]
     assert any(line.startswith(f"{family.denoiser}: ") for line in found.lines)
+
+
+def test_previews_of_steps(load: Opener) -> None:
+    """A pixel for each latent, whatever the VAE's channels and scale are."""
+    pipe = load("cpu")
+    pipe.fit_preview()
+    *steps, result = pipe.stream(PROMPT, **BRIEF)
+    assert isinstance(result, Result) and steps
+    for step in steps:
+        assert not isinstance(step, Result)
+        seen = step.preview()
+        assert (seen.shape, seen.dtype) == ((-(-36 // pipe.model.scale), -(-52 // pipe.model.scale), 3), np.uint8)

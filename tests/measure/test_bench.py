@@ -34,6 +34,7 @@ class Clockwork:
                 sigma=1.0,
                 seconds=0.5 + (9 if i == 0 else 0),
                 read=lambda: np.zeros((1, 4, 8, 8), "f4"),
+                see=lambda: np.full((8, 8, 3), 99, np.uint8),
             )
         yield SimpleNamespace(timing={"decode": 1.0}, steps=steps)
 

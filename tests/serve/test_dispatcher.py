@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from fake_worker import FakeWorker, dispatching, order, settle
 from qwenimg.cli.serve import dispatcher as module
 from qwenimg.cli.serve.dispatcher import MANY, Dispatcher
 from qwenimg.cli.serve.journal import Journal
-from qwenimg.cli.serve.messages import Unusable
+from qwenimg.cli.serve.messages import Stepped, Unusable
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.common.families.opening import Opening
 
@@ -56,6 +57,23 @@ def test_orders_are_drawn_one_by_one_in_their_order(run) -> None:
             await worker.finish()
             assert one.state == "done" and one.pictures[0].recipe["prompt"] == one.fields["prompt"]
         assert worker.drawn == orders and not dispatcher.waiting
+
+    run(body)
+
+
+def test_a_preview_is_that_of_the_picture_that_is_drawn(run) -> None:
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        one = order(seeds=(1, 2))
+        dispatcher.submit(one)
+        news: asyncio.Queue[Any] = asyncio.Queue()
+        one.watchers.add(news)
+        await worker.say(Stepped(order=one.id, index=0, step=1, steps=4, seconds=0.1, preview=b"A"))
+        await worker.step(2)
+        assert one.preview == b"A", "until there is another"
+        told = [news.get_nowait().data for _ in range(2)]
+        assert [data.get("preview") for data in told] == [base64.b64encode(b"A").decode(), None]
+        await worker.picture(0)
+        assert one.preview == b"", "the next picture has none yet"
 
     run(body)
 

@@ -53,6 +53,19 @@ def test_a_job_from_its_order_to_its_pictures(http: httpx2.Client, tmp_path: Pat
         assert (pixels(tmp_path / f"{seed}.png") == pixels(tmp_path / f"ours-{seed}.png")).all()
 
 
+def test_previews_of_a_job(http: httpx2.Client) -> None:
+    """In its events, and in what is said of it to those who come later."""
+    job = http.post("/api/jobs", json={"prompt": "a red circle", "size": "64x64", "steps": LONG}).json()["id"]
+    with http.stream("GET", f"/api/jobs/{job}/events") as response:
+        seen = next(data["preview"] for name, data in events(response) if name == "step" and "preview" in data)
+    later = http.get(f"/api/jobs/{job}").json()["preview"]
+    for data in (seen, later):
+        image = Image.open(io.BytesIO(base64.b64decode(data)))
+        assert (image.format, image.size) == ("JPEG", (8, 8))
+    http.delete(f"/api/jobs/{job}")
+    assert "preview" not in http.get(f"/api/jobs/{job}").json()
+
+
 def test_the_events_of_a_job_that_is_drawn(http: httpx2.Client) -> None:
     job = http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"]
     with http.stream("GET", f"/api/jobs/{job}/events") as response:

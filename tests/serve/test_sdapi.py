@@ -114,13 +114,17 @@ def test_interrupt_gives_what_is_finished(server: RunningServer, http: httpx2.Cl
         progress = wait_for_step(http)
         assert 0 < progress["progress"] < 1 and progress["state"]["job_count"] == 1
         assert progress["state"]["sampling_steps"] == LONG and progress["eta_relative"] > 0
+        while not (seen := http.get("/sdapi/v1/progress").json()["current_image"]):
+            pass
+        assert Image.open(io.BytesIO(base64.b64decode(seen))).size == (8, 8)
+        assert http.get("/sdapi/v1/progress?skip_current_image=true").json()["current_image"] is None
         assert http.post("/sdapi/v1/skip").json() == {}
         while http.get("/sdapi/v1/progress").json()["progress"] < 1 / 3:
             pass
         assert http.post("/sdapi/v1/interrupt").json() == {}
         assert answer.result().status_code == 200 and answer.result().json()["images"] == []
     idle = http.get("/sdapi/v1/progress").json()
-    assert idle["progress"] == 0 and idle["state"]["job_count"] == 0
+    assert idle["progress"] == 0 and idle["current_image"] is None and idle["state"]["job_count"] == 0
 
 
 def test_interrupt_stops_no_job_of_another_api(http: httpx2.Client) -> None:

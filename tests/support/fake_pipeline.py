@@ -49,6 +49,9 @@ class FakePipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         return Decision(on=mode == "on", line=f"--compile {mode}")
 
+    def fit_preview(self) -> None:
+        pass
+
     def check(self, prompt: str, **asked: Any) -> None:
         pass
 
@@ -80,7 +83,12 @@ class FakePipeline:
         for i in range(steps):
             time.sleep(self.pause)
             yield Step(
-                index=i + 1, total=steps, sigma=1 - i / steps, seconds=0.25, read=lambda: np.zeros((1, 4, 8, 8), "f4")
+                index=i + 1,
+                total=steps,
+                sigma=1 - i / steps,
+                seconds=0.25,
+                read=lambda: np.zeros((1, 4, 8, 8), "f4"),
+                see=lambda: np.full((8, 8, 3), 99, np.uint8),
             )
         if seed in self.faults:
             raise self.faults[seed]

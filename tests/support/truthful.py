@@ -68,7 +68,14 @@ class Truthful:
 
         self.asked.append({"prompt": prompt, "seed": seed, "width": width, "height": height, "steps": steps, **asked})
         for i in range(steps):
-            yield Step(index=i + 1, total=steps, sigma=1.0, seconds=0.0, read=lambda: np.zeros((1, 4, 8, 8), "f4"))
+            yield Step(
+                index=i + 1,
+                total=steps,
+                sigma=1.0,
+                seconds=0.0,
+                read=lambda: np.zeros((1, 4, 8, 8), "f4"),
+                see=lambda: np.full((8, 8, 3), 99, np.uint8),
+            )
         picture = scene(self.wanted[prompt, seed], seed, **self.wrong.get(prompt, {}))
         latents = np.zeros((1, 16, height // 8, width // 8), np.float32)
         yield Result(pixels=pixels(picture, width, height), latents=latents, recipe={})  # type: ignore[typeddict-item]

@@ -1,0 +1,160 @@
+"""Small pictures of latents in the middle of a run: one pixel for each latent, by a linear map to colours.
+
+The map belongs to a VAE, and is fitted on the user's machine to what this very VAE decodes, by least squares: at first
+to one small picture of noise, then to each picture that is drawn, whose decoding costs nothing more. So nothing is
+downloaded. One matrix of sums is kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.atomic_files import make_folder, write_atomic
+from qwenimg.common.base.errors import QwenimgError, UsageError
+from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.formats.fingerprint import fingerprint
+from qwenimg.common.pictures.pixels import crop, to_uint8
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.runtime.checkpoint import Component
+
+Uint8: TypeAlias = NDArray[np.uint8]
+Sums: TypeAlias = NDArray[np.float64]  # [C + 4, C + 4], of v v' with v = (1, latents, red, green, blue)
+
+ENOUGH = 32  # pictures, after which a map learns no more
+RIDGE = 1e-3  # of the mean variance of the latents' channels: colours of latents that were never seen stay moderate
+SIDE = 32  # latents a side of the picture of noise
+FOR_EACH = 4  # samples of noise for each channel, if that needs a larger picture
+FULL = 255 / 2  # levels of a pixel in one of -1..1
+
+
+class PreviewMap:
+    """The map of one VAE."""
+
+    def __init__(self, sums: Sums, file: Path | None) -> None:
+        """Set the map. file: where it is kept, or None."""
+        self._sums, self._file = sums, file
+        self._weights = _fitted(sums)
+
+    def colours(self, latents: NDArray[np.float32]) -> Uint8:
+        """Return the colours [h, w, 3] of latents [1, C, h, w]."""
+        return to_uint8(_applied(self._weights, np.nan_to_num(latents[0])))
+
+    def learn(self, latents: NDArray[np.float32], pixels: NDArray[Any]) -> None:
+        """Fit the map also to latents [1, C, h, w] and the pixels [1, 3, H, W] in -1..1 that they were decoded to."""
+        if self._sums[0, 0] >= ENOUGH:
+            return
+        self._sums = self._sums + sums_of(latents, pixels)
+        self._weights = _fitted(self._sums)
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the file, if the disk allows it; otherwise the next process fits the map again."""
+        if self._file is not None:
+            with suppress(QwenimgError, OSError):
+                make_folder(self._file.parent, parents=True)
+                write_atomic(self._file, self._sums.astype("<f8").tobytes(), overwrite=True)
+
+
+def folder() -> Path:
+    """Return the user's folder of maps."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("qwenimg") / "previews"
+
+
+def fitted(model: DiffusionModel, vae: Component | None) -> PreviewMap:
+    """Return the map that is kept for the weights of `vae`, or one that is fitted now to a picture of noise. Without
+    weights it is not kept. Raises DoesNotFit, ModelError and NumericsError."""
+    file = None if vae is None else folder() / f"{fingerprint(vae.plan.files)[:32]}.f64"
+    kept = None if file is None else _read(file, model.channels)
+    if kept is not None:
+        return PreviewMap(kept, file)
+    latents, scale = noise(model.channels), model.scale
+    pixels = model.vae.decode(latents)
+    half = latents.shape[2] // 2
+    error = difference(_fitted(sums_of(latents[:, :, :half], pixels[:, :, : half * scale])),
+                       latents[:, :, half:], pixels[:, :, half * scale :])  # fmt: skip
+    model.runtime.notify(
+        "stage", f"previews are fitted to this VAE; colours differ by {error:.0f} of 255 (RMS, of noise)"
+    )
+    fresh = PreviewMap(sums_of(latents, pixels), file)
+    fresh.keep()
+    return fresh
+
+
+def seen(fit: PreviewMap | None, read: Callable[[], NDArray[np.float32]], rows: int, columns: int) -> Uint8:
+    """Return the top left rows x columns colours of the latents that `read` copies from the device. Raises UsageError
+    if no map is fitted."""
+    if fit is None:
+        raise UsageError("a preview needs pipe.fit_preview() before the stream")
+    return crop(fit.colours(read()), columns, rows)
+
+
+def noise(channels: int) -> NDArray[np.float32]:
+    """Return latents [1, C, h, w] of noise in squares of 2 x 2: a VAE decodes single latents of noise to grey."""
+    half = max(SIDE // 2, math.isqrt(FOR_EACH * channels) + 1)
+    values = np.random.RandomState(0).standard_normal((1, channels, half, half)).astype(np.float32)
+    return values.repeat(2, axis=2).repeat(2, axis=3)
+
+
+def sums_of(latents: NDArray[np.float32], pixels: NDArray[Any]) -> Sums:
+    """Return the sums of one picture, divided by the number of its latents."""
+    count = latents.shape[2] * latents.shape[3]
+    rows = (np.ones((1, count)), latents[0].reshape(-1, count), means(latents, pixels).reshape(3, count))
+    values = np.concatenate(rows, dtype=np.float64)
+    sums: Sums = values @ values.T / count
+    return sums
+
+
+def means(latents: NDArray[np.float32], pixels: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the mean colours [3, h, w] of the pixels [1, 3, H, W] of each latent."""
+    rows, columns = latents.shape[2:]
+    tiles = pixels[0].reshape(3, rows, pixels.shape[2] // rows, columns, pixels.shape[3] // columns)
+    colours: NDArray[np.float64] = np.clip(tiles, -1, 1).mean(axis=(2, 4), dtype=np.float64)
+    return colours
+
+
+def difference(weights: NDArray[np.float64], latents: NDArray[np.float32], pixels: NDArray[Any]) -> float:
+    """Return the RMS of the difference between colours by `weights` and those of `pixels`, in levels of 255."""
+    colours = np.clip(_applied(weights, latents[0]), -1, 1)
+    return FULL * float(np.sqrt(np.mean((colours - means(latents, pixels)) ** 2)))
+
+
+def _applied(weights: NDArray[np.float64], latents: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the colours [3, h, w], about -1 to 1, of latents [C, h, w]."""
+    small = weights.astype(np.float32)
+    colours: NDArray[np.float32] = np.tensordot(small[1:].T, latents, 1) + small[0][:, None, None]
+    return colours
+
+
+def _fitted(sums: Sums) -> NDArray[np.float64]:
+    """Return the weights [1 + C, 3] of least squares, the constant first."""
+    second = sums / sums[0, 0]
+    mean, colour = second[0, 1:-3], second[0, -3:]
+    spread = second[1:-3, 1:-3] - np.outer(mean, mean)
+    ridge = RIDGE * np.trace(spread) / len(mean) + 1e-9
+    slopes = np.linalg.solve(spread + ridge * np.eye(len(mean)), second[1:-3, -3:] - np.outer(mean, colour))
+    return np.concatenate([(colour - mean @ slopes)[None], slopes])
+
+
+def _read(file: Path, channels: int) -> Sums | None:
+    """Return the sums in `file`; None for no file, and for one that `keep` would not have written."""
+    side = 1 + channels + 3
+    try:
+        opened = open_regular(file)
+        try:
+            data = opened.read(0, opened.size) if opened.size == 8 * side * side else b""
+        finally:
+            opened.close()
+    except QwenimgError:
+        return None
+    sums = np.frombuffer(data, "<f8").reshape(-1, side)
+    is_whole = len(sums) and np.isfinite(sums).all() and np.array_equal(sums, sums.T)
+    return sums if is_whole and 1 <= sums[0, 0] <= ENOUGH and (np.diagonal(sums) >= 0).all() else None
