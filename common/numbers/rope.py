@@ -28,7 +28,7 @@ def image_positions(shapes: Sequence[Shape], layered: bool = False) -> NDArray[n
         if condition and frames != 1:
             raise ValueError(f"the condition image has {frames} frames, expected 1")
         first = -1 if condition else index
-        axes = np.meshgrid(first + np.arange(frames), _centred(rows), _centred(columns), indexing="ij")
+        axes = np.meshgrid(first + np.arange(frames), centred(rows), centred(columns), indexing="ij")
         parts.append(np.stack(axes, axis=-1).reshape(-1, 3))
     return np.concatenate(parts).astype(np.int64)
 
@@ -68,7 +68,8 @@ def picture_positions(length: int, pictures: Sequence[tuple[int, int, int]]) -> 
     return positions
 
 
-def _centred(count: int) -> NDArray[np.int64]:
+def centred(count: int) -> NDArray[np.int64]:
+    """Return the positions of `count` rows or columns around zero: -(n - n // 2) .. n // 2 - 1."""
     return np.arange(count, dtype=np.int64) - (count - count // 2)
 
 
@@ -111,4 +112,17 @@ def sectioned_rope(
     count = sum(sections)
     frequencies = np.array([theta ** (-i / count) for i in range(count)])
     angles = np.repeat(positions, sections, axis=1) * frequencies
+    return np.cos(angles), np.sin(angles)
+
+
+def interleaved_rope(
+    positions: NDArray[np.int64], sections: Sequence[int], theta: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return cosine and sine, each [S, sum(sections)], of positions [S A]: one series of frequencies, which the axes
+    take in turn. Axis a > 0 stops after `sections[a]` of them, and axis 0 has all that the others leave."""
+    count = sum(sections)
+    frequencies = np.array([theta ** (-i / count) for i in range(count)])
+    turns = len(sections)
+    axes = [i % turns if i < turns * sections[i % turns] else 0 for i in range(count)]
+    angles = positions[:, axes] * frequencies
     return np.cos(angles), np.sin(angles)

@@ -16,11 +16,11 @@ import qwenimg
 from qwenimg import Pipeline
 from qwenimg.backends.torch.networks.denoisers import qwen_dit
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.qwen_image import references
-from qwenimg.common.families.qwen_image.edit_texts import EditPrompt, EditTexts
+from qwenimg.common.families.qwen_image import references, variants
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import noise, rope, sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.texts.picture_texts import VISION, PicturePrompt
 
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-4  # relative L2 of the final latents; measured 5e-6
@@ -133,7 +133,7 @@ def _not_sliced(patch: pytest.MonkeyPatch) -> None:
 
 def _no_numbers(patch: pytest.MonkeyPatch) -> None:
     """All pictures are Picture 1."""
-    patch.setattr(EditTexts, "_numbers", lambda self, prompt: [1] * len(prompt.pictures))
+    patch.setattr(variants, "_numbered", lambda pictures: f"Picture 1: {VISION}" * pictures)
 
 
 FAULTS = {
@@ -232,7 +232,7 @@ def test_states_are_kept_by_the_pictures_hash(opened: Callable[[str, str], Pipel
     model.forget()
     one, equal, other = (model.prompt("a ring", [picture]) for picture in (SMALL, SMALL.copy(), SMALL[::-1]))
     turned = model.prompt("a ring", [SMALL.reshape(80, 64, 3)])
-    assert isinstance(one, EditPrompt) and one == equal and len({one, other, turned}) == 3
+    assert isinstance(one, PicturePrompt) and one == equal and len({one, other, turned}) == 3
     model.texts.arrays([one])
     assert model.texts.has([equal]) and not model.texts.has([other])
 

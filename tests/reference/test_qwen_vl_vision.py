@@ -20,7 +20,7 @@ from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.networks.encoders.qwen_vl_vision import NETWORK, PicturePlace, QwenVLVisionConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.components import open_component, read_config
-from qwenimg.common.pictures.patches import patches, whole_blocks
+from qwenimg.common.pictures.patches import QWEN2_VL, patches, whole_blocks
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 3e-6  # relative L2 of a forward
@@ -258,17 +258,17 @@ def test_pixels_are_exactly_those_of_transformers(size: tuple[int, int]) -> None
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 12_845_056})
     one = picture(*size)
     result = processor(images=[Image.fromarray(one)], return_tensors="np")
-    values, rows, columns = patches(one, 14, 2, 2)
+    values, rows, columns = patches(one, 14, 2, 2, QWEN2_VL)
     assert result["image_grid_thw"].tolist() == [[1, rows, columns]]
     assert values.dtype == np.float32 and np.array_equal(values, result["pixel_values"])
 
 
 def test_golden_sizes() -> None:
     for size, expected in (((384, 384), (392, 392)), ((1024, 1024), (1036, 1036)), ((512, 288), (504, 280))):
-        assert whole_blocks(*size, 28) == expected
+        assert whole_blocks(*size, 28, QWEN2_VL) == expected
 
 
 @pytest.mark.parametrize("size", [(1, 4000), (6000, 29), (0, 40)])
 def test_narrow_pictures_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="too narrow: one side may be 200 times the other"):
-        whole_blocks(*size, 28)
+        whole_blocks(*size, 28, QWEN2_VL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import mlx.core as mx
@@ -11,6 +11,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx.compile import fused
 from qwenimg.backends.mlx.compile import on_gpu as on_gpu
+from qwenimg.backends.mlx.ops import images
 from qwenimg.common.runtime.observers import seen
 
 DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
@@ -46,6 +47,12 @@ def norm_modulate(x: Array, shift: Array, scale: Array, dtype: mx.Dtype, eps: fl
     and cast to `dtype` once at the end."""
     normed = mx.fast.layer_norm(x, None, None, eps)
     return seen("norm_modulate", "", _modulated(dtype)(normed, shift, scale))
+
+
+def norm_scaled(x: Array, scale: Array, dtype: mx.Dtype, eps: float) -> Array:
+    """Return LayerNorm(x) * (1 + scale) for x [B L C] and scale [1 1 C], computed in the wider dtype of both, and cast
+    to `dtype` once at the end."""
+    return seen("norm_scaled", "", _scaled(dtype)(mx.fast.layer_norm(x, None, None, eps), scale))
 
 
 def unit_norm(x: Array, eps: float) -> Array:
@@ -210,6 +217,21 @@ def shift(x: Array, rows: Array) -> Array:
 def pad_right_bottom(x: Array) -> Array:
     """Pad an image with one row of zeros below and one column to the right."""
     return mx.pad(x, [(0, 0), (0, 1), (0, 1), (0, 0)])
+
+
+def averaged_patches(x: Array, channels: int, frames: int) -> Array:
+    """Return an image with half the sides, [B 2h 2w C] -> [B h w channels]: each channel is the mean of as many
+    neighbours in the order (c, frame, dy, dx), where only the last of the frames is x, and the others are zeros."""
+    y = images.patches(x)
+    y = y.reshape(*y.shape[:3], -1, 1, 4)
+    y = mx.pad(y, [(0, 0)] * 4 + [(frames - 1, 0), (0, 0)]) if frames > 1 else y
+    return y.reshape(*y.shape[:3], channels, -1).mean(-1)
+
+
+def spread_channels(x: Array, channels: Sequence[int]) -> Array:
+    """Return an image with twice the sides, [B h w C] -> [B 2h 2w C']: `channels` [4C'] are those of x that become
+    the pixels of a patch, in the order (c, dy, dx)."""
+    return images.unpatched(x[..., mx.array(channels)])
 
 
 def guide(conditional: Array, unconditional: Array, scale: float) -> Array:

@@ -91,6 +91,15 @@ class RMSNorm(mlx.nn.Module):
         return seen("rms_norm", self.path, mx.fast.rms_norm(x, self.weight.astype(x.dtype), self.eps))
 
 
+class CentredRMSNorm(RMSNorm):
+    """An RMS norm whose gain is stored minus one."""
+
+    def __call__(self, x: Array) -> Array:
+        """Return x / rms(x) * (1 + weight) over the last axis, in float32, and float32 out."""
+        x = at_least_float32(x)
+        return seen("rms_norm", self.path, mx.fast.rms_norm(x, 1 + self.weight.astype(x.dtype), self.eps))
+
+
 class Conv2d(mlx.nn.Module):
     path = ""
     compute: Compute | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,16 @@ def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype, e
     else:
         result = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=eps), 1 + scale)
     return seen("norm_modulate", "", result.to(dtype))
+
+
+def norm_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+    """Return LayerNorm(x) * (1 + scale) for x [B L C] and scale [1 1 C], computed in the wider dtype of both, and cast
+    to `dtype` once at the end."""
+    if scale.dtype == x.dtype:
+        result = F.layer_norm(x, x.shape[-1:], 1 + scale[0, 0], None, eps)
+    else:
+        result = F.layer_norm(x, x.shape[-1:], eps=eps) * (1 + scale)
+    return seen("norm_scaled", "", result.to(dtype))
 
 
 def unit_norm(x: Tensor, eps: float) -> Tensor:
@@ -200,6 +210,20 @@ def shift(x: Tensor, rows: Tensor) -> Tensor:
 def pad_right_bottom(x: Tensor) -> Tensor:
     """Pad an image with one row of zeros below and one column to the right."""
     return F.pad(x, (0, 1, 0, 1))
+
+
+def averaged_patches(x: Tensor, channels: int, frames: int) -> Tensor:
+    """Return an image with half the sides, [B C 2h 2w] -> [B channels h w]: each channel is the mean of as many
+    neighbours in the order (c, frame, dy, dx), where only the last of the frames is x, and the others are zeros."""
+    y = F.pixel_unshuffle(x, 2).unflatten(1, (-1, 1, 4))
+    y = F.pad(y, (0, 0, 0, 0, 0, 0, frames - 1, 0)) if frames > 1 else y
+    return y.flatten(1, 3).unflatten(1, (channels, -1)).mean(2)
+
+
+def spread_channels(x: Tensor, channels: Sequence[int]) -> Tensor:
+    """Return an image with twice the sides, [B C h w] -> [B C' 2h 2w]: `channels` [4C'] are those of x that become
+    the pixels of a patch, in the order (c, dy, dx)."""
+    return F.pixel_shuffle(x[:, torch.tensor(channels, device=x.device)], 2)
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:

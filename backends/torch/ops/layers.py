@@ -147,6 +147,16 @@ class RMSNorm(torch.nn.Module):
         return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], _wide(self, "weight", x.dtype), self.eps))
 
 
+class CentredRMSNorm(RMSNorm):
+    """An RMS norm whose gain is stored minus one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x / rms(x) * (1 + weight) over the last axis, in float32, and float32 out."""
+        x = at_least_float32(x)
+        gain = 1 + _wide(self, "weight", x.dtype)
+        return seen("rms_norm", self.path, F.rms_norm(x, x.shape[-1:], gain, self.eps))
+
+
 class Conv2d(Blank, torch.nn.Conv2d):
     path = ""
     compute: Compute | None = None

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qwenimg.common.families.qwen_image import references
-from qwenimg.common.families.qwen_image.edit_texts import EditPrompt, SeenPicture
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.numbers.noise import sha256
+from qwenimg.common.parts.texts.picture_texts import PicturePrompt, SeenPictures
 from qwenimg.common.pipeline.diffusion_model import Image
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.request.request import Request
@@ -21,7 +20,6 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 
 RECOMMENDED = 3  # pictures
-KEPT = 16  # copies of pictures for the text encoder
 
 
 class QwenImageEdit(QwenImage):
@@ -29,10 +27,10 @@ class QwenImageEdit(QwenImage):
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
         super().__init__(runtime, checkpoint, kind)
-        self._copies: dict[str, SeenPicture] = {}
+        self._seen = SeenPictures(lambda image: references.copy(image, kind.copy))
 
-    def prompt(self, text: str, images: Sequence[Image]) -> EditPrompt:
-        return EditPrompt(text, tuple(map(self._copy, images)))
+    def prompt(self, text: str, images: Sequence[Image]) -> PicturePrompt:
+        return PicturePrompt(text, tuple(map(self._seen.of, images)))
 
     def references(self, request: Request) -> list[Latents]:
         for i, image in enumerate(request.images, 1):
@@ -52,13 +50,4 @@ class QwenImageEdit(QwenImage):
 
     def forget(self) -> None:
         super().forget()
-        self._copies.clear()
-
-    def _copy(self, image: Image) -> SeenPicture:
-        """Return `image` in the size in which the text encoder sees it. The last ones are kept."""
-        name = f"{image.shape[1]}x{image.shape[0]} {sha256(image)}"
-        if name not in self._copies:
-            while len(self._copies) >= KEPT:
-                del self._copies[next(iter(self._copies))]
-            self._copies[name] = SeenPicture(name, references.copy(image, self.kind.copy))
-        return self._copies[name]
+        self._seen.clear()

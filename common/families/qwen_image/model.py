@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
-from qwenimg.common.families.qwen_image.edit_texts import EditTexts
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers import qwen_conditioning
@@ -18,6 +17,7 @@ from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
@@ -42,16 +42,16 @@ class QwenImage(FlowModel):
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     guidance = Guidance(formula=cfg_with_norm)
     options = frozenset({"step_cache", "cached_calls"})
-    texts: TemplateTexts | EditTexts
+    texts: TemplateTexts | PictureTexts
     config: QwenDiTConfig
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
         residents, vae_config = Residents(runtime), checkpoint["vae"].config
         statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
         halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics, samples=not kind.edits)
-        texts: TemplateTexts | EditTexts
+        texts: TemplateTexts | PictureTexts
         if kind.edits:
-            texts = EditTexts(residents, checkpoint, kind)
+            texts = PictureTexts(residents, checkpoint, kind.around)
         else:
             texts = TemplateTexts(residents, checkpoint, kind.template)
         super().__init__(runtime, checkpoint, residents, texts, halves)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.parts.texts.picture_texts import NO_LIMIT, VISION, PictureTemplate
+from qwenimg.common.pictures.patches import QWEN2_VL
 from qwenimg.common.prompts.qwen import Template
 
-VISION = "<|vision_start|><|image_pad|><|vision_end|>"
-NO_LIMIT = 1 << 30  # tokens: prompts with pictures are not cut
 _START = "<|im_start|>system\n"
 _USER = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 DRAWS = Template(
@@ -34,6 +34,14 @@ EDITS = Template(
 )
 
 
+def _plain(pictures: int) -> str:
+    return VISION * pictures
+
+
+def _numbered(pictures: int) -> str:
+    return "".join(f"Picture {i}: {VISION}" for i in range(1, pictures + 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class QwenVariant:
     """One of these models."""
@@ -50,6 +58,11 @@ class QwenVariant:
     @property
     def edits(self) -> bool:
         return bool(self.copy)
+
+    @property
+    def around(self) -> PictureTemplate:
+        """The text around prompts with pictures."""
+        return PictureTemplate(template=self.template, before=_numbered if self.numbered else _plain, form=QWEN2_VL)
 
 
 TEXT = QwenVariant(name="text", pipeline="QwenImagePipeline", title="Qwen-Image, text to image", template=DRAWS)

@@ -56,3 +56,22 @@ def language_fields(data: Mapping[str, Any], config: type[Any], kind: str) -> di
         raise ModelError("use_sliding_window is true: sliding-window attention is not supported")
     values = {field.name: text[field.name] for field in fields(config) if field.name in text}
     return {"rope_theta": rope["rope_theta"]} | values if "rope_theta" in rope else values
+
+
+def vision_fields(
+    data: Mapping[str, Any], names: Mapping[str, str], fixed: Mapping[str, object], width: int
+) -> dict[str, Any]:
+    """Return the fields of a vision tower from the `vision_config` of a config.json. names: the fields of its keys;
+    fixed: the only values of other keys that are supported; width: the channels that the language model takes. Raises
+    ModelError for an unsupported value."""
+    vision = data.get("vision_config", {})
+    if not isinstance(vision, Mapping):
+        raise ModelError("vision_config is not an object")
+    for key, expected in fixed.items():
+        if vision.get(key, expected) != expected:
+            raise ModelError(f"vision_config: {key} {vision[key]!r} is not supported; expected {expected!r}")
+    if vision.get("out_hidden_size", width) != width:
+        raise ModelError(
+            f"vision_config: the tower makes {vision['out_hidden_size']} channels, the language model takes {width}"
+        )
+    return {ours: vision[theirs] for theirs, ours in names.items() if theirs in vision}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model, qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
 from qwenimg.common.numbers import rope
-from qwenimg.common.weights.plan import Use, Uses
+from qwenimg.common.weights.plan import Uses, as_stored
 
 CHANNELS = 3
 NORM_EPS = 1e-6
@@ -112,18 +113,8 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
     sections = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if "mrope_section" in sections:
         values["mrope_section"] = sections["mrope_section"]
-    vision = data.get("vision_config", {})
-    if not isinstance(vision, Mapping):
-        raise ModelError("vision_config is not an object")
-    for key, expected in _FIXED.items():
-        if vision.get(key, expected) != expected:
-            raise ModelError(f"vision_config: {key} {vision[key]!r} is not supported; expected {expected!r}")
     width = text.get("hidden_size", QwenVLConfig.hidden_size)
-    if vision.get("out_hidden_size", width) != width:
-        raise ModelError(
-            f"vision_config: the tower makes {vision['out_hidden_size']} channels, the language model takes {width}"
-        )
-    return values | {ours: vision[theirs] for theirs, ours in _NAMES.items() if theirs in vision}
+    return values | language_model.vision_fields(data, _NAMES, _FIXED, width)
 
 
 def described(config: QwenVLVisionConfig) -> dict[str, object]:
@@ -158,8 +149,14 @@ def manifest(config: QwenVLVisionConfig) -> Manifest:
 
 def used(config: QwenVLVisionConfig, stored: Manifest) -> Uses:
     """Return all of `stored`, the patch kernel as a matrix."""
+    return flat_kernel(as_stored(stored))
+
+
+def flat_kernel(uses: Uses) -> Uses:
+    """Return `uses` with the patch kernel [C, 3, time, y, x] as a matrix."""
     return {
-        name: Use((shape[0], int(np.prod(shape[1:]))) if len(shape) == 5 else shape) for name, shape in stored.items()
+        name: use._replace(shape=(use.shape[0], prod(use.shape[1:]))) if len(use.shape) == 5 else use
+        for name, use in uses.items()
     }
 
 
@@ -215,10 +212,15 @@ def by_slot(values: NDArray[Any], config: QwenVLVisionConfig, order: NDArray[np.
 def patch_rope(config: QwenVLVisionConfig, rows: int, columns: int) -> Table:
     """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
     second."""
-    merge, half = config.merge_size, config.vision_head_dim // 2
+    places, half = blockwise(config.merge_size, rows, columns), config.vision_head_dim // 2
+    return rope.rope_table(places, (half, half), ROPE_THETA)
+
+
+def blockwise(merge: int, rows: int, columns: int) -> NDArray[np.int64]:
+    """Return row and column [L 2] of each of rows x columns patches, in blocks of merge x merge."""
     places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
     blocks = places.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(0, 2, 1, 3, 4)
-    return rope.rope_table(blocks.reshape(-1, 2), (half, half), ROPE_THETA)
+    return blocks.reshape(-1, 2)
 
 
 def prompt_rope(config: QwenVLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:

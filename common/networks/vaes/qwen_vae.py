@@ -116,42 +116,45 @@ def _still(key: str, shape: Shape) -> Use:
     return Use((*shape[:2], *shape[3:]), "last_tap") if len(shape) == 5 else Use(shape)
 
 
-def _gain(name: str, width: int, axes: int = 3) -> Manifest:
+def gain(name: str, width: int, axes: int = 3) -> Manifest:
+    """Return the shape of a norm's gain."""
     return {f"{name}.gamma": (width, *(1,) * axes)}
 
 
-def _residual(inputs: int, outputs: int) -> Manifest:
+def residual(inputs: int, outputs: int) -> Manifest:
+    """Return the shapes of a residual block."""
     return params.merge(
-        _gain("norm1", inputs),
+        gain("norm1", inputs),
         params.conv("conv1", outputs, inputs, 3, 3, 3),
-        _gain("norm2", outputs),
+        gain("norm2", outputs),
         params.conv("conv2", outputs, outputs, 3, 3, 3),
         params.conv("conv_shortcut", outputs, inputs, 1, 1, 1) if inputs != outputs else {},
     )
 
 
-def _mid(width: int) -> Manifest:
+def mid(width: int) -> Manifest:
+    """Return the shapes of a mid block."""
     attention = params.merge(
-        _gain("norm", width, axes=2),
+        gain("norm", width, axes=2),
         params.conv("to_qkv", 3 * width, width, 1, 1),
         params.conv("proj", width, width, 1, 1),
     )
-    return params.repeat("resnets", 2, _residual(width, width)) | params.under("attentions.0", attention)
+    return params.repeat("resnets", 2, residual(width, width)) | params.under("attentions.0", attention)
 
 
 def _encoder(config: QwenVAEConfig) -> Manifest:
     parts = [params.conv("conv_in", config.base_dim, config.input_channels, 3, 3, 3)]
     downs = iter(config.temperal_downsample)
     for index, (kind, inputs, outputs) in enumerate(config.down_layers):
-        layer = _residual(inputs, outputs)
+        layer = residual(inputs, outputs)
         if kind == "down":
             layer = params.conv("resample.1", outputs, outputs, 3, 3)
             layer |= params.conv("time_conv", outputs, outputs, 3, 1, 1) if next(downs) else {}
         parts.append(params.under(f"down_blocks.{index}", layer))
     top = config.encoder_dims[-1]
     parts += [
-        params.under("mid_block", _mid(top)),
-        _gain("norm_out", top),
+        params.under("mid_block", mid(top)),
+        gain("norm_out", top),
         params.conv("conv_out", 2 * config.z_dim, top, 3, 3, 3),
     ]
     return params.merge(*parts)
@@ -159,17 +162,17 @@ def _encoder(config: QwenVAEConfig) -> Manifest:
 
 def _decoder(config: QwenVAEConfig) -> Manifest:
     top, last = config.decoder_dims[0], config.decoder_dims[-1]
-    parts = [params.conv("conv_in", top, config.z_dim, 3, 3, 3), params.under("mid_block", _mid(top))]
+    parts = [params.conv("conv_in", top, config.z_dim, 3, 3, 3), params.under("mid_block", mid(top))]
     temporal = config.temperal_downsample[::-1]
     for index, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
-        resnets = [_residual(inputs if j == 0 else outputs, outputs) for j in range(config.num_res_blocks + 1)]
+        resnets = [residual(inputs if j == 0 else outputs, outputs) for j in range(config.num_res_blocks + 1)]
         block = params.merge(*(params.under(f"resnets.{j}", part) for j, part in enumerate(resnets)))
         if upsampled:
             up = params.conv("resample.1", outputs // 2, outputs, 3, 3)
             up |= params.conv("time_conv", 2 * outputs, outputs, 3, 1, 1) if temporal[index] else {}
             block |= params.under("upsamplers.0", up)
         parts.append(params.under(f"up_blocks.{index}", block))
-    parts += [_gain("norm_out", last), params.conv("conv_out", config.input_channels, last, 3, 3, 3)]
+    parts += [gain("norm_out", last), params.conv("conv_out", config.input_channels, last, 3, 3, 3)]
     return params.merge(*parts)
 
 

@@ -62,12 +62,16 @@ class RotaryAttention(mlx.nn.Module):
         """[B L C] -> [B L H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def attended(self, x: Array, rope: Array) -> Array:
-        """[B L C] -> [B L C]."""
+    def projected(self, x: Array, rope: Array) -> tuple[Array, Array, Array]:
+        """Return queries, keys and values: [B L C] -> [B L H D] each."""
         v = self.attend.values(self.heads(self.to_v(x)))
         q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
         k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(x))), rope, v.dtype)
-        return self.attend.result(ops.attention(q, k, v))
+        return q, k, v
+
+    def attended(self, x: Array, rope: Array) -> Array:
+        """[B L C] -> [B L C]."""
+        return self.attend.result(ops.attention(*self.projected(x, rope)))
 
     def __call__(self, x: Array, rope: Array) -> Array:
         """[B L C] -> [B L C]."""

@@ -6,6 +6,7 @@ B images, C channels, h w latents or pixels. Attribute paths are checkpoint keys
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.nn
@@ -76,9 +77,9 @@ class Downsample(mlx.nn.Module):
 
 
 class Upsample(mlx.nn.Module):
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, outputs: int):
         super().__init__()
-        self.resample = [mlx.nn.Identity(), ops.Conv2d(channels, channels // 2, 3, padding=1)]
+        self.resample = [mlx.nn.Identity(), ops.Conv2d(channels, outputs, 3, padding=1)]
 
     def __call__(self, x: Array) -> Array:
         return self.resample[1](images.upsample(x))
@@ -92,26 +93,33 @@ class UpBlock(mlx.nn.Module):
         super().__init__()
         more = [ResidualBlock(outputs, outputs) for _ in range(config.num_res_blocks)]
         self.resnets = [ResidualBlock(inputs, outputs), *more]
-        self.upsamplers = [Upsample(outputs)] if upsampled else []
+        self.upsamplers = [Upsample(outputs, outputs // 2)] if upsampled else []
 
     def __call__(self, x: Array) -> Array:
         for layer in [*self.resnets, *self.upsamplers]:
             x = ops.eval(layer(x))
         return x
 
+    def parts(self) -> list[BandLayers]:
+        """Return the layers as parts that run over bands."""
+        layers: Any = [*self.resnets, *self.upsamplers]
+        return [layer.part() for layer in layers]
+
 
 # Model
 
 
 class Encoder(mlx.nn.Module):
-    def __init__(self, config: QwenVAEConfig):
+    """An encoder with the down blocks `layers`, from `inputs` channels to twice `z_dim`. dims: its first and last
+    width."""
+
+    def __init__(self, inputs: int, dims: Sequence[int], z_dim: int, layers: Sequence[mlx.nn.Module]):
         super().__init__()
-        self.conv_in = ops.Conv2d(config.input_channels, config.base_dim, 3, padding=1)
-        layers = [Downsample(o) if kind == "down" else ResidualBlock(i, o) for kind, i, o in config.down_layers]
+        self.conv_in = ops.Conv2d(inputs, dims[0], 3, padding=1)
         self.down_blocks = layers
-        self.mid_block = MidBlock(config.encoder_dims[-1])
-        self.norm_out = ops.ChannelNorm(config.encoder_dims[-1])
-        self.conv_out = ops.Conv2d(config.encoder_dims[-1], 2 * config.z_dim, 3, padding=1)
+        self.mid_block = MidBlock(dims[-1])
+        self.norm_out = ops.ChannelNorm(dims[-1])
+        self.conv_out = ops.Conv2d(dims[-1], 2 * z_dim, 3, padding=1)
 
     def __call__(self, x: Array, rows: int) -> Array:
         """Encode pixels [B 8h 8w 3] to [B h w 2z]; the down blocks in bands of `rows` rows where there are more."""
@@ -133,14 +141,17 @@ class Encoder(mlx.nn.Module):
 
 
 class Decoder(mlx.nn.Module):
-    def __init__(self, config: QwenVAEConfig):
+    """A decoder with the up blocks `layers`, from `z_dim` channels to `outputs`. dims: its first and last width;
+    scale: the pixels per latent along each side."""
+
+    def __init__(self, z_dim: int, dims: Sequence[int], outputs: int, layers: Sequence[mlx.nn.Module], scale: int):
         super().__init__()
-        self.scale = config.scale
-        self.conv_in = ops.Conv2d(config.z_dim, config.decoder_dims[0], 3, padding=1)
-        self.mid_block = MidBlock(config.decoder_dims[0])
-        self.up_blocks = [UpBlock(i, o, up, config) for i, o, up in config.up_blocks]
-        self.norm_out = ops.ChannelNorm(config.decoder_dims[-1])
-        self.conv_out = ops.Conv2d(config.decoder_dims[-1], config.input_channels, 3, padding=1)
+        self.scale = scale
+        self.conv_in = ops.Conv2d(z_dim, dims[0], 3, padding=1)
+        self.mid_block = MidBlock(dims[0])
+        self.up_blocks = layers
+        self.norm_out = ops.ChannelNorm(dims[-1])
+        self.conv_out = ops.Conv2d(dims[-1], outputs, 3, padding=1)
 
     def up(self, x: Array) -> Array:
         """Run everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
@@ -154,8 +165,7 @@ class Decoder(mlx.nn.Module):
     def parts(self) -> list[BandLayers]:
         """Return the layers of `up` as parts that run over bands."""
         blocks: Any = self.up_blocks
-        layers = [layer for block in blocks for layer in [*block.resnets, *block.upsamplers]]
-        return [*(layer.part() for layer in layers), BandLayers(begin=self.end, reach=1)]
+        return [*(part for block in blocks for part in block.parts()), BandLayers(begin=self.end, reach=1)]
 
     def __call__(self, z: Array, height: int, width: int, rows: int) -> Array:
         """Decode latents [B h w z] to pixels [B 8h 8w 3]; the up blocks in bands of `rows` rows where there are
@@ -164,13 +174,14 @@ class Decoder(mlx.nn.Module):
         return self.up(x) if height * self.scale <= rows else bands.run(self.parts(), x, rows)
 
 
-class QwenImageVAE(mlx.nn.Module):
-    def __init__(self, config: QwenVAEConfig):
+class QwenVAE(mlx.nn.Module):
+    """A VAE of two halves for latents of `z_dim` channels."""
+
+    def __init__(self, z_dim: int, encoder: Encoder, decoder: Decoder):
         super().__init__()
-        self.encoder = Encoder(config)
-        self.quant_conv = ops.Conv2d(2 * config.z_dim, 2 * config.z_dim, 1)
-        self.post_quant_conv = ops.Conv2d(config.z_dim, config.z_dim, 1)
-        self.decoder = Decoder(config)
+        self.encoder, self.decoder = encoder, decoder
+        self.quant_conv = ops.Conv2d(2 * z_dim, 2 * z_dim, 1)
+        self.post_quant_conv = ops.Conv2d(z_dim, z_dim, 1)
 
     def encode(self, pixels: Array, rows: int = WIDE) -> Array:
         """Encode pixels [B 8h 8w 3] to mean and log variance [B h w 2z]."""
@@ -181,9 +192,17 @@ class QwenImageVAE(mlx.nn.Module):
         return self.decoder(self.post_quant_conv(z), height, width, rows)
 
 
+def _built(config: QwenVAEConfig) -> QwenVAE:
+    z, down, up = config.z_dim, config.down_layers, config.up_blocks
+    downs = [Downsample(o) if kind == "down" else ResidualBlock(i, o) for kind, i, o in down]
+    ups = [UpBlock(i, o, upsampled, config) for i, o, upsampled in up]
+    encoder = Encoder(config.input_channels, config.encoder_dims, z, downs)
+    return QwenVAE(z, encoder, Decoder(z, config.decoder_dims, config.input_channels, ups, config.scale))
+
+
 # Component
 
 
 class Component(VAEComponent):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
-        super().__init__(lambda: QwenImageVAE(config), plan, precision)
+        super().__init__(lambda: _built(config), plan, precision)

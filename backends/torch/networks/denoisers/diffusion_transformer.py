@@ -60,12 +60,16 @@ class RotaryAttention(torch.nn.Module):
         """[B L C] -> [B L H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def attended(self, x: Tensor, rope: Tensor) -> Tensor:
-        """[B L C] -> [B L C]."""
+    def projected(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values: [B L C] -> [B L H D] each."""
         v = self.attend.values(self.heads(self.to_v(x)))
         q = ops.rotate_pairs(self.norm_q(self.heads(self.to_q(x))), rope, v.dtype)
         k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(x))), rope, v.dtype)
-        return self.attend.result(ops.attention(q, k, v))
+        return q, k, v
+
+    def attended(self, x: Tensor, rope: Tensor) -> Tensor:
+        """[B L C] -> [B L C]."""
+        return self.attend.result(ops.attention(*self.projected(x, rope)))
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         """[B L C] -> [B L C]."""

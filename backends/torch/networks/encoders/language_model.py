@@ -5,12 +5,15 @@ B batch, S tokens, C hidden size. Attribute paths are checkpoint keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace
 
 Pair = tuple[Tensor, Tensor]
 
@@ -40,3 +43,13 @@ class DecoderLayer(torch.nn.Module):
         """[B S C] -> [B S C]. `pads`: their number at the end, for an attention that takes it."""
         x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope, *pads))
         return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))
+
+
+def with_slots(text: Tensor, places: Sequence[PicturePlace], slots: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the start of the stream [1 S C] for embedded ids [1 S C] in `dtype`, with the slots [1 slots C] of each
+    picture at its place."""
+    parts, token = [], 0
+    for place, picture in zip(places, slots, strict=True):
+        parts += [text[:, token : place.start], ops.stream(picture, dtype)]
+        token = place.start + picture.shape[1]
+    return torch.cat([*parts, text[:, token:]], dim=1)

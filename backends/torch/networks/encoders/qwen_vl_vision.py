@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.backends.torch.networks.encoders.language_model import Pair
+from qwenimg.backends.torch.networks.encoders.language_model import Pair, with_slots
 from qwenimg.backends.torch.networks.encoders.qwen_vl import QwenTextEncoder
 from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.networks.encoders.qwen_vl_vision import NORM_EPS, Group, PicturePlace, QwenVLVisionConfig
@@ -120,14 +120,10 @@ class QwenPictureEncoder(QwenTextEncoder):
         super().__init__(config, stream)
         self.visual = VisionTower(config, stream)
 
-    def with_slots(self, ids: Tensor, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
+    def start(self, ids: Tensor, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
         """Return the start of the stream [1 S C] for ids [1 S], with the slots [1 slots C] of each picture at its
         place."""
-        text, parts, token = ops.stream(self.embed_tokens(ids), self.stream), [], 0
-        for place, picture in zip(places, slots, strict=True):
-            parts += [text[:, token : place.start], ops.stream(picture, self.stream)]
-            token = place.start + picture.shape[1]
-        return torch.cat([*parts, text[:, token:]], dim=1)
+        return with_slots(ops.stream(self.embed_tokens(ids), self.stream), places, slots, self.stream)
 
 
 # Component
@@ -156,7 +152,7 @@ class Component:
     @ops.computes
     def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
         """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
-        start = self.model.with_slots(ops.placed([list(ids)], self.device), places, slots)
+        start = self.model.start(ops.placed([list(ids)], self.device), places, slots)
         cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)
         return ops.eval(self.model.run(start, (self._table(cos), self._table(sin))))
 

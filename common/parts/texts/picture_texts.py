@@ -1,28 +1,37 @@
-"""Text states of prompts with pictures, which Qwen-Image-Edit's text encoder sees in the prompt."""
+"""Text states of prompts with pictures, which a text encoder with a vision tower sees in the prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.families.qwen_image.variants import VISION, QwenVariant
 from qwenimg.common.memory.memory import scores
+from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace, QwenVLVisionConfig
+from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.parts.texts.states import PromptTexts, States
 from qwenimg.common.pictures import patches
+from qwenimg.common.pictures.patches import PictureForm
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.prompts.check import check_prompt
+from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, PictureEncoder
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Stage
 
 PAD = "<|image_pad|>"
+VISION = f"<|vision_start|>{PAD}<|vision_end|>"
+NO_LIMIT = 1 << 30  # tokens: prompts with pictures are not cut
+KEPT = 16  # copies of pictures
 UNCOUNTED = 512  # tokens that a prompt counts as, besides its pictures, if they are not counted
+
+SeeingConfig: TypeAlias = QwenVLVisionConfig | Qwen3VLVisionConfig
 
 
 @dataclass(frozen=True)
@@ -33,22 +42,59 @@ class SeenPicture:
     pixels: Uint8 = field(compare=False, repr=False)
 
 
+class SeenPictures:
+    """The last pictures in the size in which the text encoder sees them, which `copy` makes."""
+
+    def __init__(self, copy: Callable[[Uint8], Uint8]):
+        self._copy = copy
+        self._kept: dict[str, SeenPicture] = {}
+
+    def of(self, image: Uint8) -> SeenPicture:
+        """Return `image` as it is seen."""
+        name = f"{image.shape[1]}x{image.shape[0]} {sha256(image)}"
+        if name not in self._kept:
+            while len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[name] = SeenPicture(name, self._copy(image))
+        return self._kept[name]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
 @dataclass(frozen=True)
-class EditPrompt:
+class PicturePrompt:
     """A prompt with the pictures that are seen with it."""
 
     text: str
-    pictures: tuple[SeenPicture, ...]
+    pictures: tuple[SeenPicture, ...] = ()
 
 
-class EditTexts(PromptTexts[EditPrompt]):
+@dataclass(frozen=True, kw_only=True)
+class PictureTemplate:
+    """The text around prompts with pictures, and the form in which the pictures are seen."""
+
+    template: Template
+    before: Callable[[int], str]  # the text in front of the prompt, for a number of pictures: a VISION for each
+    form: PictureForm
+
+
+class PictureTexts(PromptTexts[PicturePrompt]):
     """The text states [1 S C] of prompts with pictures."""
 
     feed_forward = 3  # it is gated
 
-    def __init__(self, residents: Residents, checkpoint: Checkpoint, variant: QwenVariant):
+    def __init__(
+        self,
+        residents: Residents,
+        checkpoint: Checkpoint,
+        around: PictureTemplate,
+        alone: Callable[[Component], Component] | None = None,
+    ):
+        """Set the parts. alone: returns the part of the text encoder that prompts without pictures need, a TextEncoder;
+        None for a model whose prompts all have pictures."""
         super().__init__(residents, checkpoint.texts)
-        self.variant, self.template = variant, variant.template
+        self.around, self.template, self._alone = around, around.template, alone
         [self._tokenizer] = checkpoint.tokenizers.values()
 
     @property
@@ -57,17 +103,17 @@ class EditTexts(PromptTexts[EditPrompt]):
         return component
 
     @property
-    def config(self) -> QwenVLVisionConfig:
-        config: QwenVLVisionConfig = self.encoder.config
+    def config(self) -> SeeingConfig:
+        config: SeeingConfig = self.encoder.config
         return config
 
-    def fill(self, prompt: EditPrompt) -> tuple[list[int], list[PicturePlace]]:
+    def fill(self, prompt: PicturePrompt) -> tuple[list[int], list[PicturePlace]]:
         """Return the ids of `prompt` in the template, with one for each slot of a picture, and the pictures' places.
         Raises UsageError."""
         check_prompt(prompt.text)
         tokenizer, pad = self._tokenizer.tokenizer, self._tokenizer.tokenizer.special(PAD)
-        before = (f"Picture {i}: {VISION}" if self.variant.numbered else VISION for i in self._numbers(prompt))
-        filled = tokenizer.ids(self.template.text.replace("{}", "".join(before) + prompt.text))
+        before = self.around.before(len(prompt.pictures))
+        filled = tokenizer.ids(self.template.text.replace("{}", before + prompt.text))
         if filled.count(pad) != len(prompt.pictures):
             raise UsageError(f"the prompt has {PAD}, which stands for a picture: leave it out")
         ids, places, sizes = list[int](), list[PicturePlace](), iter(self._slots(prompt))
@@ -80,37 +126,38 @@ class EditTexts(PromptTexts[EditPrompt]):
                 ids.append(token)
         return ids, places
 
-    def states(self, prompts: Sequence[EditPrompt]) -> list[Array]:
+    def states(self, prompts: Sequence[PicturePrompt]) -> list[Array]:
         """Return the states of each prompt on the device."""
         return [self.runtime.engine.array(states) for (states,) in self.arrays(prompts)]
 
-    def shapes(self, key: EditPrompt) -> list[Shape]:
+    def shapes(self, key: PicturePrompt) -> list[Shape]:
         return [(1, len(self.fill(key)[0]) - self.template.dropped, self.config.state_size)]
 
-    def tokens(self, key: EditPrompt) -> list[object]:
+    def tokens(self, key: PicturePrompt) -> list[object]:
         """Return the ids, the hashes of the pictures, and the number of states that are dropped."""
         return [self.fill(key)[0], [picture.sha256 for picture in key.pictures], self.template.dropped]
 
-    def cut(self, prompt: EditPrompt) -> str:
+    def cut(self, prompt: PicturePrompt) -> str:
         """Return nothing: no prompt is cut."""
         return ""
 
-    def lengths(self, prompts: Sequence[EditPrompt], counted: bool) -> list[int]:
+    def lengths(self, prompts: Sequence[PicturePrompt], counted: bool) -> list[int]:
         return [count - self.template.dropped for count in self._token_counts(prompts, counted)]
 
-    def encodings(self, prompts: Sequence[EditPrompt], counted: bool) -> list[Stage]:
+    def encodings(self, prompts: Sequence[PicturePrompt], counted: bool) -> list[Stage]:
         return [self._encoding(prompts, max(self._token_counts(prompts, counted)))]
 
-    def encode(self, keys: Sequence[EditPrompt]) -> Iterator[States]:
+    def encode(self, keys: Sequence[PicturePrompt]) -> Iterator[States]:
         """Encode `keys` one after the other; a picture that several have is seen once."""
         slots: dict[str, Array] = {}
 
-        def encoded(encoder: PictureEncoder, prompt: EditPrompt) -> States:
+        def encoded(encoder: PictureEncoder, prompt: PicturePrompt) -> States:
             for picture in prompt.pictures:
                 if picture.sha256 not in slots:
                     slots[picture.sha256] = encoder.slots(*self._patches(picture))
             ids, places = self.fill(prompt)
-            asked = ids, places, [slots[picture.sha256] for picture in prompt.pictures]
+            seen = places, [slots[picture.sha256] for picture in prompt.pictures]
+            asked = (ids, *seen) if self._sees(keys) else (ids,)
             states = encoder.encode(*asked)
             self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(*asked))
             used = self.runtime.engine.numpy(states)[:, self.template.dropped :]
@@ -118,32 +165,43 @@ class EditTexts(PromptTexts[EditPrompt]):
 
         yield from self.run(self._encoding(keys, max(self._token_counts(keys, True))), encoded, keys)
 
-    def _numbers(self, prompt: EditPrompt) -> range:
-        return range(1, len(prompt.pictures) + 1)
+    def places(self, prompt: PicturePrompt) -> list[PicturePlace]:
+        """Return the places of the pictures of `prompt` among its states."""
+        _, places = self.fill(prompt)
+        return [place._replace(start=place.start - self.template.dropped) for place in places]
 
-    def _slots(self, prompt: EditPrompt) -> list[tuple[int, int]]:
+    def _sees(self, prompts: Sequence[PicturePrompt]) -> bool:
+        """Return whether encoding `prompts` takes the vision tower."""
+        return self._alone is None or any(prompt.pictures for prompt in prompts)
+
+    def _slots(self, prompt: PicturePrompt) -> list[tuple[int, int]]:
         """Return the columns and rows of slots of each picture. Raises UsageError."""
-        slot = self.config.slot
+        if not prompt.pictures:
+            return []
+        slot, form = self.config.slot, self.around.form
         shapes = (picture.pixels.shape for picture in prompt.pictures)
-        sizes = (patches.whole_blocks(width, height, slot) for height, width, _ in shapes)
+        sizes = (patches.whole_blocks(width, height, slot, form) for height, width, _ in shapes)
         return [(width // slot, height // slot) for width, height in sizes]
 
     def _patches(self, picture: SeenPicture) -> tuple[np.ndarray, int, int]:
-        config = self.config
-        return patches.patches(picture.pixels, config.patch_size, config.merge_size, config.taps_in_time)
+        config, form = self.config, self.around.form
+        return patches.patches(picture.pixels, config.patch_size, config.merge_size, config.taps_in_time, form)
 
-    def _token_counts(self, prompts: Sequence[EditPrompt], counted: bool) -> list[int]:
+    def _token_counts(self, prompts: Sequence[PicturePrompt], counted: bool) -> list[int]:
         """Return the number of tokens of each filled template."""
         if counted:
             return [len(self.fill(prompt)[0]) for prompt in prompts]
         slots = (sum(columns * rows for columns, rows in self._slots(prompt)) for prompt in prompts)
         return [self.template.dropped + UNCOUNTED + count for count in slots]
 
-    def _encoding(self, prompts: Sequence[EditPrompt], length: int) -> Stage:
+    def _encoding(self, prompts: Sequence[PicturePrompt], length: int) -> Stage:
         """Return the stage that encodes prompts of at most `length` tokens, and their pictures before that.
 
         In the vision tower each patch has two residuals, q, k and v with q and k in float32 too, and the feed-forward's
         three widths."""
+        if not self._sees(prompts):
+            assert self._alone is not None
+            return self.stage(self._alone(self.encoder), 1, length)
         stage, config = self.stage(self.encoder, 1, length), self.config
         largest = max((columns * rows for prompt in prompts for columns, rows in self._slots(prompt)), default=0)
         count, limit = largest * config.merge_size**2, self.runtime.engine.workspace.score_bytes

@@ -1,0 +1,159 @@
+"""Qwen3-VL with its vision tower as a text encoder that sees pictures. What is unusual about it:
+`qwenimg.common.networks.encoders.qwen3_vl_vision`.
+
+L patches of one picture, S tokens, K layers with deep slots, C width. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch.networks.encoders.language_model import Pair, with_slots
+from qwenimg.backends.torch.networks.encoders.qwen3 import Qwen3TextEncoder
+from qwenimg.backends.torch.networks.encoders.qwen_vl_vision import VisionAttention
+from qwenimg.common.networks.encoders import qwen3_vl_vision
+from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import NORM_EPS, PicturePlace
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+
+# Layers
+
+
+class PatchEmbed(torch.nn.Module):
+    def __init__(self, config: Qwen3VLVisionConfig):
+        super().__init__()
+        self.proj = ops.Linear(config.patch_values, config.vision_width)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return self.proj(patches)
+
+
+class VisionMLP(torch.nn.Module):
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.linear_fc1 = ops.Linear(width, inner)
+        self.linear_fc2 = ops.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_fc2(ops.linear_gelu(self.linear_fc1, x))
+
+
+class VisionBlock(torch.nn.Module):
+    def __init__(self, config: Qwen3VLVisionConfig):
+        super().__init__()
+        self.norm1 = ops.LayerNorm(config.vision_width, NORM_EPS)
+        self.norm2 = ops.LayerNorm(config.vision_width, NORM_EPS)
+        self.attn = VisionAttention(config.vision_width, config.vision_heads)
+        self.mlp = VisionMLP(config.vision_width, config.vision_inner)
+
+    def forward(self, x: Tensor, rope: Pair) -> Tensor:
+        """[1 L C] -> [1 L C]."""
+        x = ops.residual(x, self.attn(self.norm1(x), rope, [(1, x.shape[1])]))
+        return ops.residual(x, self.mlp(self.norm2(x)))
+
+
+class Merger(torch.nn.Module):
+    """A layer that makes a slot of the patches of each block. `deep`: its norm is over a block, else over a patch."""
+
+    def __init__(self, config: Qwen3VLVisionConfig, deep: bool):
+        super().__init__()
+        self.slot, self.deep = config.vision_width * config.merge_size**2, deep
+        self.norm = ops.LayerNorm(self.slot if deep else config.vision_width, NORM_EPS)
+        self.linear_fc1 = ops.Linear(self.slot, self.slot)
+        self.linear_fc2 = ops.Linear(self.slot, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one slot [1 slots hidden] for the patches [1 L C] of each block."""
+        blocks = x.reshape(1, -1, self.slot)
+        normed = self.norm(blocks) if self.deep else self.norm(x).reshape(*blocks.shape)
+        return self.linear_fc2(ops.gelu_erf(self.linear_fc1(normed)))
+
+
+# Models
+
+
+class VisionTower(torch.nn.Module):
+    def __init__(self, config: Qwen3VLVisionConfig, stream: torch.dtype):
+        super().__init__()
+        self.stream, self.deep_layers = stream, config.deep_layers
+        self.patch_embed = PatchEmbed(config)
+        self.pos_embed = ops.Embedding(config.positions, config.vision_width)
+        self.blocks = torch.nn.ModuleList([VisionBlock(config) for _ in range(config.vision_depth)])
+        self.merger = Merger(config, deep=False)
+        self.deepstack_merger_list = torch.nn.ModuleList([Merger(config, deep=True) for _ in config.deep_layers])
+
+    def forward(self, patches: Tensor, rope: Pair, numbers: Tensor, shares: Tensor) -> Tensor:
+        """Return the slots [1+K slots hidden], the deep ones behind the others, for patches [1 L values], RoPE tables
+        [L D/2], and rows of the table of positions with their shares, [L 4] and [L 4 1]."""
+        places = (self.pos_embed(numbers) * shares).sum(1)
+        x = ops.add(ops.stream(self.patch_embed(patches), self.stream), places[None])
+        deep = list[Tensor]()
+        for i, block in enumerate(self.blocks):
+            x = block(x, rope)
+            deep += [self.deepstack_merger_list[len(deep)](x)] if i in self.deep_layers else []
+        return torch.cat([self.merger(x), *deep], dim=0)
+
+
+class Qwen3PictureEncoder(Qwen3TextEncoder):
+    def __init__(self, config: Qwen3VLVisionConfig, stream: torch.dtype):
+        super().__init__(config, stream)
+        self.visual = VisionTower(config, stream)
+
+    def states(self, ids: Tensor, rope: Pair, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
+        """Return the states behind the last layer [1 S C], float32, for ids [1 S], with the slots [1+K slots C] of each
+        picture at its place, and RoPE tables [S D/2]."""
+        text = ops.stream(self.embed_tokens(ids), self.stream)
+        x = with_slots(text, places, [one[:1] for one in slots], self.stream)
+        deep = max((one.shape[0] for one in slots), default=1)
+        for number, layer in enumerate(self.layers, start=1):
+            x = layer(x, rope, 0)
+            x = self.added(x, places, [one[number : number + 1] for one in slots]) if number < deep else x
+        return ops.at_least_float32(x)
+
+    def added(self, x: Tensor, places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
+        """Add slots [1 slots C] of each picture to the stream [1 S C] at its place."""
+        parts, token = [], 0
+        for place, picture in zip(places, slots, strict=True):
+            end = place.start + picture.shape[1]
+            parts += [x[:, token : place.start], ops.add(x[:, place.start : end], picture)]
+            token = end
+        return torch.cat([*parts, x[:, token:]], dim=1)
+
+
+# Component
+
+
+class Component:
+    def __init__(self, config: Qwen3VLVisionConfig, plan: LoadPlan, precision: Precision, device: torch.device):
+        self.config = config
+        self.device = device
+        stream = ops.DTYPES[precision.residual_dtype("text")]
+        self.model = load.empty(lambda: Qwen3PictureEncoder(config, stream), precision, "text")
+        load.fill(self.model, plan.when(ALWAYS), device)
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+
+    @ops.computes
+    def slots(self, patches: NumpyArray, rows: int, columns: int) -> Tensor:
+        """Return the slots [1+K slots C] of a picture of rows x columns patches [L values], block by block,
+        evaluated."""
+        numbers, shares = qwen3_vl_vision.stretched(self.config, rows, columns)
+        tables = qwen3_vl_vision.patch_rope(self.config, rows, columns)
+        values, cos, sin, weights = (self._table(part) for part in (patches, *tables, shares[..., None]))
+        return ops.eval(self.model.visual(values[None], (cos, sin), ops.placed(numbers, self.device), weights))
+
+    @ops.computes
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
+        """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
+        cos, sin = qwen3_vl_vision.prompt_rope(self.config, len(ids), places)
+        rope = self._table(cos), self._table(sin)
+        return ops.eval(self.model.states(ops.placed([list(ids)], self.device), rope, places, slots))
+
+    def _table(self, values: NumpyArray) -> Tensor:
+        return ops.table(values, self.table_dtype, self.device)

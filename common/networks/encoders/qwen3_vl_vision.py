@@ -1,0 +1,221 @@
+"""Qwen3-VL with its vision tower, a text encoder that sees pictures: configuration, manifest, and what of a picture is
+made once.
+
+What is unusual about it, beside the language model (`qwen3_vl`):
+- a picture is patches of 16 x 16 pixels; each block of 2 x 2 patches becomes one slot, an input of the language model;
+- the patch kernel has two taps in time, and both see the same picture;
+- a learned table of 48 x 48 positions is stretched over the picture, corner to corner, and added to the patches;
+- every layer attends to the whole picture; norms are LayerNorms, and the feed-forward is not gated;
+- behind some layers of the tower, and behind the last one, a merger makes slots; those of the former are added to the
+  states of the language model at the slots, behind its first layers ("deepstack");
+- RoPE turns halves, by rows in the first half of the angles and by columns in the second;
+- the language model's RoPE has the three axes interleaved: of three neighbouring angles the first is of the time, the
+  second of the row and the third of the column of a slot, as long as each has angles left, and then of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import params
+from qwenimg.common.networks.encoders import language_model, qwen3, qwen3_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import CHANNELS, PREFIX, PicturePlace, Table
+from qwenimg.common.numbers import rope
+from qwenimg.common.weights.plan import Uses
+
+_PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
+_NAMES = {  # of vision_config: of the configuration here
+    "depth": "vision_depth",
+    "hidden_size": "vision_width",
+    "intermediate_size": "vision_inner",
+    "num_heads": "vision_heads",
+    "patch_size": "patch_size",
+    "spatial_merge_size": "merge_size",
+    "temporal_patch_size": "taps_in_time",
+    "num_position_embeddings": "positions",
+    "deepstack_visual_indexes": "deep_layers",
+}
+_NESTED = {"in_files": False}  # in objects of their own: `described`
+_FIXED = {"hidden_act": "gelu_pytorch_tanh", "in_channels": CHANNELS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3VLVisionConfig(Qwen3VLConfig):
+    """The configuration of both parts; the defaults are those of Qwen3-VL-8B."""
+
+    mrope_section: tuple[int, ...] = field(default=(24, 20, 20), metadata=_NESTED)
+    vision_depth: int = field(default=27, metadata={"max": 1000} | _NESTED)
+    vision_width: int = field(default=1152, metadata=_NESTED)
+    vision_inner: int = field(default=4304, metadata=_NESTED)
+    vision_heads: int = field(default=16, metadata={"max": 1024} | _NESTED)
+    patch_size: int = field(default=16, metadata={"max": 256} | _NESTED)  # pixels
+    merge_size: int = field(default=2, metadata={"max": 16} | _NESTED)  # patches a side of a slot
+    taps_in_time: int = field(default=2, metadata={"max": 16} | _NESTED)
+    positions: int = field(default=2304, metadata={"max": 2**20} | _NESTED)  # of the table, a square
+    deep_layers: tuple[int, ...] = field(default=(8, 16, 24), metadata={"min": 0} | _NESTED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.mrope_section) != 3 or 2 * sum(self.mrope_section) != self.head_dim:
+            raise ModelError(
+                f"mrope_section {list(self.mrope_section)} must be three numbers that add up to half of the heads' "
+                f"width {self.head_dim}"
+            )
+        if self.vision_width % (4 * self.vision_heads):
+            raise ModelError(f"vision hidden_size {self.vision_width} is not a multiple of 4 x {self.vision_heads}")
+        if self.side**2 != self.positions:
+            raise ModelError(f"num_position_embeddings {self.positions} is not a square")
+        deep, most = self.deep_layers, min(self.vision_depth, self.num_hidden_layers)
+        if list(deep) != sorted(set(deep)) or len(deep) > most or max(deep, default=0) >= self.vision_depth:
+            raise ModelError(
+                f"deepstack_visual_indexes {list(deep)} must be numbers of the {self.vision_depth} vision layers in "
+                f"order, at most one for each of {self.num_hidden_layers} language layers"
+            )
+
+    @property
+    def vision_head_dim(self) -> int:
+        return self.vision_width // self.vision_heads
+
+    @property
+    def side(self) -> int:
+        """The positions along a side of the table."""
+        return isqrt(self.positions)
+
+    @property
+    def patch_values(self) -> int:
+        """The numbers of one patch: channels, time, rows and columns."""
+        return CHANNELS * self.taps_in_time * self.patch_size**2
+
+    @property
+    def slot(self) -> int:
+        """The pixels along a side of a slot."""
+        return self.patch_size * self.merge_size
+
+
+def fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `Qwen3VLVisionConfig` from a config.json. Raises ModelError for an unsupported value."""
+    values = qwen3_vl.fields(data)
+    text = data.get("text_config", data)
+    sections = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not sections.get("mrope_interleaved", True):
+        raise ModelError("mrope_interleaved is false: not supported")
+    values |= {"mrope_section": sections["mrope_section"]} if "mrope_section" in sections else {}
+    return values | language_model.vision_fields(
+        data, _NAMES, _FIXED, text.get("hidden_size", Qwen3VLConfig.hidden_size)
+    )
+
+
+def described(config: Qwen3VLVisionConfig) -> dict[str, object]:
+    """Return the keys of config.json that have the vision tower and the sections of RoPE."""
+    vision = {theirs: getattr(config, ours) for theirs, ours in _NAMES.items()}
+    sections = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": config.mrope_section}
+    return {"vision_config": vision | {"out_hidden_size": config.hidden_size}, "rope_scaling": sections}
+
+
+def manifest(config: Qwen3VLVisionConfig) -> Manifest:
+    """Return the shape of every tensor: those of the language model, and the vision tower's behind `visual.`."""
+    width = config.vision_width
+    block = params.merge(
+        params.affine("norm1", width),
+        params.affine("norm2", width),
+        params.linear("attn.qkv", 3 * width, width),
+        params.linear("attn.proj", width, width),
+        params.linear("mlp.linear_fc1", config.vision_inner, width),
+        params.linear("mlp.linear_fc2", width, config.vision_inner),
+    )
+    tower = params.merge(
+        params.conv("patch_embed.proj", width, CHANNELS, config.taps_in_time, config.patch_size, config.patch_size),
+        {"pos_embed.weight": (config.positions, width)},
+        params.repeat("blocks", config.vision_depth, block),
+        params.under("merger", _merger(config, width)),
+        params.repeat("deepstack_merger_list", len(config.deep_layers), _merger(config, _slot(config))),
+    )
+    return params.merge(params.under("visual", tower), qwen3.manifest(config))
+
+
+def _slot(config: Qwen3VLVisionConfig) -> int:
+    """Return the width of the patches of one slot side by side."""
+    return config.vision_width * config.merge_size**2
+
+
+def _merger(config: Qwen3VLVisionConfig, normed: int) -> Manifest:
+    """Return the shapes of a merger whose norm is `normed` wide."""
+    slot = _slot(config)
+    return params.merge(
+        params.affine("norm", normed),
+        params.linear("linear_fc1", slot, slot),
+        params.linear("linear_fc2", config.hidden_size, slot),
+    )
+
+
+def used(config: Qwen3VLVisionConfig, stored: Manifest) -> Uses:
+    """Return all of `stored` but the final norm, the patch kernel as a matrix."""
+    return qwen_vl_vision.flat_kernel(qwen3.uses(stored, config.used_layers))
+
+
+def rename(key: str) -> str | None:
+    """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
+    for prefix in _PREFIXES:
+        if key.startswith(prefix):
+            return PREFIX + key.removeprefix(prefix)
+    return qwen3_vl.rename(key)
+
+
+# A picture
+
+
+class Stretched(NamedTuple):
+    """The positions of patches in the table, between four of its rows: their numbers [L 4], and their shares [L 4]."""
+
+    rows: NDArray[np.int64]
+    shares: NDArray[np.float64]
+
+
+def stretched(config: Qwen3VLVisionConfig, rows: int, columns: int) -> Stretched:
+    """Return the places of rows x columns patches, block by block, in the table of positions, whose corners are those
+    of the picture."""
+    places = qwen_vl_vision.blockwise(config.merge_size, rows, columns)
+    where = places * (config.side - 1) / np.maximum(1, [rows - 1, columns - 1])
+    low = np.floor(where).astype(np.int64)
+    high, share = np.minimum(low + 1, config.side - 1), where - low
+    (top, left), (bottom, right), (down, across) = low.T, high.T, share.T
+    numbers = [row * config.side + column for row in (top, bottom) for column in (left, right)]
+    shares = [vertical * horizontal for vertical in (1 - down, down) for horizontal in (1 - across, across)]
+    return Stretched(np.stack(numbers, axis=1), np.stack(shares, axis=1))
+
+
+def patch_rope(config: Qwen3VLVisionConfig, rows: int, columns: int) -> Table:
+    """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
+    second."""
+    places, half = qwen_vl_vision.blockwise(config.merge_size, rows, columns), config.vision_head_dim // 2
+    return rope.rope_table(places, (half, half), qwen_vl_vision.ROPE_THETA)
+
+
+def prompt_rope(config: Qwen3VLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:
+    """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids with pictures at `places`."""
+    positions = rope.picture_positions(length, places)
+    return rope.interleaved_rope(positions, config.mrope_section, config.rope_theta)
+
+
+NETWORK = replace(
+    qwen3_vl.NETWORK,
+    name="qwen3_vl_vision",
+    config=Qwen3VLVisionConfig,
+    manifest=manifest,
+    used=used,
+    fields=fields,
+    rename=rename,
+    traced=(),  # passports have no pictures
+    tables=qwen3_vl.NETWORK.tables | {f"{PREFIX}pos_embed.weight"},
+    published=lambda name: f"model.{name}" if name.startswith(PREFIX) else qwen3_vl.NETWORK.published(name),
+    described=described,
+)

@@ -1,0 +1,264 @@
+"""Qwen3-VL, with and without its vision tower, on both backends against transformers, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from policies import FP32
+from refusals import refused
+from relative import relative_float32
+from tiny_model import randomise
+from tiny_qwen21 import TEXT
+
+from qwenimg import backends
+from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
+from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
+from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace
+from qwenimg.common.networks.network import Network
+from qwenimg.common.numbers import rope
+from qwenimg.common.parts.components import open_component, read_config
+
+BACKENDS = ("cpu", "mlx")
+FLOAT32 = 3e-6  # relative L2 of a forward
+SLOT = 600  # the token of a picture's slots
+VISION = {
+    "depth": 5,
+    "hidden_size": 48,
+    "intermediate_size": 44,
+    "num_heads": 4,
+    "out_hidden_size": 60,
+    "patch_size": 6,
+    "num_position_embeddings": 49,
+    "deepstack_visual_indexes": [1, 3],
+}
+# Patches of pictures: rows and columns
+SIZES = [(4, 6), (2, 2), (14, 8), (7 * 2, 7 * 2), (2, 20)]
+
+
+def theirs(seed: int = 3) -> Any:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    config = Qwen3VLConfig(text_config=TEXT | {"vocab_size": 640}, vision_config=VISION, image_token_id=SLOT)
+    model = Qwen3VLForConditionalGeneration(config)
+    randomise(model, seed)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return theirs()
+
+
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text_encoder")
+    model.save_pretrained(folder)
+    return folder
+
+
+def opened(folder: Path, backend: str, network: Network = qwen3_vl_vision.NETWORK) -> tuple[Any, Any]:
+    part = open_component(network, folder, read_config(network, folder), "it")
+    engine = backends.load(backend)
+    return engine, engine.open(part.network, part.config, part.stored(FP32), FP32)
+
+
+class Seen(NamedTuple):
+    """A picture: its patches, their rows and columns."""
+
+    patches: np.ndarray
+    rows: int
+    columns: int
+
+
+def seen(rows: int, columns: int, seed: int = 0) -> Seen:
+    values = np.random.default_rng(seed).standard_normal((rows * columns, 3, 1, 6, 6)).astype(np.float32)
+    return Seen(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vision_tower(model: Any, folder: Path, backend: str) -> None:
+    engine, ours = opened(folder, backend)
+    for rows, columns in SIZES:
+        one = seen(rows, columns)
+        with torch.inference_mode():
+            tower = model.model.visual(torch.from_numpy(one.patches), grid_thw=torch.tensor([[1, rows, columns]]))
+        expected = np.stack([tower.pooler_output.numpy(), *(deep.numpy() for deep in tower.deepstack_features)])
+        result = np.asarray(engine.numpy(ours.slots(*one)))
+        errors = [relative_float32(a, b) for a, b in zip(result, expected, strict=True)]
+        print(f"{backend} {rows}x{columns}: {', '.join(f'{error:.1e}' for error in errors)} (limit {FLOAT32})")
+        assert max(errors) <= FLOAT32 and result.std() > 0.1
+
+
+def prompt(parts: list[int | Seen]) -> tuple[list[int], list[PicturePlace], list[Seen]]:
+    """Ids of so many tokens of text and of pictures, and the pictures and their places."""
+    rng, ids, places = np.random.default_rng(5), list[int](), list[PicturePlace]()
+    for part in parts:
+        if isinstance(part, Seen):
+            places.append(PicturePlace(len(ids), part.rows // 2, part.columns // 2))
+            ids += [SLOT] * (part.rows * part.columns // 4)
+        else:
+            ids += rng.integers(3, 500, part).tolist()
+    return ids, places, [part for part in parts if isinstance(part, Seen)]
+
+
+def states(engine: Any, ours: Any, ids: list[int], places: list[PicturePlace], pictures: list[Seen]) -> np.ndarray:
+    return np.asarray(engine.numpy(ours.encode(ids, places, [ours.slots(*one) for one in pictures])))
+
+
+PROMPTS: dict[str, list[int | Seen]] = {
+    "two pictures": [7, seen(4, 6, seed=1), 5, seen(14, 8, seed=2), 9],
+    "one token between them": [3, seen(2, 4, seed=3), 1, seen(8, 2, seed=4), 1],
+    "no picture": [12],
+}
+
+
+def reference_states(model: Any, ids: list[int], pictures: list[Seen]) -> np.ndarray:
+    """The states in front of the final norm."""
+    tokens = torch.tensor([ids])
+    more = {
+        "pixel_values": torch.from_numpy(np.concatenate([one.patches for one in pictures])),
+        "image_grid_thw": torch.tensor([[1, one.rows, one.columns] for one in pictures]),
+        "mm_token_type_ids": (tokens == SLOT).int(),
+    } if pictures else {}  # fmt: skip
+    hook = model.model.language_model.norm.register_forward_hook(lambda module, given, result: given[0])
+    try:
+        with torch.inference_mode():
+            return model(input_ids=tokens, output_hidden_states=True, **more).hidden_states[-1].numpy()
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("which", PROMPTS)
+def test_states_of_a_prompt_with_pictures(model: Any, folder: Path, backend: str, which: str) -> None:
+    engine, ours = opened(folder, backend)
+    ids, places, pictures = prompt(PROMPTS[which])
+    result = states(engine, ours, ids, places, pictures)
+    error = relative_float32(result, reference_states(model, ids, pictures))
+    print(f"{backend} {which}: {error:.1e} (limit {FLOAT32})")
+    assert error <= FLOAT32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_states_without_the_tower(model: Any, folder: Path, backend: str) -> None:
+    engine, ours = opened(folder, backend, qwen3_vl.NETWORK)
+    for ids in (list(range(3, 20)), list(range(500, 400, -1))):
+        error = relative_float32(np.asarray(engine.numpy(ours.encode(ids))), reference_states(model, ids, []))
+        print(f"{backend} {len(ids)} tokens: {error:.1e} (limit {FLOAT32})")
+        assert error <= FLOAT32
+
+
+# Planted faults
+
+
+@contextmanager
+def planted(monkeypatch: pytest.MonkeyPatch, name: str, ours: Any) -> Iterator[None]:
+    stretched = qwen3_vl_vision.stretched
+
+    def not_to_corners(config: Any, rows: int, columns: int) -> Any:
+        """By the middles of pixels, as a picture is scaled."""
+        made = stretched(config, rows, columns)
+        return made._replace(shares=np.full_like(made.shares, 0.25))
+
+    def one_axis(length: int, pictures: Any) -> np.ndarray:
+        return np.repeat(np.arange(length)[:, None], 3, axis=1)
+
+    with monkeypatch.context() as patch:
+        if name == "no deep slots":
+            patch.setattr(ours.model, "added", lambda x, places, slots: x)
+        elif name == "positions of patches":
+            patch.setattr(qwen3_vl_vision, "stretched", not_to_corners)
+        elif name == "one axis":
+            patch.setattr(rope, "picture_positions", one_axis)
+        else:
+            patch.setattr(rope, "interleaved_rope", rope.sectioned_rope)
+        yield
+
+
+@pytest.mark.parametrize("fault", ["no deep slots", "positions of patches", "one axis", "sections in a row"])
+def test_planted_faults_are_caught(model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    engine, ours = opened(folder, "cpu")
+    ids, places, pictures = prompt([7, seen(8, 6, seed=1), 5])
+    expected = reference_states(model, ids, pictures)
+    assert relative_float32(states(engine, ours, ids, places, pictures), expected) <= FLOAT32
+    with planted(monkeypatch, fault, ours):
+        error = relative_float32(states(engine, ours, ids, places, pictures), expected)
+    print(f"{fault}: {error:.1e} (limit {FLOAT32})")
+    assert error > 100 * FLOAT32
+
+
+# Numbers
+
+
+def test_the_published_axes() -> None:
+    """Of 64 angles, i % 3 == 1 is the row's and i % 3 == 2 the column's, below 60."""
+    positions = np.array([[1000, 1, 0]])
+    cos, sin = rope.interleaved_rope(positions, (24, 20, 20), 5e6)
+    angles = np.array([5e6 ** (-i / 64) for i in range(64)])
+    axis = np.array([i % 3 if i < 60 else 0 for i in range(64)])
+    expected = angles * positions[0][axis]
+    assert np.allclose(cos[0], np.cos(expected), atol=1e-12) and np.allclose(sin[0], np.sin(expected), atol=1e-12)
+
+
+def test_the_table_is_stretched_to_the_corners() -> None:
+    made = qwen3_vl_vision.stretched(Qwen3VLVisionConfig(), 20, 48)
+    assert np.allclose(made.shares.sum(1), 1) and made.rows.max() == 2303
+    corners = {0: 0, 47 * 20 + 18: 47}  # of the patches: of the table
+    assert made.rows[0, 0] == corners[0] and np.allclose(made.shares[0], [1, 0, 0, 0])
+    assert made.rows[-1, 0] == 48 * 48 - 1 and np.allclose(made.shares[-1], [1, 0, 0, 0])
+
+
+def test_manifest_is_that_of_the_reference(model: Any, folder: Path) -> None:
+    network = qwen3_vl_vision.NETWORK
+    stored = {name: tuple(value.shape) for name, value in model.state_dict().items() if not name.startswith("lm_head")}
+    manifest = network.manifest(read_config(network, folder))
+    assert {network.published(name): shape for name, shape in manifest.items()} == stored
+    assert all(network.rename and network.rename(name) in manifest for name in stored)
+    assert qwen3_vl.rename("lm_head.weight") is None and qwen3_vl.rename("model.visual.merger.norm.bias") is None
+
+
+def test_published_counts() -> None:
+    manifest = qwen3_vl_vision.NETWORK.manifest(Qwen3VLVisionConfig())
+    count = {name: int(np.prod(shape)) for name, shape in manifest.items()}
+    tower = {name: size for name, size in count.items() if name.startswith("visual.")}
+    assert (len(manifest), len(tower)) == (749, 351)  # and lm_head
+    assert round(sum(tower.values()) / 1e4) == 57_639
+    assert sum(count.values()) - sum(tower.values()) == 7_568_405_504  # with the final norm, which is not used
+
+
+def test_configurations_are_the_same() -> None:
+    vision = {"depth": 27, "hidden_size": 1152, "in_channels": 3, "out_hidden_size": 4096, "num_heads": 16,
+              "intermediate_size": 4304, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+              "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24],
+              "hidden_act": "gelu_pytorch_tanh", "model_type": "qwen3_vl"}  # fmt: skip
+    sections = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]}
+    old = {"model_type": "qwen3_vl", "vision_config": vision,
+           "text_config": {"hidden_size": 4096, "rope_theta": 5e6, "rope_scaling": sections}}  # fmt: skip
+    new = {"model_type": "qwen3_vl", "vision_config": vision,
+           "text_config": {"hidden_size": 4096, "rope_parameters": sections | {"rope_theta": 5e6}}}  # fmt: skip
+    for network, config in ((qwen3_vl_vision.NETWORK, Qwen3VLVisionConfig()), (qwen3_vl.NETWORK, Qwen3VLConfig())):
+        for data in (old, new, network.written(config)):
+            fields = {name: tuple(v) if isinstance(v, list) else v for name, v in network.fields(data).items()}
+            assert network.config(**fields) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": 50}, "num_position_embeddings 50 is not a square"),
+        ({"deep_layers": (3, 1)}, "deepstack_visual_indexes [3, 1]"),
+        ({"deep_layers": (27,)}, "deepstack_visual_indexes [27]"),
+        ({"deep_layers": (1, 2, 3), "num_hidden_layers": 2}, "at most one for each of 2"),
+        ({"mrope_section": (24, 20, 21)}, "mrope_section"),
+        ({"vision_heads": 7}, "vision hidden_size 1152"),
+    ],
+)
+def test_wrong_configurations_are_refused(changes: dict[str, Any], message: str) -> None:
+    assert message in refused(Qwen3VLVisionConfig, **changes)
