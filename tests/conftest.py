@@ -154,9 +154,9 @@ def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def tiny_flux(shared_folder: Path) -> dict[str, Path]:
-    """Tiny Flux.1 folders of both variants, written by diffusers; see `tiny_flux`."""
+    """Tiny Flux.1 folders of each variant, written by diffusers; see `tiny_flux`."""
     folders = {}
-    for variant in ("dev", "schnell"):
+    for variant in ("dev", "schnell", "kontext", "fill"):
         folder = shared_folder / f"tiny-flux-{variant}"
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():

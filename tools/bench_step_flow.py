@@ -85,7 +85,7 @@ def _flux_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarra
         flux_conditioning.guidance_row(GUIDANCE, "float32"),
     )
     modulation = component.modulate(*features, [engine.array(pooled)])
-    condition, x = component.condition(engine.array(text), (h // 2, w // 2)), engine.array(packing.pack(latents))
+    condition, x = component.condition(engine.array(text), [(h // 2, w // 2)]), engine.array(packing.pack(latents))
     return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)
 
 

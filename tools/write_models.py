@@ -14,6 +14,7 @@ from bisect import bisect_left
 from contextlib import closing
 from functools import cache, partial
 
+import numpy as np
 from doc_tables import table, write
 
 from qwenimg.backends.paper import on_paper
@@ -24,6 +25,7 @@ from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.hub.outlook import NO_MODELS, PROMPT
 from qwenimg.common.measure.machines import machine
+from qwenimg.common.pictures.pixels import HALF
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.fit_options import needs
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -46,8 +48,9 @@ def _row(known: KnownModel) -> tuple[str, ...]:
     size = f"{known.width}x{known.height}"
     download = size_text(known.bytes) if known.bytes else "comes with qwenimg"
     with closing(_planned(known, MEMORIES[-1])) as pipe:
-        least, most = pipe.model.images
-        edits, loras = ("yes" if has else "no" for has in (least or most > 1, pipe.model.lora_names))
+        model, request = pipe.model, pipe.check(PROMPT, image=np.full((1024, 1024, 3), HALF, np.uint8), strength=1)
+        sees = model.references(request) or model.sees_mask
+        edits, loras = ("yes" if has else "no" for has in (sees, model.lora_names))
     peaks = map(size_text, _peaks(known))
     return f"`{known.name}`", known.purpose, size, str(known.steps), download, *peaks, edits, loras, known.license
 

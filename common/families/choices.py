@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -22,8 +22,8 @@ def check_prediction(value: object) -> None:
         raise UsageError(f"prediction is {shown(value)}; choose one of {', '.join(PREDICTIONS)}")
 
 
-VARIANTS = ("text", "edit", "2509", "2511")
-"""The models that share the networks of Qwen-Image: text to image, Edit, Edit-2509 and Edit-2511."""
+VARIANTS = ("text", "edit", "2509", "2511", "kontext")
+"""The models whose weights do not tell them apart: text to image, Qwen-Image-Edit, -2509 and -2511, FLUX.1 Kontext."""
 
 
 def check_variant(value: object) -> None:
@@ -63,6 +63,13 @@ class Choices:
         """The components whose weights are not the model's own, and `tokenizer` if one is given."""
         given = components_of(self.parts)
         return given if self.tokenizer is None else given | {"tokenizer"}
+
+    def variant_of(self, known: Collection[str], title: str) -> str | None:
+        """Return the variant, one of the `known` ones of the models `title`; None if none was chosen. Raises
+        UsageError."""
+        if self.variant is not None and self.variant not in known:
+            raise UsageError(f"--variant {self.variant} is no {title}; choose one of {', '.join(known)}")
+        return self.variant
 
     def part(self, name: str) -> Path | None:
         """Return the folder or file that was chosen for one of PARTS."""

@@ -117,8 +117,8 @@ class Opening:
         checks=check_prediction,
     ))  # fmt: skip
     variant: str | None = option(None, Option(
-        help="which Qwen-Image a file is, where that is not known: for text, or Qwen-Image-Edit's",
-        call="which Qwen-Image a file is, where that is not known: text, edit, 2509 or 2511", section=_FILES,
+        help="which model a file is, where that is not known: for text, Qwen-Image-Edit's, or FLUX.1 Kontext",
+        call="which model a file is: text, edit, 2509 or 2511 of Qwen-Image, text or kontext of FLUX.1", section=_FILES,
         words=VARIANTS, checks=check_variant,
     ))  # fmt: skip
 

@@ -172,11 +172,12 @@ class VAEHalves:
             raise self.runtime.overflow(title, "vae", place)
 
 
-def scaled_halves(residents: Residents, component: Component) -> VAEHalves:
-    """Return the halves of Stable Diffusion's VAE, or Flux's, whose latents have one scale and one shift."""
+def scaled_halves(residents: Residents, component: Component, *, samples: bool = True) -> VAEHalves:
+    """Return the halves of Stable Diffusion's VAE, or Flux's, whose latents have one scale and one shift. samples: as
+    for `VAEHalves`."""
     config = component.config
     statistics = scaled(config.scaling_factor, config.shift_factor or 0.0)
-    return VAEHalves(residents, component, config.block_out_channels[0], statistics)
+    return VAEHalves(residents, component, config.block_out_channels[0], statistics, samples=samples)
 
 
 def _in_bands(activations: Iterable[int]) -> Iterator[Split]:

@@ -45,7 +45,7 @@ class FlowModel(ABC):
 
     multiple = MULTIPLE
     sees_alpha = False
-    sees_mask = False
+    sees_mask = 0
     images: tuple[int, int] = (0, 1)
     pools_texts = False  # True: the modulation depends on the texts too
     guidance: Guidance
@@ -243,13 +243,13 @@ class FlowRun:
 
 
 class ReferenceRun(FlowRun):
-    """A run for one request, whose phases are made when the latents [1 C h w] of its references are known."""
+    """A run for one request, whose phases are made when its initial state is known: references [1 C h w], or a mask."""
 
     def __init__(
         self,
         model: FlowModel,
         request: Request,
-        make_phases: Callable[[Sequence[Latents]], list[Phase]],
+        make_phases: Callable[[Initial], list[Phase]],
         shapes: dict[str, str],
         *,
         pack: Callable[[Latents], Latents],
@@ -259,7 +259,7 @@ class ReferenceRun(FlowRun):
         self.make_phases = make_phases
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
-        self.phases = self.make_phases(initial.references)
+        self.phases = self.make_phases(initial)
         return super().denoiser(segment, initial)
 
     def close(self) -> None:

@@ -19,7 +19,9 @@ Latents: TypeAlias = NDArray[np.float32]
 class Mask:
     """The part of an image that is regenerated. `masked` is for a model that has the mask as an input."""
 
-    inside: Latents  # [1, 1, h, w], 1 where the image is regenerated
+    inside: (
+        Latents  # [1, K, h, w], 1 where the image is regenerated; K is 1, or that of a model with the mask as an input
+    )
     masked: Latents | None = None  # [1, C, h, w], latents of the image without the masked part
 
     @property

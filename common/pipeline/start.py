@@ -84,14 +84,25 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
     picture = pixels.fit(request.image, request.width, request.height)
     values = pixels.from_uint8(pixels.extend(picture, width, height))
     unused = model.sees_mask and request.mask is not None and request.strength == 1
+    if unused and model.sees_mask > 1:  # like diffusers, which encodes it here too
+        generator.normal(_noise_shape(model, request))
     latents = None if unused else _encode(model, values, generator)
     initial = noise(model, request, generator)
     if request.mask is None:
         return Initial(noise=initial, latents=latents, references=references)
     hole = pixels.extend(pixels.fit(request.mask, request.width, request.height) >= pixels.HALF, width, height)
     masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
-    inside = hole[None, None, :: model.scale, :: model.scale].astype(np.float32)
-    return Initial(noise=initial, latents=latents, references=references, mask=Mask(inside=inside, masked=masked))
+    mask = Mask(inside=_in_latents(hole, model.scale, max(1, model.sees_mask)), masked=masked)
+    return Initial(noise=initial, latents=latents, references=references, mask=mask)
+
+
+def _in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:
+    """Return `hole` [H, W] as [1, values * values, h, w] of latents of `scale` pixels a side: the first pixels of so
+    many equal parts along each side of a latent."""
+    rows = hole[:: scale // values, :: scale // values]
+    h, w = rows.shape[0] // values, rows.shape[1] // values
+    parts = rows.reshape(h, values, w, values).transpose(1, 3, 0, 2)
+    return parts.reshape(1, values**2, h, w).astype(np.float32)
 
 
 def warnings(request: Request) -> list[str]:
@@ -108,8 +119,7 @@ def starts_from_noise(request: Request) -> bool:
 
 def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Latents:
     """Return the initial noise [1, C, h, w]: the seed's, or the given one. Raises UsageError and NumericsError."""
-    size = latent_shape(model, request)
-    shape = (size.frames, model.channels, size.rows, size.columns)
+    shape = _noise_shape(model, request)
     if request.latents is None:
         return generator.normal(shape)
     try:
@@ -128,6 +138,11 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
     if not np.isfinite(given).all():
         raise NumericsError("the latents have non-finite values in float32")
     return given
+
+
+def _noise_shape(model: DiffusionModel, request: Request) -> tuple[int, int, int, int]:
+    size = latent_shape(model, request)
+    return size.frames, model.channels, size.rows, size.columns
 
 
 def _encode(model: DiffusionModel, values: Latents, generator: TorchCPUGenerator) -> Latents:

@@ -3,14 +3,11 @@ blocks, LoRAs, reused calls and float16."""
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import mlx.core as mx
 import numpy as np
 import pytest
 import tiny_ldm
@@ -18,7 +15,8 @@ import torch
 from comfy_files import comfy
 from family_cases import BACKENDS
 from gguf_files import fitting, write
-from opened_parts import network_of, open_part
+from mflux_flux import save_as_mflux
+from opened_parts import network_of, open_part, stream_half
 from relative import relative
 from safetensors.torch import load_file, save_file
 from tiny_flux import tiny_dit, transformer_file, write_tiny_flux
@@ -29,7 +27,6 @@ from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe import describe
-from qwenimg.common.weights import streaming
 from qwenimg.common.weights.storage import Packed
 
 ASKED: dict[str, Any] = {"prompt": "a red circle", "width": 64, "height": 48, "steps": 2, "seed": 3}
@@ -176,64 +173,7 @@ def test_files_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path],
         registry.open_model(files["transformer"])
 
 
-def test_fill_and_control_models_are_refused(folder: Path, tmp_path: Path) -> None:
-    values = transformer(folder)
-    for channels, words in ((384, "Fill model"), (128, "takes 128 and makes 64 channels")):
-        values["img_in.weight"] = torch.ones(len(values["img_in.weight"]), channels)
-        save_file(values, tmp_path / f"{channels}.safetensors")
-        with pytest.raises(ModelError, match=words):
-            registry.open_model(folder, Choices(parts={"transformer": tmp_path / f"{channels}.safetensors"}))
-
-
 # mflux
-
-
-def mflux_name(name: str, part: str) -> str:
-    """mflux's name of a tensor, as its loader lists them."""
-    if part == "transformer":
-        name = re.sub(r"(\.ff(_context)?)\.net\.0\.proj\.", r"\1.linear1.", name)
-        return re.sub(r"(\.ff(_context)?)\.net\.2\.", r"\1.linear2.", name)
-    if part == "vae":
-        name = re.sub(r"(conv_in|conv_out)\.", r"\1.conv2d.", name)
-        return name.replace(".conv_norm_out.", ".conv_norm_out.norm.")
-    if part == T5:
-        name = re.sub(r"encoder\.block\.(\d+)\.layer\.0\.", r"t5_blocks.\1.attention.", name)
-        name = re.sub(r"encoder\.block\.(\d+)\.layer\.1\.", r"t5_blocks.\1.ff.", name)
-        return name.removeprefix("encoder.")
-    return f"text_model.{name.removeprefix('text_model.')}"
-
-
-def save_as_mflux(folder: Path, out: Path, bits: int | None) -> Path:
-    """All parts in two shards; layers in groups of 64, kernels with their channels last, T5's table in each block."""
-    for part in ("transformer", CLIP, T5, "vae"):
-        saved: dict[str, mx.array] = {}
-        values = tensors(folder / part)
-        values.pop("encoder.embed_tokens.weight", None)
-        for name, value in values.items():
-            called, array = mflux_name(name, part), mx.array(value.numpy())
-            names = (
-                [called] if "relative_attention" not in called else [called.replace(".0.", f".{i}.") for i in range(3)]
-            )
-            for one in names:
-                layer = one.removesuffix(".weight")
-                if array.ndim == 4:
-                    saved[one] = mx.contiguous(mx.moveaxis(array, 1, -1))
-                elif bits and array.ndim == 2 and array.shape[1] % 64 == 0:
-                    codes = mx.quantize(array, group_size=64, bits=bits)
-                    saved |= dict(zip((one, f"{layer}.scales", f"{layer}.biases"), codes, strict=True))
-                else:
-                    saved[one] = array
-        about = {"quantization_level": str(bits), "mflux_version": "0.13.1"}
-        (out / part).mkdir(parents=True)
-        for i in range(2):
-            shard = {name: saved[name] for name in list(saved)[i::2]}
-            mx.save_safetensors(str(out / part / f"{i}.safetensors"), shard, about)
-        index = {"metadata": about, "weight_map": {n: f"{i}.safetensors" for i in range(2) for n in list(saved)[i::2]}}
-        (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
-        shutil.copy(folder / part / "config.json", out / part / "config.json")  # mflux has the published sizes alone
-    for name in ("tokenizer", "tokenizer_2"):
-        shutil.copytree(folder / name, out / name)
-    return out
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -275,13 +215,7 @@ def test_streamed_blocks_give_the_same_bits(folder: Path, backend: str) -> None:
     with qwenimg.load(folder, backend, "fp32") as pipe:
         expected = [pipe(**(ASKED | {"seed": seed})).latents for seed in (3, 4)]
     with qwenimg.load(folder, backend, "fp32") as pipe:
-        component: Any = pipe.model.checkpoint["transformer"]  # type: ignore[attr-defined]
-        blocks = streaming.blocks(pipe.runtime.load_plan(component), component.streamable)
-        half = sum(entry.nbytes for block in blocks.values() for entry in block) // 2
-        room, fitted = streaming.held(pipe.runtime.load_plan(component), None) - half, pipe.runtime.fitted
-        patched: Any = pipe.runtime
-        patched.max_memory = 2**40
-        patched.fitted = lambda part, _: fitted(part, room if part.role == "transformer" else 0)
+        stream_half(pipe)
         latents = [pipe(**(ASKED | {"seed": seed})).latents for seed in (3, 4)]
         streamed = network_of(pipe, "transformer").streamed.blocks
     print(f"{backend}: {', '.join(streamed)}")

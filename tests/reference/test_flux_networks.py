@@ -70,7 +70,7 @@ class Case:
         modulation = self.ours.modulate(features, guidance, [array(text) for text in self.pooled])
         errors = []
         for branch, text in enumerate(self.texts):
-            condition = self.ours.condition(array(text), (self.h // 2, self.w // 2))
+            condition = self.ours.condition(array(text), [(self.h // 2, self.w // 2)])
             for i, sigma in enumerate(SIGMAS):
                 row = branch * len(SIGMAS) + i
                 result = self.ours.predict(array(packing.pack(self.latents)), (modulation, row), condition)

@@ -6,6 +6,7 @@ from typing import Any
 
 from qwenimg import Pipeline
 from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.weights import streaming
 
 
 def open_part(pipe: Pipeline, name: str, activations: int = 0) -> Any:
@@ -22,3 +23,14 @@ def open_part(pipe: Pipeline, name: str, activations: int = 0) -> Any:
 def network_of(pipe: Pipeline, name: str) -> Any:
     """Return the network `name` that is in memory, or None."""
     return pipe.model.residents._networks.get(name)
+
+
+def stream_half(pipe: Pipeline) -> None:
+    """Stream half of the transformer's blocks, and none of another part."""
+    component: Any = pipe.model.checkpoint["transformer"]  # type: ignore[attr-defined]
+    blocks = streaming.blocks(pipe.runtime.load_plan(component), component.streamable)
+    half = sum(entry.nbytes for block in blocks.values() for entry in block) // 2
+    room, fitted = streaming.held(pipe.runtime.load_plan(component), None) - half, pipe.runtime.fitted
+    patched: Any = pipe.runtime
+    patched.max_memory = 2**40
+    patched.fitted = lambda part, _: fitted(part, room if part.role == "transformer" else 0)

@@ -11,7 +11,14 @@ import torch
 
 from qwenimg.common.numbers.timesteps import sinusoids
 
-CLASSES = {"text": "FluxPipeline", "image": "FluxImg2ImgPipeline", "mask": "FluxInpaintPipeline"}
+CLASSES = {
+    "text": "FluxPipeline",
+    "image": "FluxImg2ImgPipeline",
+    "mask": "FluxInpaintPipeline",
+    "kontext": "FluxKontextPipeline",
+    "kontext-mask": "FluxKontextInpaintPipeline",
+    "fill": "FluxFillPipeline",
+}
 
 
 def exact_sinusoids(values: torch.Tensor) -> torch.Tensor:

@@ -111,13 +111,16 @@ SCHEDULER: dict[str, Any] = {
     "shift": 3.0,
     "use_dynamic_shifting": True,
 }
-SCHEDULERS = {"dev": SCHEDULER, "schnell": SCHEDULER | {"shift": 1.0, "use_dynamic_shifting": False}}
+SCHEDULERS = {"schnell": SCHEDULER | {"shift": 1.0, "use_dynamic_shifting": False}}
+PIPELINES = {"kontext": "FluxKontextPipeline", "fill": "FluxFillPipeline"}
+FILL = {"in_channels": 384, "out_channels": 64}
 
 
 def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB", *, wide: bool = False) -> None:
-    """Write the whole folder through FluxPipeline.save_pretrained, with shards of at most `shard`. wide: with rows that
-    are whole blocks of codes."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+    """Write the whole folder through the save_pretrained of its pipeline, with shards of at most `shard`. wide: with
+    rows that are whole blocks of codes."""
+    import diffusers
+    from diffusers import FlowMatchEulerDiscreteScheduler
     from transformers import CLIPTokenizer
 
     tokens = folder.parent / f"{folder.name}-tokenizer"
@@ -126,14 +129,15 @@ def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB", *, wide: b
     t5_sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 96} if wide else {"d_model": 60}
     clip, t5 = tiny_clip("ViT-L", **clip_sizes), tiny_t5(vocab_size=1000, **t5_sizes)
     sizes = (WIDE if wide else {}) | {"pooled_projection_dim": clip.config.hidden_size}
-    pipeline = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[variant]),
+    sizes |= FILL if variant == "fill" else {}
+    pipeline = getattr(diffusers, PIPELINES.get(variant, "FluxPipeline"))(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS.get(variant, SCHEDULER)),
         vae=tiny_vae(),
         text_encoder=clip,
         tokenizer=CLIPTokenizer.from_pretrained(tokens),
         text_encoder_2=t5,
         tokenizer_2=hugging_face(trained()),
-        transformer=tiny_dit(guidance_embeds=variant == "dev", **sizes),
+        transformer=tiny_dit(guidance_embeds=variant != "schnell", **sizes),
     )
     part = folder.with_suffix(".part")
     pipeline.save_pretrained(part, max_shard_size=shard)

@@ -11,12 +11,13 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux import mflux
+from qwenimg.common.families.flux import mflux, variants
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
+from qwenimg.common.families.flux.variants import FILL, TEXT, FluxVariant
 from qwenimg.common.networks.denoisers import flux_dit
-from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
@@ -34,8 +35,6 @@ from qwenimg.common.weights.plan import closed_on_failure
 # The start of a class's name, and why it is not supported.
 REFUSED = {
     "FluxControl": "is a Flux.1 model for control images: not supported",
-    "FluxKontext": "is a Flux.1 Kontext model, which edits images: not supported yet",
-    "FluxFill": "is a Flux.1 Fill model for inpainting: not supported yet",
     "FluxPrior": "is Flux.1 Redux: not supported",
 }
 _NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
@@ -51,7 +50,9 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         for name in _NETWORKS:
             components[name] = _component(folder, name, parts.get(name), configs[name], whole=choices.whole)
             keep(components[name].plan)
-        _check_fit(folder, *(components[name].config for name in _NETWORKS))
+        opened = [components[name].config for name in _NETWORKS]
+        _check_fit(folder, *opened)
+        kind = _kind(folder, choices, opened[0])
     return Checkpoint(
         source=folder,
         components=components,
@@ -60,7 +61,30 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             T5: open_tokenizer(folder / "tokenizer_2", t5_tokenizer.load, components[T5].config),
         },
         scheduler=_scheduler(folder, components["transformer"].config, whole=whole),
+        variant=kind.name,
     )
+
+
+def _kind(folder: Path, choices: Choices, dit: FluxConfig) -> FluxVariant:
+    """Return Fill for a transformer that takes a mask; else the variant that the user says; else that of the
+    transformer's file, if it is not the folder's own; else that of `folder`. Raises UsageError and ModelError."""
+    chosen = choices.variant_of(variants.ASKED, "FLUX.1")
+    if dit.in_channels != dit.out_features:
+        if chosen is not None:
+            raise UsageError(f"--variant {chosen}: the transformer has the mask as an input, so it is FLUX.1 Fill")
+        return FILL
+    if chosen is not None:
+        return variants.VARIANTS[chosen]
+    index, elsewhere = folder / "model_index.json", choices.part("transformer")
+    named = variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
+    if named is not None:
+        return named
+    if not is_file(index):
+        return variants.of_name(folder.name) or TEXT
+    kind = variants.of_pipeline(str(read_json(index).get("_class_name")))
+    if kind is FILL and elsewhere is None:
+        raise ModelError(f"{clean(folder)}: is of class {FILL.pipeline}, but its transformer does not take a mask")
+    return TEXT if kind is FILL else kind
 
 
 def _scheduler(folder: Path, dit: FluxConfig, *, whole: bool) -> FlowMatchConfig:
@@ -87,7 +111,7 @@ def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
     weights are `elsewhere`. Raises ModelError."""
     if (elsewhere or not whole) and not is_file(folder / name / "config.json"):
         if name == "transformer":
-            return FluxConfig(guidance_embeds=not elsewhere and mflux.is_guided(folder))
+            return FluxConfig(**({} if elsewhere else mflux.sizes(folder)))
         return {CLIP: clip.VIT_L, T5: T5Config(), "vae": kl_vae.FLUX_1}[name]
     return read_config(_NETWORKS[name], folder / name, REFUSED)
 
@@ -111,7 +135,7 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
 
 def _check_fit(folder: Path, dit: FluxConfig, clip_config: Any, t5_config: T5Config, vae: Any) -> None:
     """Check that the components of a folder belong together. Raise ModelError."""
-    shown, latents = clean(folder), 4 * vae.latent_channels
+    shown, latents = clean(folder), PATCH**2 * vae.latent_channels
     for title, wanted, given in (
         ("text states", dit.joint_attention_dim, t5_config.d_model),
         ("pooled text", dit.pooled_projection_dim, clip_config.hidden_size),
@@ -120,10 +144,10 @@ def _check_fit(folder: Path, dit: FluxConfig, clip_config: Any, t5_config: T5Con
             raise ModelError(
                 f"{shown}: the transformer wants {title} of {wanted} channels, its text encoder makes {given}"
             )
-    if dit.in_channels == 6 * latents:
-        raise ModelError(f"{shown}: {REFUSED['FluxFill']}")
-    if dit.in_channels != latents or dit.out_features != latents:
+    mask = latents + PATCH**2 * vae.scale**2  # Fill's further channels
+    if dit.in_channels not in (latents, latents + mask) or dit.out_features != latents:
         raise ModelError(
             f"{shown}: the transformer takes {dit.in_channels} and makes {dit.out_features} channels, the VAE's "
-            f"latents have {vae.latent_channels} in patches of 2 x 2: {latents} are supported"
+            f"latents have {vae.latent_channels} in patches of {PATCH} x {PATCH}: {latents} are supported, and "
+            f"{latents + mask} of FLUX.1 Fill"
         )

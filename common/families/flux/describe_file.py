@@ -5,6 +5,7 @@ from __future__ import annotations
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.flux import variants
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
@@ -14,7 +15,7 @@ from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.vae_files import open_vae
 
 CLIP_WIDTH = 768  # of CLIP-L
-_INPUTS = {64: "", 384: ", Fill: inpainting, not supported yet", 128: ", for control images, not supported"}
+_INPUTS = {384: "Fill: it has a mask as an input", 128: "for control images, not supported"}
 
 
 def part_of(header: Header) -> str | None:
@@ -47,7 +48,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     opened.plan.close()
     if part == "transformer":
         guided = "dev: it is told its guidance" if opened.config.guidance_embeds else "schnell: without guidance"
-        whole.lines.insert(1, f"type: {guided}{_INPUTS.get(opened.config.in_channels, '')}")
+        named = "Kontext, by its name: it is told its guidance" if variants.of_name(path.name) else guided
+        whole.lines.insert(1, f"type: {_INPUTS.get(opened.config.in_channels, named)}")
     whole.lines.append(f"use it: qwenimg PROMPT -m FOLDER --{part} FILE")
     return whole
 

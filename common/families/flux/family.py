@@ -7,7 +7,7 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux import lora_names, mflux
+from qwenimg.common.families.flux import lora_names, mflux, variants
 from qwenimg.common.families.flux.checkpoint import REFUSED, open_folder
 from qwenimg.common.families.flux.describe_file import describe_file, part_of
 from qwenimg.common.families.flux.model import Flux
@@ -28,19 +28,26 @@ def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None)
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:
-    return defaults(guided=checkpoint["transformer"].config.guidance_embeds)
+    return defaults(checkpoint.variant, guided=checkpoint["transformer"].config.guidance_embeds)
 
 
 def _described(folder: Path) -> str:
-    path = folder / "transformer" / "config.json"
-    guided = read_json(path).get("guidance_embeds") is True if is_file(path) else mflux.is_guided(folder)
-    return f"Flux.1 {'dev' if guided else 'schnell'}, text to image"
+    path, index = folder / "transformer" / "config.json", folder / "model_index.json"
+    config = read_json(path) if is_file(path) else mflux.sizes(folder)
+    if is_file(index):
+        kind = variants.of_pipeline(str(read_json(index).get("_class_name")))
+    elif config.get("in_channels") != (config.get("out_channels") or config.get("in_channels")):
+        kind = variants.FILL
+    else:
+        kind = variants.of_name(folder.name) or variants.TEXT
+    name = ("dev" if config.get("guidance_embeds") is True else "schnell") if kind is variants.TEXT else kind.title
+    return f"Flux.1 {name}, {kind.purpose}"
 
 
 FAMILY = Family(
     name="flux",
     title="Flux.1",
-    pipelines=frozenset({"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}),
+    pipelines=variants.PIPELINES,
     refused=REFUSED,
     networks=(flux_dit.NETWORK, t5.NETWORK, clip.NETWORK, kl_vae.NETWORK),
     denoiser="transformer",
@@ -48,7 +55,7 @@ FAMILY = Family(
     precision=KIND,
     published=published,
     options=Flux.options,
-    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae"}),
+    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant"}),
     open=open_folder,
     reads_folder=mflux.layout,
     reads_names=mflux.are_names,
@@ -56,6 +63,7 @@ FAMILY = Family(
     model=_model,
     lora_names=lora_names.names,
     small_files=small_files,
+    class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
     described=_described,
     part=part_of,

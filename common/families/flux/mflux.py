@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.parts import mflux
 from qwenimg.common.weights.keys import Rename
@@ -21,6 +23,7 @@ from qwenimg.common.weights.keys import Rename
 _FEED_FORWARD = {"linear1": "net.0.proj", "linear2": "net.2"}
 _LAYER = re.compile(r"(transformer_blocks\.\d+\.ff(?:_context)?)\.(linear[12])\.(.+)")
 _SIGNS = ("transformer_blocks.0.ff.linear1.", "transformer_blocks.0.ff_context.linear1.")
+GROUP = 64  # values of one scale, always in mflux
 _GUIDANCE = "time_text_embed.guidance_embedder."
 _T5_BLOCK = re.compile(r"t5_blocks\.(?P<block>\d+)\.(?P<part>attention|ff)\.(?P<rest>.+)")
 _T5_PARTS = {"attention": "layer.0", "ff": "layer.1"}
@@ -37,14 +40,20 @@ def layout(folder: Path) -> str | None:
     return mflux.layout(folder, _SIGNS)
 
 
-def is_guided(folder: Path) -> bool:
-    """Return whether the transformer in `folder` is told its guidance. Raises ModelError."""
+def sizes(folder: Path) -> dict[str, Any]:
+    """Return the fields of the transformer's configuration in which the published models differ: whether it is told
+    its guidance, and the channels that it takes and makes. Raises ModelError."""
+    guided, channels = False, FluxConfig.in_channels
     for path in find_files(folder / "transformer").files:
         header = read_header(path)
         header.file.close()
-        if any(key.startswith(_GUIDANCE) for key in header.tensors):
-            return True
-    return False
+        guided = guided or any(key.startswith(_GUIDANCE) for key in header.tensors)
+        scales, weight = (header.tensors.get(f"x_embedder.{leaf}") for leaf in ("scales", "weight"))
+        if scales is not None and len(scales.shape) == 2:
+            channels = GROUP * scales.shape[1]
+        elif weight is not None and len(weight.shape) == 2 and weight.dtype != "U32":
+            channels = weight.shape[1]
+    return {"guidance_embeds": guided, "in_channels": channels, "out_channels": FluxConfig.in_channels}
 
 
 def _transformer(manifest: Manifest) -> Rename:

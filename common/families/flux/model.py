@@ -1,7 +1,8 @@
 """Flux.1: text states and the prediction for the denoise loop.
 
 dev is told its guidance, and predicts with it at once. A negative prompt needs a second prediction, by guidance of its
-own (`true_cfg`). The branches run in turn, since each has its own modulation.
+own (`true_cfg`). The branches run in turn, since each has its own modulation. Kontext sees the image of a request as a
+reference; below a strength of 1, and with a mask, the run starts from it too. Fill has the mask as an input.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from qwenimg.common.families.flux import few_steps, lora_names, memory
+import numpy as np
+
+from qwenimg.common.families.flux import few_steps, lora_names, memory, references
 from qwenimg.common.families.flux.texts import FluxTexts
+from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.pipeline.denoiser import phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.denoiser import Phase, phases
+from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
@@ -51,10 +56,13 @@ class Flux(FlowModel):
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, guided = Residents(runtime), checkpoint["transformer"].config.guidance_embeds
-        texts = FluxTexts(residents, checkpoint, LENGTHS[guided])
-        super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
+        texts, kind = FluxTexts(residents, checkpoint, LENGTHS[guided]), checkpoint.variant
+        halves = vae.scaled_halves(residents, checkpoint["vae"], samples=kind != KONTEXT.name)
+        super().__init__(runtime, checkpoint, residents, texts, halves)
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
-        self.few_steps = few_steps.few_steps(guided=guided)
+        self.sees_references = kind == KONTEXT.name
+        self.sees_mask = self.scale if kind == FILL.name else 0
+        self.few_steps = few_steps.few_steps(guided=guided) if kind == TEXT.name else {}
 
     @cached_property
     def lora_names(self) -> Names:
@@ -65,10 +73,31 @@ class Flux(FlowModel):
         lines = ["guidance has no effect: this model was distilled without; give true-cfg"] if unguided else []
         return lines + super().warnings(request)
 
+    # Images that the model sees
+
+    def references(self, request: Request) -> list[Latents]:
+        if not self.sees_references:
+            return []
+        for image in request.images:
+            width, height = references.size(image)
+            self.runtime.notify("stage", f"the picture is seen at {width}x{height}, whatever the size of the result")
+        return [references.values(image) for image in request.images]
+
+    def reference_shapes(self, request: Request) -> list[LatentShape]:
+        sizes = [references.size(image) for image in request.images] if self.sees_references else []
+        return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
+
+    def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
+        empty = [shape] if self.sees_mask and request.mask is None else []
+        return [*super().encoded(request, shape), *empty]
+
+    # The transformer
+
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
-        tokens, kept = shape.count // PATCH**2, self.modulations.has(self._key(request, plan))
+        latents = sum(one.count for one in [shape, *self.reference_shapes(request)])
+        tokens, kept = latents // PATCH**2, self.modulations.has(self._key(request, plan))
         longest = tokens + max(lengths)
         score_bytes = scores(self.config.num_attention_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
@@ -91,6 +120,7 @@ class Flux(FlowModel):
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)
+        empty = self._empty_mask(shape) if self.sees_mask and request.mask is None else []
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
         pooled = [vector for _, vector in texts]
@@ -100,20 +130,35 @@ class Flux(FlowModel):
         transformer, _ = self.residents.enter(stages[-1])
         sigmas = plan.evaluated_sigmas()
 
-        def make_pass(positions: tuple[int, ...]) -> Pass:
-            [position] = positions
-            rows = {sigma: position * len(sigmas) + i for i, sigma in enumerate(sigmas)}
-            condition = transformer.condition(texts[position][0], grid)
-            return Pass(transformer, condition, lambda x, sigma: (x, (modulation, rows[sigma])))
+        def make_phases(initial: Initial) -> list[Phase]:
+            grids = [grid, *((one.shape[2] // PATCH, one.shape[3] // PATCH) for one in initial.references)]
+            tokens = [self.engine.array(packing.pack(latents)) for latents in initial.references]
+            channels = _mask_channels(initial) or empty
+            mask = self.engine.array(np.concatenate(list(map(packing.pack, channels)), axis=-1)) if channels else None
 
-        return FlowRun(
+            def make_pass(positions: tuple[int, ...]) -> Pass:
+                [position] = positions
+                rows = {sigma: position * len(sigmas) + i for i, sigma in enumerate(sigmas)}
+                condition = transformer.condition(texts[position][0], grids, tokens, mask)
+                return Pass(transformer, condition, lambda x, sigma: (x, (modulation, rows[sigma])))
+
+            return phases(plan, branches, 1, make_pass)
+
+        return ReferenceRun(
             self,
             request,
-            phases(plan, branches, 1, make_pass),
+            make_phases,
             shapes_of([states for states, _ in texts], grid),
             pack=packing.pack,
             unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
         )
+
+    def _empty_mask(self, shape: LatentShape) -> list[Latents]:
+        """Return the further channels of a run without a mask, which draws all: those of an empty (gray) image, and a
+        mask of ones."""
+        height, width = shape.rows * self.scale, shape.columns * self.scale
+        latents, _ = self.vae.encode(np.zeros((1, 3, height, width), np.float32))
+        return [latents, np.ones((1, self.sees_mask**2, shape.rows, shape.columns), np.float32)]
 
     def _modulation(
         self, request: Request, plan: SamplingPlan, pooled: Sequence[Array], transformer: Any
@@ -122,3 +167,10 @@ class Flux(FlowModel):
         dtype = self.runtime.precision.time_dtype()
         times, guidance = time_rows(self.timesteps(plan), dtype), guidance_row(request.guidance, dtype)
         return transformer.modulate(times, guidance, pooled)
+
+
+def _mask_channels(initial: Initial) -> list[Latents]:
+    """Return the further channels of Fill: the latents of the image without its masked part, and each pixel of the
+    mask; nothing for other models and runs."""
+    mask = initial.mask
+    return [] if mask is None or mask.masked is None else [mask.masked, mask.inside]

@@ -3,10 +3,12 @@ and in the schedule."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.flux.small_files import scheduler
+from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT, VARIANTS
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
@@ -17,15 +19,17 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
-GUIDED = {"flux-dev": True, "flux-schnell": False}
-"""Whether each published model is told its guidance."""
+KINDS = {"flux-dev": TEXT, "flux-schnell": TEXT, "flux-kontext": KONTEXT, "flux-fill": FILL}
 
 
 def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
-    if name not in GUIDED:
+    if (kind := KINDS.get(name)) is None:
         return None
-    transformer, tokenizer = FluxConfig(guidance_embeds=GUIDED[name]), absent_tokenizer(name)
+    guided, tokenizer = name != "flux-schnell", absent_tokenizer(name)
+    transformer = FluxConfig(guidance_embeds=guided)
+    if kind is FILL:
+        transformer = replace(transformer, in_channels=384, out_channels=64)
     return Checkpoint(
         source=Path(name),
         components={
@@ -35,12 +39,11 @@ def published(name: str) -> Checkpoint | None:
             "vae": on_paper(kl_vae.NETWORK, kl_vae.FLUX_1, "bfloat16"),
         },
         tokenizers={"text_encoder": tokenizer, "text_encoder_2": tokenizer},
-        scheduler=parse(FlowMatchConfig, scheduler(guided=GUIDED[name]), source=name),
+        scheduler=parse(FlowMatchConfig, scheduler(guided=guided), source=name),
+        variant=kind.name,
     )
 
 
-def defaults(*, guided: bool) -> Defaults:
-    """Return the defaults of a model that is told its guidance, or of one distilled to a few steps."""
-    if guided:
-        return Defaults(steps=28, guidance=3.5, negative_prompt="")
-    return Defaults(steps=4, guidance=0.0, negative_prompt="")
+def defaults(variant: str, *, guided: bool) -> Defaults:
+    """Return the defaults of a variant that is told its guidance, or of schnell, which is not."""
+    return VARIANTS[variant].defaults if guided else Defaults(steps=4, guidance=0.0, negative_prompt="")

@@ -24,7 +24,7 @@ from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
@@ -120,9 +120,9 @@ class Flux2(FlowModel):
         transformer, _ = self.residents.enter(stage)
         dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
 
-        def make_phases(references: Sequence[Latents]) -> list[Phase]:
-            grids = [grid, *((latents.shape[2], latents.shape[3]) for latents in references)]
-            tokens = [self.engine.array(packing.tokens(latents)) for latents in references]
+        def make_phases(initial: Initial) -> list[Phase]:
+            grids = [grid, *((latents.shape[2], latents.shape[3]) for latents in initial.references)]
+            tokens = [self.engine.array(packing.tokens(latents)) for latents in initial.references]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 condition = transformer.condition(texts[positions[0]], (grids, tokens))

@@ -97,8 +97,8 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
 def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
     """Return the variant that the user says; else that of the transformer's file, if it is not the folder's own; else
     that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go together."""
-    if choices.variant is not None:
-        return variants.VARIANTS[choices.variant]
+    if (chosen := choices.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
+        return variants.VARIANTS[chosen]
     index, elsewhere = folder / "model_index.json", choices.part("transformer")
     named = variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
     if named is not None:

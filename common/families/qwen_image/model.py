@@ -23,7 +23,7 @@ from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm
-from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.inpaint import Initial
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
@@ -127,9 +127,9 @@ class QwenImage(FlowModel):
         )
         transformer, split = self.residents.enter(stages[-1])
 
-        def make_phases(references: Sequence[Latents]) -> list[Phase]:
-            tokens = [self.engine.array(packing.pack(latents)) for latents in references]
-            grids = [(1, *grid), *((1, one.shape[2] // patch, one.shape[3] // patch) for one in references)]
+        def make_phases(initial: Initial) -> list[Phase]:
+            tokens = [self.engine.array(packing.pack(latents)) for latents in initial.references]
+            grids = [(1, *grid), *((1, one.shape[2] // patch, one.shape[3] // patch) for one in initial.references)]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 condition = transformer.condition([texts[i] for i in positions], grids, tokens)

@@ -54,7 +54,7 @@ class StableDiffusion:
         vae_config = checkpoint["vae"].config
         self.scale = self.multiple = vae_config.scale
         self.channels = vae_config.latent_channels
-        self.sees_mask = self.base.facts.sees_mask
+        self.sees_mask = int(self.base.facts.sees_mask)
         config: UNetConfig = checkpoint["unet"].config
         self.few_steps = few_steps.few_steps(
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type

@@ -12,14 +12,23 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.numbers.timesteps import TimeDtype, rounded, sinusoids
 
+Grid = tuple[int, int]  # rows and columns of tokens
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-def image_and_text_rope(config: FluxConfig, rows: int, columns: int, length: int) -> tuple[Table, Table]:
-    """Return (cos, sin) [L, D/2] for the tokens of an image, and [S, D/2] for `length` text tokens, all at 0."""
-    grid = np.meshgrid([0], np.arange(rows), np.arange(columns), indexing="ij")
-    image = np.stack(grid, axis=-1).reshape(-1, 3)
-    text = np.zeros((length, 3), np.int64)
+def image_positions(grids: Sequence[Grid]) -> NDArray[np.int64]:
+    """Return the positions [L 3] of the tokens of an image and of a reference: (0, row, column), (1, row, column)."""
+    axes = (
+        np.meshgrid([index], np.arange(rows), np.arange(columns), indexing="ij")
+        for index, (rows, columns) in enumerate(grids)
+    )
+    return np.concatenate([np.stack(one, axis=-1).reshape(-1, 3) for one in axes]).astype(np.int64)
+
+
+def image_and_text_rope(config: FluxConfig, grids: Sequence[Grid], length: int) -> tuple[Table, Table]:
+    """Return (cos, sin) [L, D/2] for the tokens of an image, and of a reference, of `grids`; and [S, D/2] for `length`
+    text tokens, all at 0."""
+    image, text = image_positions(grids), np.zeros((length, 3), np.int64)
     first, second = (rope.rope_table(positions, config.axes_dims_rope, ROPE_THETA) for positions in (image, text))
     return first, second
 

@@ -7,7 +7,9 @@ What is unusual about it:
   once for each of these;
 - blocks order their modulation (shift, scale, gate), the final norm orders it (scale, shift);
 - RoPE turns adjacent pairs by (0, row, column) from the corner; all text stands at (0, 0, 0);
-- the rows of the text that are only padding are read like all others.
+- the rows of the text that are only padding are read like all others;
+- Kontext sees a reference as further tokens of the image, at (1, row, column); Fill sees the latents of the image
+  without its masked part, and each pixel of the mask, as further channels of each token.
 
 Source: the published configurations of FLUX.1-schnell and FLUX.1-dev.
 """

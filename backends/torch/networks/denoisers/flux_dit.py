@@ -132,25 +132,31 @@ class FluxTransformer(torch.nn.Module):
     def forward(
         self,
         latents: Tensor,
+        mask: Tensor | None,
         txt: Tensor,
+        references: Tensor | None,
         double_mods: list[Pair],
         single_mods: list[Tensor],
         final_mod: Tensor,
         rope: Pair,
         joint_rope: Tensor,
     ) -> Tensor:
-        """Predict the velocity [1 L out] for packed latents [1 L in] and the text stream [1 S C].
+        """Predict the velocity [1 L' out] for packed latents [1 L' in] and the text stream [1 S C].
 
-        double_mods: per block ([1 6C], [1 6C]); single_mods: per block [1 3C]; final_mod [1 2C]; rope: tables
-        [L 1 D/2 2] of image and text; joint_rope: the same with the text first, [S+L 1 D/2 2].
+        mask: Fill's further channels [1 L' M]; references [1 L-L' C]: embedded tokens. double_mods: per block ([1 6C],
+        [1 6C]); single_mods: per block [1 3C]; final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and references, and
+        of the text; joint_rope: the same with the text first, [S+L 1 D/2 2].
         """
-        img = ops.stream(self.x_embedder(latents), self.stream)
+        tokens = latents if mask is None else torch.cat((latents, mask), dim=-1)
+        img = ops.stream(self.x_embedder(tokens), self.stream)
+        img = img if references is None else ops.joined(img, references, self.stream)
         for block, mods in zip(self.transformer_blocks, double_mods, strict=True):
             img, txt = block(img, txt, mods, rope)
             ops.async_eval(img)
         for block, mod in zip(self.single_transformer_blocks, single_mods, strict=True):
             img, txt = block(img, txt, mod, joint_rope)
             ops.async_eval(img)
+        img = img[:, : latents.shape[1]]
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
@@ -160,6 +166,8 @@ class FluxTransformer(torch.nn.Module):
 @dataclass(frozen=True)
 class Condition:
     txt: Tensor
+    references: Tensor | None  # embedded tokens
+    mask: Tensor | None  # channels of each token
     rope: Pair
     joint_rope: Tensor
 
@@ -210,17 +218,32 @@ class Component:
         ]
 
     @ops.computes
-    def condition(self, text: Tensor, grid: tuple[int, int]) -> Condition:
-        """Prepare text states [1 S 4096] for an image of `grid` rows and columns of tokens."""
-        tables = flux_conditioning.image_and_text_rope(self.config, *grid, text.shape[1])
+    def condition(
+        self,
+        text: Tensor,
+        grids: Sequence[flux_conditioning.Grid],
+        references: Sequence[Tensor] = (),
+        mask: Tensor | None = None,
+    ) -> Condition:
+        """Prepare text states [1 S 4096]. grids: rows and columns in tokens of the image and of each reference;
+        references: their packed latents [1 L C]; mask: Fill's further channels [1 L C] of the image."""
+        tables = flux_conditioning.image_and_text_rope(self.config, grids, text.shape[1])
         img, txt = (
             ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
         )
-        return Condition(txt=self.model.context(text), rope=(img, txt), joint_rope=torch.cat((txt, img), dim=0))
+        tokens = self.model.x_embedder(torch.cat(list(references), dim=1)) if references else None
+        return Condition(
+            txt=self.model.context(text),
+            references=None if tokens is None else ops.stream(tokens, self.model.stream),
+            mask=mask,
+            rope=(img, txt),
+            joint_rope=torch.cat((txt, img), dim=0),
+        )
 
     @ops.computes
     def predict(self, x: Tensor, step: tuple[Modulation, int], condition: Condition) -> Tensor:
         """Predict the velocity [1 L out] in float32 for packed latents x [1 L in] at a row of the modulation."""
         modulation, row = step
-        velocity = self.model(x, condition.txt, *modulation.at(row), condition.rope, condition.joint_rope)
+        c = condition
+        velocity = self.model(x, c.mask, c.txt, c.references, *modulation.at(row), c.rope, c.joint_rope)
         return ops.at_least_float32(velocity)

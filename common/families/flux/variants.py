@@ -1,0 +1,79 @@
+"""The models that share FLUX.1's networks: text to image (dev and schnell), Kontext and Fill.
+
+Fill's transformer takes more channels. Nothing in a file tells Kontext from dev: a folder in diffusers layout does, by
+the class of its pipeline; else the user says it, or the name of the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwenimg.common.request.request import Defaults
+
+EDITED = 1024**2  # pixels of an edited image in the proportions of its reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluxVariant:
+    """One of these models. The numbers are its defaults for a request."""
+
+    name: str
+    pipeline: str  # its class in model_index.json
+    title: str
+    purpose: str
+    steps: int = 28
+    guidance: float = 3.5
+    strength: float = 0.6
+    mask_strength: float = 0.6
+    edited: int = 0
+
+    @property
+    def defaults(self) -> Defaults:
+        return Defaults(
+            steps=self.steps,
+            guidance=self.guidance,
+            negative_prompt="",
+            strength=self.strength,
+            mask_strength=self.mask_strength,
+            edited=self.edited,
+        )
+
+
+TEXT = FluxVariant(name="text", pipeline="FluxPipeline", title="dev or schnell", purpose="text to image")
+KONTEXT = FluxVariant(
+    name="kontext",
+    pipeline="FluxKontextPipeline",
+    title="Kontext",
+    purpose="edits a picture",
+    guidance=2.5,
+    strength=1.0,
+    mask_strength=1.0,
+    edited=EDITED,
+)
+FILL = FluxVariant(
+    name="fill",
+    pipeline="FluxFillPipeline",
+    title="Fill",
+    purpose="draws the masked part of a picture",
+    steps=50,
+    guidance=30.0,
+    mask_strength=1.0,
+)
+VARIANTS = {variant.name: variant for variant in (TEXT, KONTEXT, FILL)}
+ASKED = ("text", "kontext")
+"""Those that files of weights do not tell apart: values of --variant."""
+PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {
+    "FluxImg2ImgPipeline",
+    "FluxInpaintPipeline",
+    "FluxKontextInpaintPipeline",
+}
+
+
+def of_pipeline(pipeline: str) -> FluxVariant:
+    """Return the variant of a folder in diffusers layout, by its `pipeline`, one of PIPELINES."""
+    return next((one for one in (KONTEXT, FILL) if pipeline.startswith(one.pipeline.removesuffix("Pipeline"))), TEXT)
+
+
+def of_name(name: str) -> FluxVariant | None:
+    """Return the variant that the `name` of a file or folder says; None if it says nothing."""
+    return KONTEXT if "kontext" in name.lower() else None
