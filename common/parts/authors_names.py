@@ -20,6 +20,9 @@ from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import Place, check_architecture, plan_places
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
+# Tensors that the file of a whole model may have beside its parts: ends of names, and starts
+_BESIDE = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_model", ".encoder.embed_tokens.weight")
+_OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "model_ema.")
 
 
 def prefix_of(names: Collection[str], sign: str) -> str | None:
@@ -107,6 +110,16 @@ def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, lis
     """Map the path of each layer to its place in one with its authors' name, by `place` of its weight."""
     places = {path: place(f"{path}.weight") for path in paths}
     return {path: [there._replace(key=there.key.removesuffix(".weight"))] for path, there in places.items()}
+
+
+def check_whole(header: Header, parts: Iterable[Component], title: str, others: Iterable[str] = ()) -> None:
+    """Raise ModelError if the file of a model holds a tensor of none of its `parts`, but for those that start with one
+    of `others`."""
+    known, starts = {key for part in parts for key in part.plan.known}, (*_OF_TRAINING, *others)
+    unknown = [
+        key for key in header.tensors if key not in known and not key.endswith(_BESIDE) and not key.startswith(starts)
+    ]
+    check_known(header.file.path, unknown, title)
 
 
 def check_known(path: Path, unknown: Sequence[str], title: str) -> None:

@@ -104,7 +104,7 @@ def stored_vae(header: Header, places: Places, wanted: Manifest) -> Manifest:
 def clip_config(path: Path, header: Header, text: Text) -> tuple[str, CLIPConfig]:
     """Return the prefix before the manifest's or OpenCLIP's names, and the configuration. Raises ModelError."""
     prefix = text.prefix
-    if not text.fused and f"{prefix}text_model.final_layer_norm.weight" in header.tensors:
+    if not text.fused and any(key.startswith(f"{prefix}text_model.") for key in header.tensors):
         prefix += "text_model."
     shapes = behind(header, prefix)
     layer = r"transformer\.resblocks\.(\d+)\." if text.fused else r"encoder\.layers\.(\d+)\."

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from spiece_files import hugging_face, trained
 from tiny_clip import tiny_clip, write_tiny_clip_tokenizer
+from tiny_ldm import behind, vae_file
 from tiny_model import randomise
 from tiny_t5 import tiny_t5
 from tiny_zimage import tiny_vae
@@ -34,6 +35,16 @@ WIDE: dict[str, Any] = {  # whose rows are whole blocks of codes
     "pooled_projection_dim": 32,
     "axes_dims_rope": [8, 12, 12],
 }
+
+
+SINGLE: dict[str, Any] = {  # what the shapes of a file do not show is as published
+    "attention_head_dim": 128,
+    "num_attention_heads": 1,
+    "joint_attention_dim": 64,
+    "axes_dims_rope": [16, 56, 56],
+}
+SINGLE_CLIP = {"hidden_size": 64, "num_attention_heads": 1}
+SINGLE_VAE = {"block_out_channels": [32, 64, 32, 32], "norm_num_groups": 32, "sample_size": 1024}
 
 
 def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
@@ -116,9 +127,11 @@ PIPELINES = {"kontext": "FluxKontextPipeline", "fill": "FluxFillPipeline"}
 FILL = {"in_channels": 384, "out_channels": 64}
 
 
-def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB", *, wide: bool = False) -> None:
+def write_tiny_flux(
+    folder: Path, variant: str, shard: str = "400KB", *, wide: bool = False, single: bool = False
+) -> None:
     """Write the whole folder through the save_pretrained of its pipeline, with shards of at most `shard`. wide: with
-    rows that are whole blocks of codes."""
+    rows that are whole blocks of codes. single: as a file without configurations can show."""
     import diffusers
     from diffusers import FlowMatchEulerDiscreteScheduler
     from transformers import CLIPTokenizer
@@ -127,12 +140,13 @@ def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB", *, wide: b
     write_tiny_clip_tokenizer(tokens)
     clip_sizes = {"hidden_size": 64, "intermediate_size": 96} if wide else {}
     t5_sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 96} if wide else {"d_model": 60}
+    clip_sizes, t5_sizes = (SINGLE_CLIP, {"d_model": 64}) if single else (clip_sizes, t5_sizes)
     clip, t5 = tiny_clip("ViT-L", **clip_sizes), tiny_t5(vocab_size=1000, **t5_sizes)
-    sizes = (WIDE if wide else {}) | {"pooled_projection_dim": clip.config.hidden_size}
+    sizes = (SINGLE if single else WIDE if wide else {}) | {"pooled_projection_dim": clip.config.hidden_size}
     sizes |= FILL if variant == "fill" else {}
     pipeline = getattr(diffusers, PIPELINES.get(variant, "FluxPipeline"))(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS.get(variant, SCHEDULER)),
-        vae=tiny_vae(),
+        vae=tiny_vae(**(SINGLE_VAE if single else {})),
         text_encoder=clip,
         tokenizer=CLIPTokenizer.from_pretrained(tokens),
         text_encoder_2=t5,
@@ -142,3 +156,30 @@ def write_tiny_flux(folder: Path, variant: str, shard: str = "400KB", *, wide: b
     part = folder.with_suffix(".part")
     pipeline.save_pretrained(part, max_shard_size=shard)
     part.rename(folder)
+
+
+# In one file
+
+
+def one_file(folder: Path, *parts: str, vae: str = "vae.") -> dict[str, torch.Tensor]:
+    """The transformer of a folder and those of its other `parts`, all unless some are given, in one file, with what
+    ComfyUI's files have beside them."""
+    from diffusers import AutoencoderKL, FluxTransformer2DModel
+    from transformers import CLIPTextModel, T5EncoderModel
+
+    chosen = parts or ("text_encoder", "text_encoder_2", "vae")
+    transformer = FluxTransformer2DModel.from_pretrained(folder / "transformer")
+    out = behind("model.diffusion_model.", transformer_file(transformer))
+    if "vae" in chosen:
+        out |= behind(vae, vae_file(AutoencoderKL.from_pretrained(folder / "vae")))
+    if "text_encoder" in chosen:
+        clip = dict(CLIPTextModel.from_pretrained(folder / "text_encoder").state_dict())
+        clip = {f"text_model.{name.removeprefix('text_model.')}": value for name, value in clip.items()}
+        clip |= {"text_projection.weight": torch.eye(64), "text_model.embeddings.position_ids": torch.arange(77)[None]}
+        out |= behind("text_encoders.clip_l.transformer.", clip)
+        out["text_encoders.clip_l.logit_scale"] = torch.tensor(4.6)
+    if "text_encoder_2" in chosen:
+        t5 = dict(T5EncoderModel.from_pretrained(folder / "text_encoder_2").state_dict())
+        out |= behind("text_encoders.t5xxl.transformer.", t5)
+        out["text_encoders.t5xxl.logit_scale"] = torch.tensor(4.6)
+    return {key: value.clone().contiguous() for key, value in out.items()}

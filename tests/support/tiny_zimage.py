@@ -99,10 +99,10 @@ def tiny_text_encoder(seed: int = 3, **changes: object) -> torch.nn.Module:
     return model.eval()
 
 
-def tiny_vae(seed: int = 2) -> torch.nn.Module:
+def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
     from diffusers import AutoencoderKL
 
-    model = AutoencoderKL(**VAE)
+    model = AutoencoderKL(**(VAE | changes))
     randomise(model, seed)
     return model.eval()
 

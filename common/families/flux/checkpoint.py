@@ -1,21 +1,23 @@
-"""A Flux.1 folder in diffusers layout, or as mflux saves it, with parts in other folders and files: its configurations
-and load plans, all checked before a weight is read."""
+"""A Flux.1 folder in diffusers layout, or as mflux saves it, or one file, with parts in other folders and files: its
+configurations and load plans, all checked before a weight is read."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux import mflux, variants
+from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.families.flux.variants import FILL, TEXT, FluxVariant
+from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
@@ -24,6 +26,8 @@ from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.texts import clip_files, t5_files
+from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
+from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
@@ -40,7 +44,53 @@ REFUSED = {
 _NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
 
 
-def open_folder(folder: Path, choices: Choices) -> Checkpoint:
+def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
+    """Open the model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
+    UsageError."""
+    if is_file(path):
+        return _open_file(path, choices)
+    if choices.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a model in one file; {clean(path, 80)} has its own")
+    return _open_folder(path, choices)
+
+
+def _open_file(path: Path, choices: Choices) -> Checkpoint:
+    header = read_header(path)
+    header.file.close()
+    parts, inside = _places(choices), single_file.parts_of(header)
+    if absent := [name for name in _NETWORKS if name not in inside and name not in parts]:
+        options = " ".join(f"--{'text-encoder' if 'text' in name else name} FILE" for name in absent)
+        raise bad(path, f"lacks {', '.join(absent)}: add {options}, or give a file or folder of the whole model")
+    components: dict[str, Component] = {}
+    with closed_on_failure() as keep:
+        for name in _NETWORKS:
+            if (place := parts.get(name)) is None:
+                components[name] = single_file.open_part(path, name, whole=choices.whole)
+            else:
+                components[name] = _component(path, name, place, _published(name), whole=choices.whole)
+            keep(components[name].plan)
+        inner = {name: part for name, part in components.items() if name not in parts}
+        single_file.check_known(path, inner, [name for name in inside if name in parts])
+        dit, clip_config, t5_config, vae = (components[name].config for name in _NETWORKS)
+        _check_fit(path, dit, clip_config, t5_config, vae)
+        kind = _kind(path, choices, dit)
+        words = {
+            CLIP: find_clip_tokenizer(path, clip_config.vocab_size, choices.tokenizer),
+            T5: find_t5_tokenizer(path, t5_config.vocab_size, choices.tokenizer),
+        }
+    return Checkpoint(
+        source=path,
+        components=components,
+        tokenizers={
+            CLIP: open_tokenizer(words[CLIP], partial(clip_tokenizer.load, pad=clip_tokenizer.EOS_PAD), clip_config),
+            T5: open_tokenizer(words[T5], t5_tokenizer.load, t5_config),
+        },
+        scheduler=_scheduler(path, dit, whole=False),
+        variant=kind.name,
+    )
+
+
+def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and of the parts that `choices` has elsewhere, and check them
     against the manifests. Raises ModelError and UsageError."""
     parts, whole = _places(choices), is_file(folder / "model_index.json")
@@ -112,8 +162,13 @@ def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
     if (elsewhere or not whole) and not is_file(folder / name / "config.json"):
         if name == "transformer":
             return FluxConfig(**({} if elsewhere else mflux.sizes(folder)))
-        return {CLIP: clip.VIT_L, T5: T5Config(), "vae": kl_vae.FLUX_1}[name]
+        return _published(name)
     return read_config(_NETWORKS[name], folder / name, REFUSED)
+
+
+def _published(name: str) -> Any:
+    """Return the published configuration of a component."""
+    return {"transformer": FluxConfig(), CLIP: clip.VIT_L, T5: T5Config(), "vae": kl_vae.FLUX_1}[name]
 
 
 def _component(folder: Path, name: str, place: Path | None, config: Any, *, whole: bool) -> Component:

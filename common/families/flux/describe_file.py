@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, summary
-from qwenimg.common.families.flux import variants
+from qwenimg.common.families.flux import single_file, variants
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
@@ -13,6 +16,7 @@ from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.vae_files import open_vae
+from qwenimg.common.weights.plan import closed_on_failure
 
 CLIP_WIDTH = 768  # of CLIP-L
 _INPUTS = {384: "Fill: it has a mask as an input", 128: "for control images, not supported"}
@@ -21,6 +25,8 @@ _INPUTS = {384: "Fill: it has a mask as an input", 128: "for control images, not
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
     another file."""
+    if single_file.is_model(header):
+        return "model"
     if FILE.reads(header):
         return "transformer"
     if t5_files.is_alone(header) or clip_files.width_alone(header.tensors) == CLIP_WIDTH:
@@ -29,9 +35,11 @@ def part_of(header: Header) -> str | None:
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
-    """Describe the transformer or the VAE in a file: its layout, its weights, and its faults. Return None for another
-    file."""
+    """Describe a model in one file, or its transformer or VAE: its layout, its weights, and its faults. Return None for
+    another file."""
     part, path = part_of(header), header.file.path
+    if part == "model":
+        return _describe_model(header)
     if part not in ("transformer", "vae"):
         return None
     whole = Description(lines=[f"layout: {_layout(header, part)}", summary("file", header.tensors)])
@@ -47,11 +55,38 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         return whole
     opened.plan.close()
     if part == "transformer":
-        guided = "dev: it is told its guidance" if opened.config.guidance_embeds else "schnell: without guidance"
-        named = "Kontext, by its name: it is told its guidance" if variants.of_name(path.name) else guided
-        whole.lines.insert(1, f"type: {_INPUTS.get(opened.config.in_channels, named)}")
+        whole.lines.insert(1, _type(path, opened.config))
     whole.lines.append(f"use it: qwenimg PROMPT -m FOLDER --{part} FILE")
     return whole
+
+
+def _describe_model(header: Header) -> Description:
+    path, parts = header.file.path, single_file.parts_of(header)
+    whole = Description(lines=["layout: Flux.1, single file", summary("file", header.tensors)])
+    try:
+        with closed_on_failure() as keep:
+            opened = {name: single_file.open_part(path, name) for name in parts}
+            for part in opened.values():
+                keep(part.plan)
+            single_file.check_known(path, opened, ())
+    except ModelError as error:
+        whole.faults.append(str(error))
+        return whole
+    whole.lines.insert(1, _type(path, opened["transformer"].config))
+    for name, part in opened.items():
+        part.plan.close()
+        count = counted(len(part.plan.entries), "tensor")
+        whole.lines.append(f"{name}: {count}, {part.plan.parameters / 1e6:,.1f} M parameters")
+    if lacking := [name for name in ("text_encoder", "text_encoder_2", "vae") if name not in parts]:
+        whole.lines.append(f"lacks: {', '.join(lacking)}; add them by --text-encoder and --vae, once for each")
+    return whole
+
+
+def _type(path: Path, config: FluxConfig) -> str:
+    """Return the line with the variant, by the transformer's channels and the name of its file."""
+    guided = "dev: it is told its guidance" if config.guidance_embeds else "schnell: without guidance"
+    named = "Kontext, by its name: it is told its guidance" if variants.of_name(path.name) else guided
+    return f"type: {_INPUTS.get(config.in_channels, named)}"
 
 
 def _layout(header: Header, part: str) -> str:

@@ -8,11 +8,12 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import lora_names, mflux, variants
-from qwenimg.common.families.flux.checkpoint import REFUSED, open_folder
+from qwenimg.common.families.flux.checkpoint import REFUSED, open_checkpoint
 from qwenimg.common.families.flux.describe_file import describe_file, part_of
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.precision import KIND
 from qwenimg.common.families.flux.published import defaults, published
+from qwenimg.common.families.flux.single_file import is_model
 from qwenimg.common.families.flux.small_files import small_files
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.encoders import clip, t5
@@ -55,10 +56,11 @@ FAMILY = Family(
     precision=KIND,
     published=published,
     options=Flux.options,
-    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant"}),
-    open=open_folder,
+    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),
+    open=open_checkpoint,
     reads_folder=mflux.layout,
     reads_names=mflux.are_names,
+    reads_file=is_model,
     describe_file=describe_file,
     model=_model,
     lora_names=lora_names.names,

@@ -14,13 +14,12 @@ from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
-from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import ldm_keys
-from qwenimg.common.parts.authors_names import check_known
+from qwenimg.common.parts.authors_names import check_whole
 from qwenimg.common.parts.components import component, open_component, read_config
-from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
-from qwenimg.common.parts.texts import t5_files
+from qwenimg.common.parts.ldm_configs import Text, behind, stored_vae, vae_config
+from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.vae_files import SIGN as VAE_SIGN
 from qwenimg.common.parts.vae_files import VAES
 from qwenimg.common.runtime.checkpoint import Component
@@ -29,9 +28,6 @@ from qwenimg.common.weights.plan import Uses, as_stored
 from qwenimg.common.weights.plan import whole as whole_uses
 
 T5_PREFIX = "text_encoders.t5xxl.transformer."
-# Tensors that a file may have beside the models: ends of names, and starts
-_IGNORED = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_model", ".encoder.embed_tokens.weight")
-_IGNORED_STARTS = ("first_stage_model.loss.", "first_stage_model.model_ema.", "model_ema.")
 
 
 def texts() -> tuple[Text, Text]:
@@ -66,7 +62,7 @@ def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
         components = {"transformer": _transformer(header, whole=whole)}
         for text in texts():
             if text.component in names:
-                components[text.component] = _clip(header, text, whole=whole)
+                components[text.component] = clip_files.within(header, text, whole=whole)
         if T5 in names:
             components[T5] = t5_files.within(header, T5_PREFIX, T5, whole=whole)
         if "vae" in names:
@@ -110,16 +106,6 @@ def _uses(manifest: Manifest, *, whole: bool) -> Uses:
     return whole_uses(manifest, uses) if whole else uses
 
 
-def _clip(header: Header, text: Text, *, whole: bool) -> Component:
-    prefix, config = clip_config(header.file.path, header, text)
-    manifest = clip.manifest(config)
-    places = ldm_keys.clip_places(manifest, prefix)
-    projection = "text_projection.weight"
-    places[projection] = places[projection]._replace(key=text.prefix + projection)
-    plan = plan_places(header, text.component, places, manifest, as_stored(manifest))
-    return component(clip.NETWORK, config, plan, whole=whole)
-
-
 def _vae_prefix(header: Header) -> str | None:
     return next((prefix for prefix in VAES if prefix + VAE_SIGN in header.tensors), None)
 
@@ -136,12 +122,6 @@ def _vae(header: Header, *, whole: bool) -> Component:
 
 def _check_known(header: Header, components: dict[str, Component], parts: list[str] | None = None) -> None:
     """Raise ModelError if the file holds a tensor of none of its `components`, but for those of other `parts`."""
-    known = {key for part in components.values() for key in part.plan.known}
     prefixes = {"vae": VAES, **{text.component: (text.prefix,) for text in texts()}, T5: (T5_PREFIX,)}
-    others = tuple(prefix for part in (parts or []) if part in prefixes for prefix in prefixes[part])
-    unknown = [
-        key
-        for key in header.tensors
-        if key not in known and not key.endswith(_IGNORED) and not key.startswith((*_IGNORED_STARTS, *others))
-    ]
-    check_known(header.file.path, unknown, "Stable Diffusion 3")
+    others = [prefix for part in (parts or []) if part in prefixes for prefix in prefixes[part]]
+    check_whole(header, components.values(), "Stable Diffusion 3", others)

@@ -28,6 +28,7 @@ NO_CLIP = "holds no CLIP text encoder: no text_model.encoder.layers or transform
 WIDTHS = {768: "CLIP-L (ViT-L/14)", 1024: "OpenCLIP-H", 1280: "CLIP-G (OpenCLIP bigG)"}
 _TOKENS = "text_model.embeddings.token_embedding.weight"  # in transformers' names
 _OPEN_TOKENS = "token_embedding.weight"  # in OpenCLIP's
+_PROJECTION = "text_projection.weight"
 _NOT_NEEDED = ("logit_scale", "text_model.embeddings.position_ids", "text_projection.weight")
 _OPEN_NOT_NEEDED = ("logit_scale", "attn_mask", "text_projection")
 
@@ -103,6 +104,18 @@ def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool)
         return clip.rename(plain) if key.startswith(prefix) else key
 
     return open_component(clip.NETWORK, path, config, name, lambda manifest: rename)
+
+
+def within(header: Header, text: Text, *, whole: bool = False) -> Component:
+    """Open the text encoder `text` in the file of a whole model, which has transformers' names. The caller closes the
+    file. Raises ModelError."""
+    prefix, config = clip_config(header.file.path, header, text)
+    manifest = clip.manifest(config)
+    places = ldm_keys.clip_places(manifest, prefix)
+    if _PROJECTION in places:
+        places[_PROJECTION] = places[_PROJECTION]._replace(key=text.prefix + _PROJECTION)
+    plan = keys.plan_places(header, text.component, places, manifest, as_stored(manifest))
+    return component(clip.NETWORK, config, plan, whole=whole)
 
 
 def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:

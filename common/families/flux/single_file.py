@@ -1,0 +1,63 @@
+"""A FLUX.1 in one file, as ComfyUI has it: the transformer, CLIP, T5 and the VAE, each behind its prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.families.flux.texts import CLIP, T5
+from qwenimg.common.families.flux.transformer_file import FILE
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import authors_names, vae_files
+from qwenimg.common.parts.ldm_configs import Text
+from qwenimg.common.parts.texts import clip_files, t5_files
+from qwenimg.common.runtime.checkpoint import Component
+
+PREFIXES = {CLIP: "text_encoders.clip_l.transformer.", T5: "text_encoders.t5xxl.transformer."}
+
+
+def parts_of(header: Header) -> list[str]:
+    """Return the names of the components in a file that has FLUX.1's transformer, in its authors' names; none of
+    another file."""
+    names = header.tensors
+    if FILE.prefix(names) is None:
+        return []
+    texts = [part for part, prefix in PREFIXES.items() if any(name.startswith(prefix) for name in names)]
+    return ["transformer", *texts, *(["vae"] if vae_files.prefix_of(names) else [])]
+
+
+def is_model(header: Header) -> bool:
+    """Return whether the file has a part of the model beside the transformer."""
+    return len(parts_of(header)) > 1
+
+
+def open_part(path: Path, name: str, *, whole: bool = False) -> Component:
+    """Open the component `name` in the file of a model. Raises ModelError."""
+    if name == "transformer":
+        return FILE.open(path, FluxConfig(), whole=whole)
+    if name == "vae":
+        return vae_files.open_vae(path, kl_vae.FLUX_1, whole=whole)
+    header = read_header(path)
+    try:
+        if name == T5:
+            return t5_files.within(header, PREFIXES[T5], T5, whole=whole)
+        return clip_files.within(header, Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True), whole=whole)
+    except BaseException:
+        header.file.close()
+        raise
+
+
+def check_known(path: Path, opened: Mapping[str, Component], elsewhere: Collection[str]) -> None:
+    """Check that the file of a model has no tensor that is none of its components, of which it has those `opened`, and
+    perhaps those that are `elsewhere` too. Raises ModelError."""
+    header = read_header(path)
+    header.file.close()
+    prefixes: dict[str, Any] = {"vae": vae_files.VAES, **{part: (prefix,) for part, prefix in PREFIXES.items()}}
+    prefixes["transformer"] = (FILE.prefix(header.tensors) or "",)
+    others = [prefix for part in elsewhere for prefix in prefixes[part] if prefix]
+    others.append(f"{PREFIXES[CLIP]}text_projection.")  # published with it; the pooled text is not projected
+    authors_names.check_whole(header, opened.values(), "FLUX.1", others)
