@@ -13,7 +13,7 @@ from pathlib import Path
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.parts import mflux
 from qwenimg.common.weights.keys import Rename
@@ -40,8 +40,7 @@ def layout(folder: Path) -> str | None:
 def is_guided(folder: Path) -> bool:
     """Return whether the transformer in `folder` is told its guidance. Raises ModelError."""
     for path in find_files(folder / "transformer").files:
-        header = read_header(path)
-        header.file.close()
+        header = peek(path)
         if any(key.startswith(_GUIDANCE) for key in header.tensors):
             return True
     return False
