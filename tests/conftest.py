@@ -199,6 +199,7 @@ def tiny_edit(shared_folder: Path) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
+    tiny_edit: dict[str, Path],
     tiny_zimage: Path,
     tiny_flux: dict[str, Path],
     tiny_flux2: dict[str, Path],
@@ -207,7 +208,8 @@ def tiny(
 ) -> dict[str, Path]:
     """The tiny folders of all families that have files, by kind."""
     flux = {f"flux-{variant}": folder for variant, folder in tiny_flux.items()}
-    return {"qwen": tiny_folder, "z-image": tiny_zimage, "sd3": tiny_sd3["medium"]} | flux | tiny_flux2 | folders
+    others = {"qwen": tiny_folder, "z-image": tiny_zimage, "sd3": tiny_sd3["medium"]}
+    return others | tiny_edit | flux | tiny_flux2 | folders
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from qwenimg.common.families import repository
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.files import MAX_SHARDS
 from qwenimg.common.formats.fingerprint import fingerprint
+from qwenimg.common.formats.stored import DTYPES
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import QUANTIZATION, read_config
 from qwenimg.common.runtime.checkpoint import Component
@@ -89,7 +90,7 @@ def _kept(entry: Entry, dtype: str | None) -> Entry:
                 f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"
             )
         return entry
-    dense = "bfloat16" if entry.source.code is not None else entry.source.dtype
+    dense = DTYPES.get(entry.source.first.dtype, "bfloat16")  # of codes, and of a dtype with scales
     return replace(entry, storage=Dense(dtype or dense))
 
 

@@ -24,7 +24,7 @@ from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIF
 from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.precision import precision
 from qwenimg.common.request.request import Defaults
@@ -160,15 +160,13 @@ def identify(header: Header) -> FileKind | None:
 
 def identify_file(path: Path) -> FileKind | None:
     """Return the kind of the file at `path`, as `identify` does. Raises ModelError for one that cannot be read."""
-    header = read_header(path)
-    header.file.close()
+    header = peek(path)
     return identify(header)
 
 
 def of_file(path: Path) -> Family:
     """Return the family that reads one file, by its header. Raises ModelError that says what another file is."""
-    header = read_header(path)
-    header.file.close()
+    header = peek(path)
     for family in FAMILIES:
         if family.reads_file and family.reads_file(header):
             return family

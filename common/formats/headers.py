@@ -18,3 +18,10 @@ def read_header(path: Path) -> Header:
     except BaseException:
         file.close()
         raise
+
+
+def peek(path: Path) -> Header:
+    """Return the header of the file `path`, which is closed again. Raises ModelError."""
+    header = read_header(path)
+    header.file.close()
+    return header

@@ -19,7 +19,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.describe import layers_of_known
 from qwenimg.common.families.describe_lora import FITS, NO_USE, Layers, describe_lora
 from qwenimg.common.families.file_kind import FileKind
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, entries_below
 
@@ -93,8 +93,7 @@ def _row(root: Path, path: Path, known: Callable[[], Layers]) -> Row:
         if _is(path / "model_index.json"):
             family = registry.of_folder(path)
             return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
-        header = read_header(path)
-        header.file.close()
+        header = peek(path)
         kind = registry.identify(header)
         about = {} if kind is None else _about(kind, path, known)
         return Row(name=name, folder=folder, bytes=header.file.size, stored=_stored(header), **about)

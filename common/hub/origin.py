@@ -17,6 +17,7 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.resolve import Resolved, from_path
 from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.plan import LoadPlan
 
 MAX_HASHED = 8 << 30  # bytes of the largest file that is hashed: some ten seconds, once
 
@@ -67,7 +68,7 @@ def with_refiner(entries: dict[str, Any], resolved: Resolved, opened: Opened, re
 def _print_at(checkpoint: Checkpoint, path: Path) -> str:
     """Return the fingerprint of the component that was read from the folder or file `path`."""
     plans = (part.plan for part in checkpoint.components.values())
-    return next(fingerprint(plan.files) for plan in plans if path in (plan.files[0].path, plan.files[0].path.parent))
+    return next(fingerprint(plan.files) for plan in plans if path in _places(plan))
 
 
 def _print(checkpoint: Checkpoint, component: str) -> str:
@@ -78,3 +79,8 @@ def label(folder: Path) -> str:
     """Return the name of `folder` for a recipe, never a path."""
     whole = absolute(folder)
     return clean((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)
+
+
+def _places(plan: LoadPlan) -> set[Path]:
+    """Return the files of a plan, and their folders."""
+    return {place for file in plan.files for place in (file.path, file.path.parent)}

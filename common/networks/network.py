@@ -12,6 +12,7 @@ from typing import Any
 
 from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.shape import Manifest
+from qwenimg.common.weights.joined import Joins
 from qwenimg.common.weights.plan import Uses, as_stored
 
 ROOMS = ("denoisers", "encoders", "vaes")
@@ -29,6 +30,10 @@ def _same(name: str) -> str:
 
 def _all(config: Any, stored: Manifest) -> Uses:
     return as_stored(stored)
+
+
+def _no_joins(manifest: Manifest) -> Joins:
+    return {}
 
 
 def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,6 +62,7 @@ class Network:
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
     rename: Callable[[str], str | None] | None = None  # from a stored name, the manifest's; None if it is not used
     copies: frozenset[str] = frozenset()  # stored names of copies of other tensors, not read where those are stored too
+    joins: Callable[[Manifest], Joins] = _no_joins  # from a manifest, parameters that are several tensors in files
     optional: frozenset[str] = frozenset()  # parameters that files may lack: the forward makes them
     published: Callable[[str], str] = _same  # from a name of the manifest, that in published files
     described: Callable[[Any], Mapping[str, object]] = lambda config: {}  # from a config, more keys of config.json

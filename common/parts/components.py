@@ -107,11 +107,12 @@ def open_component(
     *,
     channels_last: str = "",
     whole: bool = False,
+    beside: Path | None = None,
 ) -> Component:
-    """Open `network` with the weights in the folder or file `path`; `title` is its name in messages. `rename` takes a
-    manifest and returns a function that maps a file's keys to its names; the default is the network's.
-    `channels_last`: see `keys.plan`. `whole`: plan all tensors as they are stored. Tensors that no forward uses may be
-    missing. Raises ModelError."""
+    """Open `network` with the weights in the folder or file `path`, and in a second file `beside` it. title: the name
+    in messages. rename: takes a manifest and returns a function that maps a file's keys to its names; the default is
+    the network's. channels_last: see `keys.plan`. whole: plan all tensors as they are stored. Tensors that no forward
+    uses may be missing. Raises ModelError."""
     manifest, used = network.manifest(config), network.uses(config)
     names = rename(manifest) if rename else network.rename
 
@@ -126,5 +127,7 @@ def open_component(
         channels_last=channels_last,
         optional=network.optional | frozenset(manifest.keys() - used.keys()),
         copies=network.copies,
+        joins=network.joins(manifest),
+        beside=beside,
     )
     return component(network, config, plan, whole=whole)

@@ -9,7 +9,7 @@ from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.weights.keys import Rename
 
@@ -25,8 +25,7 @@ def layout(folder: Path, signs: tuple[str, ...]) -> str | None:
     if not is_folder(folder / "transformer"):
         return None
     for path in find_files(folder / "transformer").files:
-        header = read_header(path)
-        header.file.close()
+        header = peek(path)
         sign = next((key for key in header.tensors if key.startswith(signs)), None)
         if sign is not None:
             notes = [

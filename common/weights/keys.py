@@ -22,6 +22,7 @@ from qwenimg.common.formats.files import check_index, find_files, first
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import DTYPES, Header, TensorSlice
 from qwenimg.common.weights.coded import Pieces, grouped
+from qwenimg.common.weights.joined import Joins, join
 from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, as_stored
 from qwenimg.common.weights.storage import Dense
 
@@ -59,28 +60,32 @@ def plan(
     channels_last: str = "",
     optional: frozenset[str] = frozenset(),
     copies: frozenset[str] = frozenset(),
+    joins: Joins | None = None,
+    beside: Path | None = None,
 ) -> LoadPlan:
-    """Check the headers of `folder` (or of one file) against `manifest` {parameter: stored shape}, and return the plan.
+    """Check the headers of `folder`, or of a file and a second one `beside` it, against `manifest` {parameter: stored
+    shape}, and return the plan.
 
     `uses(manifest)` says which parameters are loaded, and in which shape; the others are only checked. `rename` maps a
     name in the file to the manifest's, or to None for a known tensor that is not used. `architectures` are the values
     that a GGUF file may have as its architecture; it may also have none. `channels_last` occurs in the tensor names of
     those files only whose convolutions have their input channels last. A parameter that is `optional` may be missing. A
-    tensor that is named in `copies` is not used where another one has its parameter.
-    Raises ModelError on the first kind of disagreement, naming file and tensor.
+    tensor that is named in `copies` is not used where another one has its parameter. `joins` are the parameters that a
+    file may have in several tensors. Raises ModelError on the first kind of disagreement, naming file and tensor.
     """
     files = find_files(folder)
     with ExitStack() as stack:
         headers: list[Header] = []
-        for path in files.files:
+        for path in (*files.files, *([] if beside is None else [beside])):
             headers.append(read_header(path))
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
-        check_index(files, headers)
+        check_index(files, headers[: len(files.files)])
         named, unused = named_weights(headers, rename, manifest, channels_last, copies)
         if not named:
             raise bad(files.source, "holds no tensors")
         _check_dtypes(named)
+        named = join(named, joins or {})
         _check_names(files.source, component, named, manifest, optional)
         load_plan = _planned(component, named, manifest, uses(manifest), headers, unused)
         stack.pop_all()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crossed import crossed
-from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places
+from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places, see_few_pixels
 from PIL import Image
 from recipe_cases import recipe_from_png
 from relative import relative
@@ -39,7 +39,7 @@ def each(kinds: Iterable[str]) -> pytest.MarkDecorator:
 
 
 # For what a run does around its network, one of each path: the others differ in the network alone.
-PATHS = ("qwen", "sd15", "sdxl+refiner", "z-image", "sd3", "toy")
+PATHS = ("qwen", "qwen-2511", "sd15", "sdxl+refiner", "z-image", "sd3", "toy")
 one_of_each_family = pytest.mark.parametrize("kind", ["qwen", "sd15", "z-image", "sd3", "toy"], indirect=True)
 
 
@@ -51,6 +51,7 @@ def toy_networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def with_toy(monkeypatch: pytest.MonkeyPatch, toy_networks: Path) -> None:
     add_toy(monkeypatch, toy_networks / "networks")
+    see_few_pixels(monkeypatch)
 
 
 @pytest.fixture(params=KINDS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crossed import crossed
-from family_cases import ASKED, BACKENDS, KINDS, PICTURE, PROMPT, opener, places
+from family_cases import ASKED, BACKENDS, KINDS, PICTURE, PROMPT, opener, places, see_few_pixels
 from toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline
@@ -39,6 +39,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def with_toy(monkeypatch: pytest.MonkeyPatch, toy: Path) -> None:
     add_toy(monkeypatch, toy / "networks")
+    see_few_pixels(monkeypatch)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_ldm import behind, clip_file, models_of, open_clip_file, unet_file, vae_file
 
 import qwenimg
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe import describe
@@ -156,5 +156,5 @@ def test_the_command_line_takes_two_and_says_what_they_are(
     )
     assert cli("--from", "a.png", *model, *texts, "-o", "b.png").code == 0
     assert "OpenCLIP's names behind conditioner.embedders.1.model. (width 128)" in describe(parts["open_clip"]).lines[0]
-    with pytest.raises(UsageError, match="--text-encoder-2 is for Stable Diffusion"):
+    with pytest.raises(ModelError, match="neither is a vision tower"):
         qwenimg.load("shapes", "cpu", text_encoder_2=parts["clip_l"])

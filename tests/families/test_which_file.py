@@ -20,7 +20,10 @@ OTHERS = {
     "decoder.mid_block.resnets.0.norm1.gamma": ("is Qwen-Image's VAE", "--vae"),
     "time_embedding.linear_1.weight": ("is Stable Diffusion's UNet", "--transformer"),
     "transformer_blocks.0.attn.to_q.lora_A.weight": ("is a LoRA", "--lora"),
-    "some.other.weight": ("no Stable Diffusion, Stable Diffusion 3 or Flux.1 checkpoint in one file", "some.other.weight"),
+    "some.other.weight": (
+        "no Stable Diffusion, Stable Diffusion 3 or Flux.1 checkpoint in one file",
+        "some.other.weight",
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from qwenimg import backends
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import describe_file
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import vae_files
@@ -92,8 +92,7 @@ def test_it_decodes_as_the_reference_does(tmp_path: Path, backend: str) -> None:
 def test_it_is_no_vae_of_stable_diffusion(tmp_path: Path, named: Callable[[], Tensors]) -> None:
     file = tmp_path / "ae.safetensors"
     save_file(named(), file)
-    header = read_header(file)
-    header.file.close()
+    header = peek(file)
     assert vae_files.latent_channels(header.tensors) == 16
     assert describe_file.part_of(header) is None and describe_file.describe_file(header, None) is None
     assert "Stable Diffusion" not in "\n".join(describe(file).lines).replace("Stable Diffusion 3", "")

@@ -14,7 +14,7 @@ from typing import Any
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.parts import mflux
@@ -45,8 +45,7 @@ def sizes(folder: Path) -> dict[str, Any]:
     its guidance, and the channels that it takes and makes. Raises ModelError."""
     guided, channels = False, FluxConfig.in_channels
     for path in find_files(folder / "transformer").files:
-        header = read_header(path)
-        header.file.close()
+        header = peek(path)
         guided = guided or any(key.startswith(_GUIDANCE) for key in header.tensors)
         scales, weight = (header.tensors.get(f"x_embedder.{leaf}") for leaf in ("scales", "weight"))
         if scales is not None and len(scales.shape) == 2:

@@ -3,6 +3,7 @@ before a weight is read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import variants
+from qwenimg.common.families.qwen_image.describe_file import is_tower
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
@@ -57,7 +59,9 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     has_tokenizer = whole and is_folder(folder / "tokenizer")
     if has_tokenizer and choices.tokenizer is not None:
         raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
-    places = {name: choices.part(name) or folder / name for name in _PARTS}
+    places, tower = {name: choices.part(name) or folder / name for name in _PARTS}, choices.part("text_encoder_2")
+    if tower is not None:
+        places["text_encoder"], tower = _language_first(places["text_encoder"], tower)
 
     def config(name: str, network: Network) -> Any:
         published = not whole or choices.part(name) is not None
@@ -71,7 +75,9 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     scheduler = folder / "scheduler" / "scheduler_config.json"
     tokenizer = folder / "tokenizer" if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
     if kind.edits:
-        _check_sees(places["text_encoder"])
+        _check_sees([places["text_encoder"], *([] if tower is None else [tower])])
+    elif tower is not None:
+        raise UsageError(f"{clean(tower, 80)}: is a vision tower, and {kind.title} sees no picture: leave it out")
     components = {}
     with closed_on_failure() as keep:
         for name, network in parts.items():
@@ -83,6 +89,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
                 RENAMES[name],
                 channels_last=CHANNELS_LAST.get(name, ""),
                 whole=choices.whole,
+                beside=tower if name == "text_encoder" else None,
             )
             keep(components[name].plan)
     return Checkpoint(
@@ -119,17 +126,28 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
     return read_config(network, source or folders[-1], REFUSED)
 
 
-def _check_sees(place: Path) -> None:
+def _language_first(first: Path, second: Path) -> tuple[Path, Path]:
+    """Return the file of the language model and that of its vision tower. Raises ModelError unless it is one of
+    each."""
+    towers = [is_file(path) and is_tower(peek(path)) for path in (first, second)]
+    if sum(towers) != 1:
+        what = "both are vision towers" if all(towers) else "neither is a vision tower (mmproj)"
+        raise ModelError(
+            f"{clean(first, 80)} and {clean(second, 80)}: {what}; a language model and a tower go together"
+        )
+    return (second, first) if towers[0] else (first, second)
+
+
+def _check_sees(places: Sequence[Path]) -> None:
     """Raise ModelError for a text encoder without its vision tower."""
     rename = RENAMES["text_encoder"](qwen_vl_vision.manifest(QwenVLVisionConfig()))
-    for path in find_files(place).files:
-        header = read_header(path)
-        header.file.close()
+    for path in (path for place in places for path in find_files(place).files):
+        header = peek(path)
         if any((rename(key) or "").startswith(qwen_vl_vision.PREFIX) for key in header.tensors):
             return
     raise ModelError(
-        f"{clean(place)}: is a text encoder without its vision tower, by which Qwen-Image-Edit sees pictures (GGUF "
-        "files have none): give a whole one, as safetensors"
+        f"{clean(places[0])}: is a text encoder without its vision tower, by which Qwen-Image-Edit sees pictures: give "
+        "a whole one, or its tower too (--text-encoder FILE --text-encoder mmproj.gguf)"
     )
 
 

@@ -11,11 +11,12 @@ from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.weights.keys import named_weights
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+_PROJECTOR = "clip.projector_type"  # of a vision tower for llama.cpp, the layers behind it
 # A tensor that only this part has, and one whose shape shows its size.
 _SIGNS = {
     "transformer": ("transformer_blocks.0.img_mod.1.weight", "img_in.weight"),
@@ -27,6 +28,8 @@ _SIGNS = {
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
     another file."""
+    if is_tower(header):
+        return "text_encoder"
     if architecture := gguf.architecture(header):
         return next((part for part, network in NETWORKS.items() if architecture in network.architectures), None)
     for part, network in NETWORKS.items():
@@ -34,6 +37,11 @@ def part_of(header: Header) -> str | None:
         if any(rename(key) == _SIGNS[part][0] for key in header.tensors):
             return None if part == "vae" and not _is_own_vae(header) else part
     return None
+
+
+def is_tower(header: Header) -> bool:
+    """Return whether a file with this header is the vision tower of Qwen2.5-VL alone, as llama.cpp has it."""
+    return gguf.architecture(header) == qwen_vl_vision.MMPROJ and header.metadata.get(_PROJECTOR) == "qwen2.5vl_merger"
 
 
 def _is_own_vae(header: Header) -> bool:

@@ -18,7 +18,7 @@ from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
@@ -234,8 +234,7 @@ def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:
 
 def _ldm_file(path: Path) -> SingleFile | None:
     """Open the file `path` if it has ldm names; else return None."""
-    header = read_header(path)
-    header.file.close()
+    header = peek(path)
     return single_file.open_file(path) if single_file.is_single_file(header.tensors) else None
 
 

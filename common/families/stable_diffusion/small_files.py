@@ -6,7 +6,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.checkpoint import facts
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 TOKENIZER = "tokenizer_config.json"
@@ -14,8 +14,7 @@ TOKENIZER = "tokenizer_config.json"
 
 def small_files(checkpoint: Checkpoint) -> dict[str, object]:
     """Return JSON by its path, for the model in the file `checkpoint.source`; of tokenizers all but the vocabulary."""
-    header = read_header(checkpoint.source)
-    header.file.close()
+    header = peek(checkpoint.source)
     predicts = {name: key for key, name in single_file.PREDICTIONS.items()}[checkpoint.scheduler.prediction_type]
     detected = single_file.detect(header, predicts)
     scheduler = single_file.scheduler_fields(detected)

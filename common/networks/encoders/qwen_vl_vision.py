@@ -30,13 +30,33 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model, qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
 from qwenimg.common.numbers import rope
+from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses, as_stored
 
 CHANNELS = 3
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 PREFIX = "visual."
+MMPROJ = "clip"  # the architecture of llama.cpp's files of a vision tower alone
 _PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
+_MMPROJ_KEY = re.compile(
+    r"(?:v\.(?:blk\.(?P<layer>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\.(?P<leaf>weight(?:\.1)?|bias)"
+)
+_MMPROJ = {  # llama.cpp's names of layers, in files called mmproj
+    "patch_embd": "patch_embed.tap",
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_q": "attn.q",
+    "attn_k": "attn.k",
+    "attn_v": "attn.v",
+    "attn_out": "attn.proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ln": "merger.ln_q",
+    "mm.0": "merger.mlp.0",
+    "mm.2": "merger.mlp.2",
+}
 _NAMES = {  # of vision_config: of the configuration here
     "depth": "vision_depth",
     "hidden_size": "vision_width",
@@ -165,7 +185,20 @@ def rename(key: str) -> str | None:
     for prefix in _PREFIXES:
         if key.startswith(prefix):
             return PREFIX + key.removeprefix(prefix)
+    match = _MMPROJ_KEY.fullmatch(key) if key.startswith(("v.", "mm.")) else None
+    if match is not None and match["part"] in _MMPROJ:
+        block = f"blocks.{match['layer']}." if match["layer"] else ""
+        return f"{PREFIX}{block}{_MMPROJ[match['part']]}.{match['leaf']}"
     return qwen_vl.rename(key)
+
+
+def joins(manifest: Manifest) -> Joins:
+    """Return the weights that a file for llama.cpp has in several tensors: q, k and v apart, and the taps in time."""
+    tap = f"{PREFIX}patch_embed.tap.weight"
+    fused = {
+        name: Join(tuple(name.replace("qkv", part) for part in "qkv")) for name in manifest if ".attn.qkv." in name
+    }
+    return fused | {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
 
 
 # A picture
@@ -237,6 +270,8 @@ NETWORK = replace(
     used=used,
     fields=fields,
     rename=rename,
+    joins=joins,
+    architectures=qwen_vl.NETWORK.architectures | {MMPROJ},
     traced=(
         *(block for block in qwen_vl.NETWORK.traced if block.name == "layer"),
         Block(name="vision", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),

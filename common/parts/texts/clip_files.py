@@ -14,7 +14,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek, read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.parts import ldm_keys
@@ -70,8 +70,7 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
         config = read_config(clip.NETWORK, path)
         name = _slot(checkpoint, config.hidden_size, path)
         return name, open_component(clip.NETWORK, path, config, name)
-    header = read_header(path)
-    header.file.close()
+    header = peek(path)
     layout = find(header.tensors)
     if layout is None:
         raise bad(path, NO_CLIP)

@@ -10,7 +10,7 @@ from typing import Any
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.formats import gguf
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.encoders.t5 import T5Config
@@ -41,8 +41,7 @@ def is_t5(path: Path) -> bool:
     """Return whether the text encoder in a folder or file is T5. Raises ModelError for a file that cannot be read."""
     if is_folder(path):
         return is_file(path / "config.json") and read_json(path / "config.json").get("model_type") == t5.MODEL_TYPE
-    header = read_header(path)
-    header.file.close()
+    header = peek(path)
     return prefix_of(header.tensors) is not None and clip_files.find(header.tensors) is None
 
 
@@ -50,8 +49,7 @@ def open_t5(path: Path, title: str, *, whole: bool = False) -> Component:
     """Open the T5 encoder in the folder or file `path`; `title` is its name in messages. Raises ModelError."""
     if is_folder(path):
         return open_component(t5.NETWORK, path, read_config(t5.NETWORK, path), title, whole=whole)
-    header = read_header(path)
-    header.file.close()
+    header = peek(path)
     prefix = prefix_of(header.tensors)
     if prefix is None:
         raise bad(path, f"holds no T5 encoder: it lacks {_FIRST}")
