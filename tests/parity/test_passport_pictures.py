@@ -14,13 +14,13 @@ import pytest
 import qwenimg
 from qwenimg.common.base.config import exactly
 from qwenimg.common.families.qwen_image import references
-from qwenimg.common.families.qwen_image.edit_texts import EditTexts
 from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.parity import check, record, summary
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.passport.passport_schema import AskedJson
 from qwenimg.common.parity.sample import SEEN, called
+from qwenimg.common.parts.texts.picture_texts import PictureTexts
 
 ASKED: dict[str, Any] = {
     "prompt": "make it winter", "width": 32, "height": 48, "steps": 2, "seed": 0, "guidance": 4.0,
@@ -79,8 +79,8 @@ def first_picture_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def pictures_exchanged_in_the_prompt(patch: pytest.MonkeyPatch) -> None:
-    fill = EditTexts.fill
-    patch.setattr(EditTexts, "fill", lambda own, prompt: fill(own, replace(prompt, pictures=prompt.pictures[::-1])))
+    fill = PictureTexts.fill
+    patch.setattr(PictureTexts, "fill", lambda own, prompt: fill(own, replace(prompt, pictures=prompt.pictures[::-1])))
 
 
 FAULTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {

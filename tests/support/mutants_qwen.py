@@ -149,7 +149,7 @@ def padded_on_the_other_side(patch: Patch) -> None:
 
 
 def no_post_quant_conv(patch: Patch) -> None:
-    owner = patch.backend.network("qwen_vae").QwenImageVAE
+    owner = patch.backend.network("qwen_vae").QwenVAE
     patch.set(owner, "decode", lambda model, z, *sides: model.decoder(z, *sides))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.backends.torch.networks.vaes.qwen_vae import QwenImageVAE
+from qwenimg.backends.torch.networks.vaes.qwen_vae import QwenVAE
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.parts.vae import decodes
@@ -48,12 +48,12 @@ class VAEStage:
     def __init__(self, config: TrainConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device, self.tell = config, device, tell
         self.vae = train_folder.vae_config(config.size)
-        self.model = QwenImageVAE(self.vae)
+        self.model = QwenVAE(self.vae)
         torch.manual_seed(config.seed)
         initialise_vae(self.model, self.vae.z_dim)
         if config.init is not None:
             found, plan = train_folder.read_vae(config.init / "vae")
-            self.vae, self.model = found, fresh(QwenImageVAE(found), plan)
+            self.vae, self.model = found, fresh(QwenVAE(found), plan)
         self.model.to(device).train()
 
     def blocks(self) -> list[torch.nn.Module]:
@@ -91,7 +91,7 @@ class VAEStage:
 
     def write(self, weights: Mapping[str, Tensor]) -> None:
         """Measures the latents with the weights as they are stored, and writes the folder vae/."""
-        model = QwenImageVAE(self.vae)
+        model = QwenVAE(self.vae)
         model.load_state_dict({name: value.cpu().bfloat16().float() for name, value in weights.items()})
         mean, std, psnr = measure(model.eval(), pictures(self.config.seed, MEASURED, MEASURED_SIZE))
         if not all(map(math.isfinite, (*mean, *std, psnr))):
@@ -100,7 +100,7 @@ class VAEStage:
         train_folder.write_vae(self.config.out / "vae", self.vae, weights, mean, std)
 
 
-def initialise_vae(model: QwenImageVAE, z_dim: int) -> None:
+def initialise_vae(model: QwenVAE, z_dim: int) -> None:
     """Convolutions that keep the size of what they get, without biases, and residual updates that start small.
 
     As torch's layers start, each shrinks its input and adds a bias, and after a dozen of them little of the picture
@@ -137,7 +137,7 @@ def fresh(model: Model, plan: LoadPlan) -> Model:
 
 
 @torch.inference_mode()
-def measure(model: QwenImageVAE, images: Float32) -> tuple[list[float], list[float], float]:
+def measure(model: QwenVAE, images: Float32) -> tuple[list[float], list[float], float]:
     """Mean and deviation of each latent channel, as sampled, and the PSNR of the reconstructions in dB.
 
     The deviation has the posterior's variance in it, so a channel that carries nothing is not blown up to 1."""
@@ -162,7 +162,7 @@ class Encoder:
     def __init__(self, folder: Path, device: torch.device):
         self.device = device
         self.config, plan = train_folder.read_vae(folder)
-        self.model = load.empty(lambda: QwenImageVAE(self.config))
+        self.model = load.empty(lambda: QwenVAE(self.config))
         wanted = plan.only(lambda name: not decodes(name))
         load.fill(self.model, wanted.stored(bases(KIND)["fp32"]), device)
         plan.close()
