@@ -66,8 +66,9 @@ def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, works
 
 
 def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace) -> int:
-    """Return the peak bytes of encoding `pixels` pixels, without weights, in a first level of `width` channels."""
-    return int((workspace.conv_inputs + workspace.conv_outputs) * width * pixels * itemsize)
+    """Return the peak bytes of encoding `pixels` pixels, without weights, in a first level of `width` channels: a
+    convolution there, and the image in four copies of three channels."""
+    return int(((workspace.conv_inputs + workspace.conv_outputs) * width + 4 * 3) * pixels * itemsize)
 
 
 def convolutions(config: VAEConfig, height: int, width: int) -> Iterator[tuple[int, int]]:

@@ -65,10 +65,11 @@ class QwenImage(FlowModel):
     def steps(self, request: Request, plan: SamplingPlan, shape: Shape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
-        pixels = sum(rows * columns for rows, columns in [shape, *self.reference_shapes(request)])  # of latents
-        tokens = pixels // self.config.patch_size**2
+        seen = sum(rows * columns for rows, columns in self.reference_shapes(request)) // self.config.patch_size**2
+        tokens = shape[0] * shape[1] // self.config.patch_size**2 + seen
         count, longest = len(branches), tokens + max(lengths)
-        cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
+        more = memory.reference_bytes(self.config, count, seen, tokens)
+        more += memory.kept_bytes(self.config, count, tokens) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
         denoise = Stage(
             name="denoise",
@@ -76,7 +77,7 @@ class QwenImage(FlowModel):
             component=self.checkpoint["transformer"],
             splits=tuple(
                 Split(
-                    activations=self._step_bytes(size, longest) + cache,
+                    activations=self._step_bytes(size, longest) + more,
                     size=size,
                     passes=plan.passes(branches, size),
                 )

@@ -13,7 +13,7 @@ from typing import Any
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
 from qwenimg.common.parity.passport.passport import MAX_GAIN
-from qwenimg.common.parity.sample import SEEN, called
+from qwenimg.common.parity.sample import called
 from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
 from qwenimg.common.prompts.check import check_said
@@ -156,7 +156,7 @@ class AskedJson:
     negative_prompt: str | None = None
     guidance: float | None = None
     lora_mode: str | None = None
-    pictures: int | None = field(default=None, metadata={"min": 1, "max": len(SEEN)})
+    pictures: int | None = field(default=None, metadata={"min": 1, "max": 2})
 
     def __post_init__(self) -> None:
         asked = called(self.said())
