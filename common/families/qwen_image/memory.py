@@ -21,12 +21,6 @@ def reference_bytes(config: QwenDiTConfig, branches: int, seen: int, tokens: int
     return (branches * seen + rows) * config.dim * 4
 
 
-def kept_bytes(config: QwenDiTConfig, branches: int, tokens: int) -> int:
-    """Return the bytes that a step cache keeps for `branches` of `tokens` image tokens: for each branch the output of
-    the deeper blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
-    return (branches + 3) * tokens * config.dim * 4
-
-
 def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:
     """Return the bytes of a schedule's modulation: twelve vectors for each block and step. `plan` is the transformer's
     as it is in memory."""

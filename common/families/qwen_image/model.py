@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.families.qwen_image.edit_texts import EditTexts
 from qwenimg.common.families.qwen_image.variants import QwenVariant
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
@@ -69,7 +69,7 @@ class QwenImage(FlowModel):
         tokens = shape[0] * shape[1] // self.config.patch_size**2 + seen
         count, longest = len(branches), tokens + max(lengths)
         more = memory.reference_bytes(self.config, count, seen, tokens)
-        more += memory.kept_bytes(self.config, count, tokens) if request.caches else 0
+        more += kept_bytes(self.config.dim, [tokens] * count) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
         denoise = Stage(
             name="denoise",
