@@ -18,7 +18,7 @@ import gc
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from doc_tables import DOCS
 from wide_checkpoint import write
 
 import qwenimg.backends
+from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.precision import KIND
-from qwenimg.common.networks.encoders import clip, qwen_vl
+from qwenimg.common.networks.encoders import clip, qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, qwen_vae
 from qwenimg.common.precision.precision import bases
@@ -43,6 +45,8 @@ BASES = bases(KIND)
 POLICIES = {"fp32": (BASES["fp32"],), "bf16": (BASES["bf16"], BASES["bf16-plain"])}
 SD_VAE = kl_vae.KLVAEConfig(block_out_channels=(128, 256, 512, 512), layers_per_block=2)
 TWO_LAYERS = qwen_vl.QwenVLConfig(num_hidden_layers=2, vocab_size=8192)
+TWO_VISION_LAYERS = QwenVLVisionConfig(vision_depth=2, full_layers=(1,), num_hidden_layers=1, vocab_size=64)
+SEEN = 392  # pixels of a side of a picture for the vision tower
 TOKENS, CHUNKS = 128, 2  # of the prompt's template and words; CLIP's two branches of 77 each
 
 
@@ -69,6 +73,7 @@ def cases(side: int) -> dict[str, Case]:
         **_vae("qwen-vae", "Qwen-Image's VAE", side, qwen_vae.QwenVAEConfig()),
         **_vae("sd-vae", "Stable Diffusion's VAE", side, SD_VAE),
         "qwen-vl": _text(TWO_LAYERS),
+        "qwen-vision": _vision(TWO_VISION_LAYERS),
         "clip": _clip(clip.VIT_L),
     }
 
@@ -131,6 +136,32 @@ def _text(config: qwen_vl.QwenVLConfig) -> Case:
     )
 
 
+def _vision(config: QwenVLVisionConfig) -> Case:
+    """The vision tower alone, of two layers: one attends within windows."""
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as theirs
+
+    vision = qwen_vl_vision.described(config)["vision_config"]
+    side = SEEN // config.patch_size
+    tower = replace(qwen_vl_vision.NETWORK, manifest=_tower)
+    return Case(
+        title="Qwen2.5-VL's vision tower, two layers",
+        size=f"{SEEN}x{SEEN}",
+        network=tower,
+        config=config,
+        given=exact(np.random.default_rng(7).standard_normal((side**2, config.patch_values))),
+        peer=lambda: theirs.Qwen2_5_VisionTransformerPretrainedModel._from_config(
+            theirs.Qwen2_5_VLVisionConfig(**vision)
+        ),
+        theirs=lambda model, x: model(x, grid_thw=torch.tensor([[1, side, side]])).pooler_output[None],
+        ours=lambda encoder, x: encoder.slots(x, side, side),
+    )
+
+
+def _tower(config: QwenVLVisionConfig) -> Manifest:
+    manifest = qwen_vl_vision.manifest(config)
+    return {name: shape for name, shape in manifest.items() if name.startswith(qwen_vl_vision.PREFIX)}
+
+
 def _clip(config: clip.CLIPConfig) -> Case:
     import transformers
 
@@ -164,8 +195,10 @@ def peer_arm(case: Case, file: Path, dtype: torch.dtype) -> Arm:
     with torch.device("meta" if "VAE" in case.title else "cpu"):  # without first values, where no buffer is made
         model = case.peer().eval().requires_grad_(False)
     prefix = "text_model." if any(name.startswith("text_model.") for name in model.state_dict()) else ""
+    tower = qwen_vl_vision.PREFIX
     with safe_open(file, framework="pt") as stored:
-        weights = {prefix + key: stored.get_tensor(key).to(dtype) for key in stored.keys()}  # noqa: SIM118
+        keys = stored.keys()
+        weights = {prefix + key.removeprefix(tower): stored.get_tensor(key).to(dtype) for key in keys}
     model.load_state_dict(weights, assign=True)
     given = torch.from_numpy(case.given)
     given = given.to(dtype) if given.is_floating_point() else given
@@ -222,7 +255,10 @@ def show(table: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "chosen", nargs="*", default=[""], help="starts of names: qwen-vae, qwen-vae-decode, sd-vae, qwen-vl, clip"
+        "chosen",
+        nargs="*",
+        default=[""],
+        help="starts of names: qwen-vae, qwen-vae-decode, sd-vae, qwen-vl, qwen-vision, clip",
     )
     parser.add_argument("--side", type=int, default=512, help="pixels of a side of the pictures")
     parser.add_argument("--runs", type=int, default=5, help="of every arm, after one that is not counted")

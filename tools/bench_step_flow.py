@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -34,12 +35,15 @@ from qwenimg.common.networks.denoisers import (
     flux2_dit,
     flux_conditioning,
     flux_dit,
+    qwen_conditioning,
+    qwen_dit,
     sd3_conditioning,
     sd3_dit,
     zimage_conditioning,
     zimage_dit,
 )
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import packing
@@ -143,6 +147,24 @@ def _zimage_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
     )
 
 
+# Qwen-Image-Edit-2511, which sees two pictures like the latents
+
+
+def _edit_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    shape, tokens = (1, latents.shape[2] // 2, latents.shape[3] // 2), _tokens(latents)
+    time = torch.full((1,), SIGMA, device=text.device, dtype=text.dtype)
+    x, seen = torch.cat([tokens] * 3, dim=1), [[shape] * 3]
+    more = {"encoder_hidden_states_mask": None, "return_dict": False}
+    return lambda: model(x, text, timestep=time, img_shapes=seen, **more)[0][:, : tokens.shape[1]]
+
+
+def _edit_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    shape, tokens = (1, latents.shape[2] // 2, latents.shape[3] // 2), engine.array(packing.pack(latents))
+    modulation = component.modulate(qwen_conditioning.time_rows(component.config, [1000 * SIGMA], "float32"))
+    condition = component.condition([engine.array(text)], [shape] * 3, [tokens] * 2)
+    return lambda: component.predict(tokens, (modulation, 0), condition), lambda y: engine.numpy(y)
+
+
 def _tokens(latents: Any) -> Any:
     """[1 C h w] -> [1 L 4C], as FLUX.1 packs them."""
     c, h, w = latents.shape[1:]
@@ -166,7 +188,13 @@ def cases() -> dict[str, Case]:
     zimage = replace(z_image.transformer(), n_layers=2, n_refiner_layers=1)
     medium = SD3Config(num_layers=2, dual_attention_layers=(0,), qk_norm="rms_norm", pos_embed_max_size=384)
     dev = FluxConfig(num_layers=1, num_single_layers=1, guidance_embeds=True)
+    edit = QwenDiTConfig(num_layers=2, zero_cond_t=True)
     return {
+        "edit": Case(
+            family="qwen-image", network=qwen_dit.NETWORK, config=edit, oracle="QwenImageTransformer2DModel",
+            embedding="time_text_embed.time_proj", text=edit.joint_attention_dim, pooled=1, theirs=_edit_theirs,
+            ours=_edit_ours,
+        ),
         "z-image": Case(
             family="z-image", network=zimage_dit.NETWORK, config=zimage, oracle="ZImageTransformer2DModel",
             embedding="t_embedder", text=zimage.cap_feat_dim, pooled=1, theirs=_zimage_theirs, ours=_zimage_ours,
@@ -207,12 +235,21 @@ def oracle(case: Case, file: Path, dtype: torch.dtype, device: str) -> Any:
     from safetensors import safe_open
 
     fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(case.config).items()}
+    if case.family == "qwen-image":
+        known = inspect.signature(getattr(diffusers, case.oracle)).parameters
+        fields = {name: value for name, value in fields.items() if name in known}
     with torch.device("meta"):
         model = getattr(diffusers, case.oracle)(**fields)
     with safe_open(file, framework="pt", device=device) as stored:
         tensors = {key: stored.get_tensor(key).to(dtype) for key in stored.keys()}  # noqa: SIM118
     model.load_state_dict(tensors, assign=True)
     maker = model.get_submodule(case.embedding)
+    if case.family == "qwen-image":
+        from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
+
+        model.pos_embed = QwenEmbedRope(theta=10000, axes_dim=list(case.config.axes_dims_rope), scale_rope=True)
+        model.time_text_embed.time_proj = bench_step.ExactTimes()
+        return model.eval()
     setattr(maker, "timestep_embedding" if case.family == "z-image" else "forward", _sinusoids)
     return model.eval()
 
@@ -277,7 +314,7 @@ def measure(case: Case, options: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="z-image, flux, flux2, sd3; all without it")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="edit, z-image, flux, flux2, sd3; all without it")
     parser.add_argument("--tokens", nargs="+", metavar="IMAGE+TEXT", default=["256+40"])
     parser.add_argument("--dtypes", nargs="+", choices=POLICIES, default=["fp32"])
     parser.add_argument("--runs", type=int, default=5, help="of every arm, after one that is not counted")

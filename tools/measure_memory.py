@@ -28,7 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from doc_tables import DOCS, table, write
+from PIL import Image
 from random_flux import write_random_flux
 from random_flux2 import write_random_flux2
 from random_sd import write_random_sd
@@ -38,11 +40,14 @@ from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
 
 from qwenimg.common.base.amounts import parse_max
+from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
+from qwenimg.common.families.qwen_image.variants import EDIT_2511
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 
@@ -55,6 +60,12 @@ VAE = QwenVAEConfig(base_dim=48)
 PROMPT = "a red circle and a small blue square on a white background"
 
 
+# A quarter of the published vision tower's width, and of its layers.
+SEEING = QwenVLVisionConfig(
+    **vars(TEXT), mrope_section=(16, 24, 24), vision_depth=8, vision_width=320, vision_inner=856, vision_heads=4,
+    full_layers=(1, 3, 5, 7),
+)  # fmt: skip
+PICTURE = "seen.png"  # of models that edit one
 # Of more layers, so that two of them are little of it.
 DEEP = replace(DIT, num_layers=24)
 RESULTS, ALLOCATOR = (DOCS / "results" / name for name in ("memory.json", "allocator.json"))
@@ -81,12 +92,18 @@ class Run:
         first = [self.backend, self.model] if self.backend == PRETEND else [self.model, self.backend]
         return "-".join([*first, *(word.lstrip("-") for word in self.options.split()[1:])])
 
+    def words(self, path: Path) -> list[str]:
+        """The options, with the picture in the folder `path`."""
+        return [str(path / PICTURE) if word == PICTURE else word for word in self.options.split()]
+
     def asked(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Keywords to load the model and to draw with."""
         words = self.options.split()
         given = dict(zip(words[::2], words[1::2], strict=True))
+        seen = [str(path / PICTURE)] if given.pop("-i", "") else None
         width, height = map(int, given.pop("--size").split("x"))
         draw: dict[str, Any] = {"prompt": PROMPT, "width": width, "height": height, "steps": 2}
+        draw |= {"image": seen} if seen else {}
         if "--guidance" in given:
             draw["guidance"] = float(given.pop("--guidance"))
         named = {"-q": "quantize"}
@@ -100,6 +117,7 @@ RUNS = (
     Run("qwen", "cpu", "--size 512x512 --precision fp32 --preset memory"),
     Run("qwen", "cpu", "--size 512x384 --precision bf16 --guidance 1"),
     Run("qwen", "mlx", "--size 256x256 --precision fp32"),
+    Run("edit", "cpu", "--size 256x256 --precision fp32 -i seen.png"),
     Run("qwen", "mlx", "--size 128x128 --precision fp32 -q 4"),
     Run("flux", "cpu", "--size 512x512 --precision fp32"),
     Run("flux", "cpu", "--size 512x512 --precision fp32 -q 8"),
@@ -206,10 +224,12 @@ print(json.dumps({"idle": idle, "stages": {name: peak - idle for name, peak in p
 """
 
 
-def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16") -> None:
-    """Of published proportions, narrower and of fewer layers; model_index.json is written last."""
+def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16", text: QwenVLConfig = TEXT) -> None:
+    """Of published proportions, narrower and of fewer layers; model_index.json is written last. text: a text encoder
+    with a vision tower makes it Qwen-Image-Edit-2511."""
     heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
-    keys = {f"model.{key}": shape for key, shape in qwen_vl.manifest(TEXT).items()}
+    network = qwen_vl_vision if (edits := isinstance(text, QwenVLVisionConfig)) else qwen_vl
+    keys = {network.NETWORK.published(key): shape for key, shape in network.manifest(text).items()}
     for name, config, manifest, stem in (
         (
             "transformer",
@@ -218,14 +238,18 @@ def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16") -> None:
             "diffusion_pytorch_model",
         ),
         ("vae", {"_class_name": qwen_vae.CLASS_NAME} | vars(VAE), qwen_vae.manifest(VAE), "diffusion_pytorch_model"),
-        ("text_encoder", heading | vars(TEXT), keys, "model"),
+        ("text_encoder", heading | network.NETWORK.written(text), keys, "model"),
     ):
         write_weights(folder / name / f"{stem}.safetensors", manifest, dtype)
         (folder / name / "config.json").write_text(json.dumps(config))
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
-    (folder / "model_index.json").write_text(json.dumps(INDEX))
+    if edits:
+        random_pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+        Image.fromarray(random_pixels).save(folder / PICTURE)
+    pipeline = (EDIT_2511 if edits else variants.TEXT).pipeline
+    (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": pipeline}))
 
 
 def made(folder: Path, model: str) -> Path:
@@ -233,6 +257,8 @@ def made(folder: Path, model: str) -> Path:
     if not (path / "model_index.json").exists():
         if model in ("qwen", "deep"):
             write_qwen(path, DIT if model == "qwen" else DEEP)
+        elif model == "edit":
+            write_qwen(path, replace(DIT, zero_cond_t=True), text=SEEING)
         elif model == "z-image":
             write_random_zimage(path)
         elif model == "flux":
@@ -250,7 +276,7 @@ COMMAND = "import sys; from qwenimg.cli.main import run; sys.exit(run(sys.argv[1
 
 
 def planned(path: Path, run: Run) -> dict[str, Any]:
-    options = [*run.options.split(), "--backend", run.backend, "--steps", "2", "-p", PROMPT, "--json"]
+    options = [*run.words(path), "--backend", run.backend, "--steps", "2", "-p", PROMPT, "--json"]
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, "plan", str(path), *options], capture_output=True, text=True, check=True
     )
@@ -271,7 +297,7 @@ def measured(path: Path, run: Run) -> dict[str, Any]:
 def by_command(path: Path, run: Run) -> int:
     """Return the most bytes of `qwenimg generate` for `run`, over those of the same command with the built-in model."""
     tiny = ["-m", "shapes", "--size", "64x64", "--steps", "1", "--precision", "fp32"]
-    return _highest(run, ["-m", str(path), *run.options.split(), "--steps", "2"]) - _highest(run, tiny)
+    return _highest(run, ["-m", str(path), *run.words(path), "--steps", "2"]) - _highest(run, tiny)
 
 
 def _highest(run: Run, options: Sequence[str]) -> int:

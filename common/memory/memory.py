@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -66,8 +66,16 @@ def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, works
 
 
 def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace) -> int:
-    """Return the peak bytes of encoding `pixels` pixels, without weights, in a first level of `width` channels."""
-    return int((workspace.conv_inputs + workspace.conv_outputs) * width * pixels * itemsize)
+    """Return the peak bytes of encoding `pixels` pixels, without weights, in a first level of `width` channels: a
+    convolution there, and the image in four copies of three channels."""
+    return int(((workspace.conv_inputs + workspace.conv_outputs) * width + 4 * 3) * pixels * itemsize)
+
+
+def kept_bytes(width: int, counts: Sequence[int]) -> int:
+    """Return the bytes that a step cache keeps of a transformer of this `width` for branches of `counts` tokens: for
+    each branch the output of the deeper blocks, for the prompt's the first block's stored and present update and their
+    difference, in float32."""
+    return (sum(counts) + 3 * counts[0]) * width * 4
 
 
 def convolutions(config: VAEConfig, height: int, width: int) -> Iterator[tuple[int, int]]:

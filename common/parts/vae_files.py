@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad, is_folder
-from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys
+from qwenimg.common.parts.authors_names import check_known
 from qwenimg.common.parts.components import component, open_component, read_config
 from qwenimg.common.parts.ldm_configs import behind, stored_vae, vae_config
 from qwenimg.common.runtime.checkpoint import Component
@@ -72,7 +72,5 @@ def _open_ldm(header: Header, prefix: str, like: KLVAEConfig, *, whole: bool) ->
     ignored = tuple(prefix + start for start in _IGNORED)
     others = [key for key in header.tensors if key.startswith(prefix) and not key.startswith(ignored)]
     unknown = [key for key in others if key not in plan.known]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: no VAE as it is published")
+    check_known(path, unknown, "a VAE")
     return component(kl_vae.NETWORK, config, plan, whole=whole)

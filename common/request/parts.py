@@ -29,9 +29,7 @@ _ROWS: dict[str, Option] = {
         call="a folder or file of its weights, or of the UNet's",
         flags=("--unet",),
     ),
-    "text_encoder": replace(
-        _FILE, help="weights of a text encoder; again for each other of SDXL and SD 3, or its mmproj"
-    ),
+    "text_encoder": replace(_FILE, help="weights of a text encoder; again for each other one, and for its mmproj"),
     "text_encoder_2": replace(_FILE, again="text_encoder"),
     "text_encoder_3": replace(_FILE, again="text_encoder"),
     "vae": replace(_FILE, help="weights of the VAE"),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runner import cli
+from encoded import huge_png
 from PIL import Image
 from relative import relative
 from safetensors.torch import load_file, save_file
@@ -323,6 +324,18 @@ def test_no_picture_and_too_many(folder: Path, tiny_edit: dict[str, Path], tiny_
     one = str(tiny_edit["qwen-edit"])
     cli("a ring", "-m", one, "-i", files[0], "-i", files[1], *SHORT).refused(2, "takes one", "qwen-image-edit-2511")
     cli("a ring", "-m", str(tiny_folder), "-i", files[0], "-i", files[1], *SHORT).refused(2, "takes one")
+
+
+def test_pictures_that_do_not_do(folder: Path, tmp_path: Path) -> None:
+    """One that is too narrow or too large, which is refused before it is decoded; transparent parts are told."""
+    narrow, large, layer = (tmp_path / f"{name}.png" for name in ("narrow", "large", "layer"))
+    Image.new("RGB", (1, 4000)).save(narrow)
+    large.write_bytes(huge_png(14_200))
+    Image.new("RGBA", (40, 48), (200, 0, 0, 128)).save(layer)
+    cli("a ring", "-m", str(folder), "-i", str(narrow), *SHORT).refused(2, "1x4000 is too narrow")
+    cli("a ring", "-m", str(folder), "-i", str(large), *SHORT).refused(2, "large.png", "at most 36 megapixels")
+    ran = cli("a ring", "-m", str(folder), "-i", str(layer), *SHORT, "-o", str(tmp_path / "out.png"))
+    assert ran.code == 0 and "layer.png: is transparent in parts; they are taken as white" in ran.err
 
 
 def test_a_plan_needs_no_picture(folder: Path, files: list[str]) -> None:

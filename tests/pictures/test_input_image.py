@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from encoded import huge_png
 from PIL import Image, ImageCms, ImageOps
 
 from qwenimg.common.base.errors import ModelError
@@ -116,16 +117,6 @@ def test_a_mask_without_white_is_told(tmp_path: Path) -> None:
     assert "nothing is drawn anew" in read_mask(tmp_path / "m.png", PIXELS)[1][-1]
 
 
-def _huge_png(side: int) -> bytes:
-    """A file of a few bytes that claims to have `side` x `side` pixels."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
 def _saved(kind: str) -> bytes:
     out = io.BytesIO()
     Image.fromarray(PIXELS).save(out, format=kind)
@@ -138,8 +129,8 @@ def _saved(kind: str) -> bytes:
         (b"", "is no PNG, JPEG, WebP, BMP, GIF or TIFF picture; convert"),
         (b"\x00" * 64, "is no PNG, JPEG, WebP, BMP, GIF or TIFF picture; convert"),
         (_saved("PNG")[:60], "cannot be read as a PNG, JPEG, WebP"),
-        (_huge_png(9_000), "9000x9000; at most 36 megapixels"),
-        (_huge_png(60_000), "at most 36 megapixels"),
+        (huge_png(9_000), "9000x9000; at most 36 megapixels"),
+        (huge_png(60_000), "at most 36 megapixels"),
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, raw: bytes, message: str) -> None:

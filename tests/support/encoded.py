@@ -1,8 +1,9 @@
-"""What tests of several rooms share of `test_encode`."""
+"""What tests of several rooms share of `test_encode` and `test_input_image`."""
 
 from __future__ import annotations
 
 import struct
+import zlib
 
 
 def exif(*entries: tuple[int, int, int, bytes], order: str = "<", sub: bytes = b"") -> bytes:
@@ -24,3 +25,13 @@ def jpeg(*segments: tuple[int, bytes]) -> bytes:
     """A JPEG up to where its pixels would be."""
     body = b"".join(struct.pack(">BBH", 0xFF, kind, len(data) + 2) + data for kind, data in segments)
     return b"\xff\xd8" + body + b"\xff\xda\0\x02"
+
+
+def huge_png(side: int) -> bytes:
+    """A file of a few bytes that claims to have `side` x `side` pixels."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")

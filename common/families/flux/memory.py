@@ -14,12 +14,6 @@ def step_peak(config: FluxConfig, tokens: int) -> int:
     return tokens * config.dim * 48
 
 
-def kept_bytes(config: FluxConfig, branches: int, tokens: int) -> int:
-    """Return the bytes that a step cache keeps for `branches` of `tokens` image tokens: for each branch the output of
-    the deeper blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
-    return (branches + 3) * tokens * config.dim * 4
-
-
 def modulation_rows(config: FluxConfig, plan: LoadPlan, rows: int) -> int:
     """Return the bytes of so many rows of modulation: twelve vectors for each block of two streams, three for each of
     one, and two. `plan` is the transformer's as it is in memory."""

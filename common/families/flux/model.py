@@ -16,7 +16,7 @@ import numpy as np
 from qwenimg.common.families.flux import few_steps, lora_names, memory, references
 from qwenimg.common.families.flux.texts import FluxTexts
 from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
@@ -101,7 +101,7 @@ class Flux(FlowModel):
         longest = tokens + max(lengths)
         score_bytes = scores(self.config.num_attention_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
-        activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         operations = [memory.step_operations(self.config, longest)] * len(branches)
         denoise = self.denoising(plan, branches, activations, operations, checked=kept)
         if kept:

@@ -14,13 +14,6 @@ def step_peak(config: Flux2Config, tokens: int) -> int:
     return tokens * widths * 4
 
 
-def kept_bytes(config: Flux2Config, branches: int, tokens: int) -> int:
-    """Return the bytes that a step cache keeps for `branches` of `tokens` image and reference tokens: for each branch
-    the output of the deeper blocks, for the prompt's the first block's stored and present update and their difference,
-    in float32."""
-    return (branches + 3) * tokens * config.dim * 4
-
-
 def step_operations(config: Flux2Config, tokens: int) -> float:
     """Count the operations of one prediction for `tokens`: for each token and block the projections of attention, four
     squares of the width, and of the feed-forward, and attention to all tokens."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import inf
 
 from qwenimg.common.families.flux2 import lora_names, memory, references
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers.flux2_conditioning import time_rows
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import PATCH
@@ -106,7 +106,7 @@ class Flux2(FlowModel):
         counts = [tokens + length for length in lengths]
         score_bytes = scores(self.config.num_attention_heads, 1, max(counts), self.engine.workspace.score_bytes)
         activations = memory.step_peak(self.config, max(counts)) + score_bytes
-        cache = memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        cache = kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         return [self.denoising(plan, branches, self.runtime.call_bytes(component, activations) + cache, operations)]
 

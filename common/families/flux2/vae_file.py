@@ -8,13 +8,13 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad, is_folder
-from qwenimg.common.base.text import clean
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.networks.vaes.flux2_vae import STATISTICS, Flux2VAEConfig
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys, vae_files
+from qwenimg.common.parts.authors_names import check_known
 from qwenimg.common.parts.components import component, open_component, read_config
 from qwenimg.common.parts.ldm_configs import behind, stored_vae, vae_config
 from qwenimg.common.runtime.checkpoint import Component
@@ -59,9 +59,7 @@ def _open_ldm(header: Header, like: Flux2VAEConfig, *, whole: bool) -> Component
     places = {name: _inside(place, header.tensors) for name, place in ldm_keys.vae_places(manifest, config, "").items()}
     plan = plan_places(header, "vae", places, stored_vae(header, places, manifest), network.uses(config))
     unknown = [key for key in header.tensors if key not in plan.known and key != _COUNTER]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
-        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: no VAE as it is published")
+    check_known(path, unknown, "a VAE")
     return component(network, config, plan, whole=whole)
 
 

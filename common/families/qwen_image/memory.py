@@ -13,10 +13,12 @@ def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
     return branches * tokens * config.dim * 40
 
 
-def kept_bytes(config: QwenDiTConfig, branches: int, tokens: int) -> int:
-    """Return the bytes that a step cache keeps for `branches` of `tokens` image tokens: for each branch the output of
-    the deeper blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
-    return (branches + 3) * tokens * config.dim * 4
+def reference_bytes(config: QwenDiTConfig, branches: int, seen: int, tokens: int) -> int:
+    """Return the bytes of a step beside those of `step_peak` for a model that sees images of `seen` of the image
+    `tokens`: the start of their stream for each of `branches`; and if it sees them at timestep 0, six vectors of
+    modulation for each image token."""
+    rows = 6 * tokens if config.zero_cond_t and seen else 0
+    return (branches * seen + rows) * config.dim * 4
 
 
 def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:

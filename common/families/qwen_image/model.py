@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
 from qwenimg.common.families.qwen_image.variants import QwenVariant
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
@@ -66,10 +66,11 @@ class QwenImage(FlowModel):
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
-        latents = sum(one.count for one in [shape, *self.reference_shapes(request)])
-        tokens = latents // self.config.patch_size**2
+        seen = sum(one.count for one in self.reference_shapes(request)) // self.config.patch_size**2
+        tokens = shape.count // self.config.patch_size**2 + seen
         count, longest = len(branches), tokens + max(lengths)
-        cache = memory.kept_bytes(self.config, count, tokens) if request.caches else 0
+        more = memory.reference_bytes(self.config, count, seen, tokens)
+        more += kept_bytes(self.config.dim, [tokens] * count) if request.caches else 0
         operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
         denoise = Stage(
             name="denoise",
@@ -77,7 +78,7 @@ class QwenImage(FlowModel):
             component=self.checkpoint["transformer"],
             splits=tuple(
                 Split(
-                    activations=self._step_bytes(size, longest) + cache,
+                    activations=self._step_bytes(size, longest) + more,
                     size=size,
                     passes=plan.passes(branches, size),
                 )

@@ -13,12 +13,6 @@ def step_peak(config: SD3Config, tokens: int) -> int:
     return tokens * config.dim * 40
 
 
-def kept_bytes(config: SD3Config, branches: int, tokens: int) -> int:
-    """Return the bytes that a step cache keeps for `branches` of `tokens` image tokens: for each branch the output of
-    the deeper blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
-    return (branches + 3) * tokens * config.dim * 4
-
-
 def modulation_rows(config: SD3Config, plan: LoadPlan, rows: int) -> int:
     """Return the bytes of a modulation of `rows` rows, a timestep of a prompt each: six vectors for each stream of each
     block, and three more for a second attention. `plan` is the transformer's as it is in memory."""

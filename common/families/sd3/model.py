@@ -12,7 +12,7 @@ from math import nextafter
 
 from qwenimg.common.families.sd3 import lora_names, memory
 from qwenimg.common.families.sd3.texts import SD3Texts
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers.sd3_conditioning import time_rows, window
 from qwenimg.common.networks.denoisers.sd3_dit import PATCH, SD3Config
 from qwenimg.common.numbers import sizes
@@ -85,7 +85,7 @@ class SD3(FlowModel):
         component = self.checkpoint["transformer"]
         score_bytes = scores(self.config.num_attention_heads, 1, tokens + text, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, tokens + text) + score_bytes)
-        activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         key, operations = self._key(request, plan), [memory.step_operations(self.config, tokens, text)] * len(branches)
         denoise = self.denoising(plan, branches, activations, operations, checked=self.modulations.has(key))
         if self.modulations.has(key):

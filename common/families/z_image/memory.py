@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 
 
@@ -12,12 +10,6 @@ def step_peak(config: ZImageConfig, tokens: int) -> int:
 
     Each token has two residuals, q, k and v in float32, and the feed-forward's two times 8/3 widths."""
     return tokens * config.dim * 42
-
-
-def kept_bytes(config: ZImageConfig, counts: Sequence[int]) -> int:
-    """Return the bytes that a step cache keeps for branches of so many tokens: for each branch the output of the deeper
-    blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
-    return (sum(counts) + 3 * counts[0]) * config.dim * 4
 
 
 def step_operations(config: ZImageConfig, tokens: int) -> float:

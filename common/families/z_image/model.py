@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.z_image import lora_names, memory
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
 from qwenimg.common.numbers import packing, sizes
@@ -78,7 +78,7 @@ class ZImage(FlowModel):
         component, longest = self.checkpoint["transformer"], max(counts)
         score_bytes = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
-        activations += memory.kept_bytes(self.config, counts) if request.caches else 0
+        activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         return [self.denoising(plan, branches, activations, operations)]
 

@@ -9,6 +9,8 @@ from dataclasses import fields
 from typing import Any
 
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.shape import Manifest
+from qwenimg.common.networks import params
 
 LLAMA_CPP = {
     "token_embd": "embed_tokens",
@@ -34,6 +36,24 @@ def from_llama_cpp(key: str, names: Mapping[str, str] = LLAMA_CPP) -> str:
         return key
     layer = f"layers.{match['layer']}." if match["layer"] else ""
     return f"{layer}{names[match['part']]}.{match['leaf']}"
+
+
+def manifest(config: Any, attention: Manifest) -> Manifest:
+    """Return the shape of every tensor of a language model, by its key behind the file's prefix. attention: those of
+    one layer's attention; config: has the sizes."""
+    layer = params.merge(
+        params.norm("input_layernorm", config.hidden_size),
+        params.under("self_attn", attention),
+        params.norm("post_attention_layernorm", config.hidden_size),
+        params.linear("mlp.gate_proj", config.intermediate_size, config.hidden_size, bias=False),
+        params.linear("mlp.up_proj", config.intermediate_size, config.hidden_size, bias=False),
+        params.linear("mlp.down_proj", config.hidden_size, config.intermediate_size, bias=False),
+    )
+    return params.merge(
+        {"embed_tokens.weight": (config.vocab_size, config.hidden_size)},
+        params.repeat("layers", config.num_hidden_layers, layer),
+        params.norm("norm", config.hidden_size),
+    )
 
 
 def language_fields(data: Mapping[str, Any], config: type[Any], kind: str) -> dict[str, Any]:

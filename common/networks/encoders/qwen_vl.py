@@ -75,19 +75,7 @@ def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def manifest(config: QwenVLConfig) -> Manifest:
     """Return the shape of every tensor of the language model, by its key behind the file's prefix (see `rename`)."""
-    layer = params.merge(
-        params.norm("input_layernorm", config.hidden_size),
-        params.under("self_attn", _attention(config)),
-        params.norm("post_attention_layernorm", config.hidden_size),
-        params.linear("mlp.gate_proj", config.intermediate_size, config.hidden_size, bias=False),
-        params.linear("mlp.up_proj", config.intermediate_size, config.hidden_size, bias=False),
-        params.linear("mlp.down_proj", config.hidden_size, config.intermediate_size, bias=False),
-    )
-    return params.merge(
-        {"embed_tokens.weight": (config.vocab_size, config.hidden_size)},
-        params.repeat("layers", config.num_hidden_layers, layer),
-        params.norm("norm", config.hidden_size),
-    )
+    return language_model.manifest(config, _attention(config))
 
 
 def rename(key: str) -> str | None:
