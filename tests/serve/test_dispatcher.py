@@ -233,7 +233,7 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
 
     async def first(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for i in range(2):
-            asked.append(order(str(i), kind="job", seeds=(5, 6), image=b"in"))
+            asked.append(order(str(i), kind="job", seeds=(5, 6), images=(b"in", b"two")))
             dispatcher.submit(asked[-1])
         await worker.picture(0)
         for task in dispatcher._tasks:
@@ -241,7 +241,7 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
 
     async def second(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         assert worker.order is not None and (worker.order.id, worker.order.first) == (asked[0].id, 1)
-        assert worker.order.image == b"in" and worker.order.seeds == (5, 6)
+        assert worker.order.images == (b"in", b"two") and worker.order.seeds == (5, 6)
         await worker.picture(1)
         await worker.finish()
         assert worker.order is not None and (worker.order.id, worker.order.first) == (asked[1].id, 0)
