@@ -107,7 +107,7 @@ class DrawingProcess:
         defaults = {key: value for key, value in asdict(pipe.defaults).items() if key != "trained"}
         facts = messages.ModelFacts(
             name=name, family=pipe.family, defaults=defaults, options=tuple(sorted(pipe.model.options)),
-            images=pipe.model.images, unguided=pipe.model.guidance.off,
+            images=pipe.model.images, unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
         )  # fmt: skip
         self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
         try:

@@ -299,7 +299,7 @@ def test_a_mask_is_painted(watched: Watched, server: RunningServer) -> None:
         return share
 
     def stroke(column: float) -> None:
-        x = box["x"] + column * box["width"]
+        x = box["x"] + box["width"] / 2 + (column - 0.5) * min(box["width"], box["height"])  # the picture is a square
         page.mouse.move(x, box["y"] + 1)
         page.mouse.down()
         page.mouse.move(x, box["y"] + box["height"] - 1, steps=4)
