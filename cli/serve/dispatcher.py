@@ -8,8 +8,9 @@ import signal
 import sqlite3
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import fmean
+from typing import Any
 
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Finished, ModelOpened, PictureDrawn, Ready, Settings, Stepped, Unusable
@@ -43,6 +44,7 @@ class Dispatcher:
         self._seconds: deque[float] = deque(maxlen=20)  # of the last orders
         self._deaths: Counter[str] = Counter()  # of workers, by the fingerprints of orders
         self._once_ready = False
+        self.schema: Mapping[str, Any] = {}  # of a request, once a worker is ready
         self.watchers: set[asyncio.Queue[tuple[PictureOrder, Event]]] = set()  # of all jobs
         for order in journal.unfinished():
             order.listener = self._tell
@@ -96,7 +98,7 @@ class Dispatcher:
         self._assign()
 
     def _tell(self, order: PictureOrder, event: Event) -> None:
-        """Hand news of a job to all who watch. One who does not read them is dropped, and asks anew."""
+        """Give news of a job to all who watch. One who does not read them is dropped, and asks anew."""
         for watcher in [*self.watchers]:
             try:
                 watcher.put_nowait((order, event))
@@ -179,7 +181,7 @@ class Dispatcher:
             case ModelOpened():
                 worker.model, worker.headline = message.model, message.headline
             case Ready():
-                worker.state, self._once_ready = "ready", True
+                worker.state, self._once_ready, self.schema = "ready", True, message.schema
                 self.say(f"ready: {worker.headline}")
                 self._assign()
             case Unusable():

@@ -23,6 +23,7 @@ from qwenimg.common.base.safe_files import in_memory
 from qwenimg.common.jobs.pace import PreviewPace, is_due
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import Job, completed, estimated, prepare
+from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class DrawingProcess:
             code, text = failures.report(error)
             self._send(messages.Unusable(exit_code=code, text=text))
             self._orders.get()  # until the end
-        self._send(messages.Ready())
+        self._send(messages.Ready(schema=request_schema()))
         while True:
             self._draw(self._orders.get())
 

@@ -22,7 +22,6 @@ from qwenimg.cli.serve.journal import Journal, Kept
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.jobs.schema import request_schema
 
 MOST = 100  # pictures of a job
 LISTED = 100  # jobs or pictures of one answer
@@ -219,8 +218,10 @@ class JobsApi:
     # For a page
 
     async def schema(self, request: HttpRequest) -> Response:
-        """Send the JSON Schema of the options of a picture."""
-        return JSONResponse(request_schema())
+        """Send the JSON Schema of the options of a picture. Raises Fault."""
+        if not self.dispatcher.schema:
+            raise self.dispatcher.not_ready()
+        return JSONResponse(dict(self.dispatcher.schema))
 
     async def models(self, request: HttpRequest) -> Response:
         """List the served models, with the facts of those that are open."""

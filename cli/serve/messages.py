@@ -80,6 +80,8 @@ class ModelOpened:
 class Ready:
     """The first model is open and has drawn a picture of one step."""
 
+    schema: Mapping[str, Any] = field(default_factory=dict)  # of a request: making it takes 20 MB, which are here
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unusable:

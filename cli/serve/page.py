@@ -11,14 +11,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-FILE = Path(__file__).with_name("page.html")
+_TAGS = ("script", "style")
 
 
 class Page:
     """The route of the page."""
 
     def __init__(self) -> None:
-        self.data = FILE.read_bytes()
+        self.data = file().read_bytes()
         self.policy = policy(self.data.decode())
 
     def routes(self) -> list[Route]:
@@ -30,6 +30,11 @@ class Page:
         return Response(self.data, media_type="text/html; charset=utf-8", headers=headers)
 
 
+def file() -> Path:
+    """Return the file of the page."""
+    return Path(__file__).with_name("page.html")
+
+
 def policy(html: str) -> str:
     """Return the Content-Security-Policy of a page: its own script and style run, and nothing else does; it speaks to
     this server alone, no page frames it, and no text becomes markup."""
@@ -39,9 +44,6 @@ def policy(html: str) -> str:
         "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
-
-
-_TAGS = ("script", "style")
 
 
 def _hash(text: str) -> str:

@@ -292,6 +292,14 @@ def test_many_clients_are_served_or_told_when_to_come_again(server: RunningServe
 
 def test_the_front_stays_small_and_imports_no_framework(server: RunningServer, client: openai.OpenAI) -> None:
     client.images.generate(prompt="a red circle", extra_body=FEW)
+    with server.http as http:  # and all that the page asks for
+        done = until_end(http, http.post("/api/jobs", json={"prompt": "a red circle", **FEW}).json()["id"])
+        kept = f"/api/pictures/{done['pictures'][0]}"
+        file = base64.b64encode(http.get(kept).content).decode()
+        assert http.post("/api/recipe", json={"image": file}).json() == http.get(f"{kept}/options").json()
+        assert Image.open(io.BytesIO(http.get(f"{kept}/thumbnail").content)).format == "JPEG"
+        for path in ("/", "/api/schema", "/api/models", "/api/pictures", "/api/jobs", "/sdapi/v1/samplers"):
+            assert http.get(path).status_code == 200
     maps = Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
         pytest.skip("needs /proc")

@@ -19,7 +19,7 @@ from PIL import Image
 from servers import LONG, RunningServer, until_end
 
 from qwenimg.cli.serve import page as served
-from qwenimg.cli.serve.page import FILE, policy
+from qwenimg.cli.serve.page import file, policy
 
 WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
 SMALL = {"steps": 2, "size": "64x64"}
@@ -32,7 +32,7 @@ LONG_PROMPT = ("x" * 400 + " \U0001f600 ") * 78  # 32,000 characters, some words
 
 
 def test_the_policy_lets_run_what_is_in_the_page_and_nothing_else() -> None:
-    html = FILE.read_text(encoding="utf-8")
+    html = file().read_text(encoding="utf-8")
     assert html.count("<script>") == html.count("<style>") == 1 and len(re.findall(r"<script|<style", html)) == 2
     assert not re.search(r"\son\w+=|\sstyle=|javascript:", html.partition("<script>")[0])
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|Function\(", html)
@@ -47,8 +47,8 @@ def test_the_policy_lets_run_what_is_in_the_page_and_nothing_else() -> None:
 def test_its_headers(server: RunningServer) -> None:
     with server.http as http:
         answer = http.get("/")
-    assert answer.content == FILE.read_bytes() and answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert answer.headers["content-security-policy"] == served.policy(FILE.read_text(encoding="utf-8"))
+    assert answer.content == file().read_bytes() and answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"] == served.policy(file().read_text(encoding="utf-8"))
     assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["cache-control"] == "no-store"
 
 
