@@ -14,6 +14,8 @@ from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.orders import Event, Fault, PictureOrder
 
 ALIVE = 15.0  # seconds without an event, after which a comment keeps the connection open
+PAUSE = 1.0  # the same for the stream of all jobs, which notices then that the server stops
+BEHIND = 500  # events that wait for one reader
 
 
 async def wait(dispatcher: Dispatcher, order: PictureOrder, request: HttpRequest) -> None:
@@ -56,6 +58,21 @@ async def events(order: PictureOrder) -> AsyncGenerator[Event | None, None]:
                 return
     finally:
         order.watchers.discard(watcher)
+
+
+async def all_events(dispatcher: Dispatcher) -> AsyncGenerator[tuple[PictureOrder, Event] | None, None]:
+    """Yield the events of all jobs until the server stops; None after a while without one. It ends for a reader that
+    falls far behind."""
+    watcher: asyncio.Queue[tuple[PictureOrder, Event]] = asyncio.Queue(BEHIND)
+    dispatcher.watchers.add(watcher)
+    try:
+        while watcher in dispatcher.watchers and not dispatcher.is_stopping:
+            try:
+                yield await asyncio.wait_for(watcher.get(), PAUSE)
+            except TimeoutError:
+                yield None
+    finally:
+        dispatcher.watchers.discard(watcher)
 
 
 def event_line(data: Mapping[str, Any], name: str = "") -> str:

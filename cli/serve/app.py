@@ -25,6 +25,7 @@ from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.page import Page
 from qwenimg.cli.serve.sdapi import PREFIX, SdApi, sdapi_answer
 
 CONNECTIONS = 256  # at once
@@ -52,6 +53,7 @@ class Service:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
+            *Page().routes(),
             *ImagesApi(dispatcher, settings, int(time.time())).routes(),
             *JobsApi(dispatcher, dispatcher.journal, settings).routes(),
             *SdApi(dispatcher, settings).routes(),

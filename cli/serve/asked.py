@@ -21,6 +21,7 @@ from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import random_seed
 
 _OURS = {"guidance_scale": "guidance"}  # names of other servers that are no alias on the command line
+IMAGES = 16  # of a request
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 

@@ -8,13 +8,14 @@ import signal
 import sqlite3
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import fmean
+from typing import Any
 
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Finished, ModelOpened, PictureDrawn, Ready, Settings, Stepped, Unusable
 from qwenimg.cli.serve.metrics import Metrics
-from qwenimg.cli.serve.orders import Fault, PictureOrder, State
+from qwenimg.cli.serve.orders import Event, Fault, PictureOrder, State
 from qwenimg.cli.serve.public import public
 from qwenimg.cli.serve.workers import Lost, Worker
 from qwenimg.common.base.errors import QwenimgError
@@ -43,7 +44,10 @@ class Dispatcher:
         self._seconds: deque[float] = deque(maxlen=20)  # of the last orders
         self._deaths: Counter[str] = Counter()  # of workers, by the fingerprints of orders
         self._once_ready = False
+        self.schema: Mapping[str, Any] = {}  # of a request, once a worker is ready
+        self.watchers: set[asyncio.Queue[tuple[PictureOrder, Event]]] = set()  # of all jobs
         for order in journal.unfinished():
+            order.listener = self._tell
             if order.model in settings.models:
                 self.waiting.append(order)
             else:
@@ -84,12 +88,22 @@ class Dispatcher:
         if order.client and mine >= self.settings.share:
             text = f"{mine} requests of yours are waiting already; try again later"
             raise Fault(429, text, kind="rate_limit_error", code="client_limit", after=10.0)
+        self.waiting.append(order)
         if order.is_kept:
             self.journal.add(order)
+            order.listener = self._tell
+            order.tell("state", state=order.state)
         else:
             self._set_timer(order)
-        self.waiting.append(order)
         self._assign()
+
+    def _tell(self, order: PictureOrder, event: Event) -> None:
+        """Give news of a job to all who watch. One who does not read them is dropped, and asks anew."""
+        for watcher in [*self.watchers]:
+            try:
+                watcher.put_nowait((order, event))
+            except asyncio.QueueFull:
+                self.watchers.discard(watcher)
 
     def cancel(self, order: PictureOrder, fault: Fault | None = None) -> None:
         """End an order: at once for its client, after the current step for its worker."""
@@ -167,7 +181,7 @@ class Dispatcher:
             case ModelOpened():
                 worker.model, worker.headline = message.model, message.headline
             case Ready():
-                worker.state, self._once_ready = "ready", True
+                worker.state, self._once_ready, self.schema = "ready", True, message.schema
                 self.say(f"ready: {worker.headline}")
                 self._assign()
             case Unusable():

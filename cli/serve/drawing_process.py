@@ -23,11 +23,15 @@ from qwenimg.common.base.safe_files import in_memory
 from qwenimg.common.jobs.pace import PreviewPace, is_due
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import Job, completed, estimated, prepare
+from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
+    from qwenimg.common.pictures.pixels import Uint8
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Step
+
+THUMBNAIL = 320  # pixels
 
 
 def main(descriptor: int) -> None:
@@ -75,7 +79,7 @@ class DrawingProcess:
             code, text = failures.report(error)
             self._send(messages.Unusable(exit_code=code, text=text))
             self._orders.get()  # until the end
-        self._send(messages.Ready())
+        self._send(messages.Ready(schema=request_schema()))
         while True:
             self._draw(self._orders.get())
 
@@ -103,8 +107,9 @@ class DrawingProcess:
         self._open = name, pipe
         defaults = {key: value for key, value in asdict(pipe.defaults).items() if key != "trained"}
         facts = messages.ModelFacts(
-            name=name, family=pipe.family, defaults=defaults, options=tuple(sorted(pipe.model.options))
-        )
+            name=name, family=pipe.family, defaults=defaults, options=tuple(sorted(pipe.model.options)),
+            images=pipe.model.images, unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
+        )  # fmt: skip
         self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
         try:
             pipe.fit_preview()
@@ -123,7 +128,7 @@ class DrawingProcess:
             wanted = wanted[order.first :]
             if wanted:  # else a server was killed between the last picture and the end of the job
                 _check(pipe, job, wanted[0], order.suffix)
-                prepare(pipe, wanted)
+                prepare(pipe, wanted, job.images)
             for picture in wanted:
                 if order.order in self._halts:
                     break
@@ -154,6 +159,7 @@ class DrawingProcess:
                         messages.PictureDrawn(
                             order=order.order, index=index, data=data, recipe=recipe,
                             seconds=sum(event.timing.values()) or seconds, warnings=(*notes, *event.warnings),
+                            thumbnail=_thumbnail(event.pixels) if order.thumbnail else b"",
                         )
                     )  # fmt: skip
                     return
@@ -200,25 +206,36 @@ class Previews:
         return encode(step.preview(), None, self._suffix)
 
 
+def _thumbnail(pixels: Uint8) -> bytes:
+    """Return a picture of at most THUMBNAIL pixels a side as a JPEG."""
+    from qwenimg.common.pictures.pixels import fit
+    from qwenimg.common.pipeline.encode import encode
+
+    height, width = pixels.shape[:2]
+    share = min(1.0, THUMBNAIL / max(height, width))
+    return encode(fit(pixels, max(1, round(width * share)), max(1, round(height * share))), None, ".jpg")
+
+
 def _picture(order: messages.Draw, index: int) -> Picture:
     asked = {name: order.fields[name] for name in OPTIONS if name in order.fields} | {"seed": order.seeds[index]}
     return Picture(index=index + 1, where="", asked=asked, aspect=order.fields.get("aspect"), path=None)
 
 
 def _job(order: messages.Draw) -> tuple[Job, tuple[str, ...]]:
-    """Decode the order's image and mask, and return them with a line for each conversion. Raises UsageError."""
-    if order.image is None:
+    """Decode the order's images and mask, and return them with a line for each conversion. Raises UsageError."""
+    if not order.images:
         return Job(), ()
     from qwenimg.common.pictures import input
 
     try:
-        image, notes = input.read_image(in_memory("image", order.image))
-        mask, more = None, list[str]()
+        read = [input.read_image(in_memory("image", data)) for data in order.images]
+        mask, notes = None, [line for _, lines in read for line in lines]
         if order.mask is not None:
-            mask, more = input.read_mask(in_memory("mask", order.mask), image, transparent=order.mask_alpha)
+            mask, more = input.read_mask(in_memory("mask", order.mask), read[0][0], transparent=order.mask_alpha)
+            notes += more
     except ModelError as error:
         raise UsageError(str(error)) from None
-    return Job(images=(image,), mask=mask), (*notes, *more)
+    return Job(images=tuple(image for image, _ in read), mask=mask), tuple(notes)
 
 
 def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:

@@ -54,6 +54,8 @@ class Guards:
         except Fault as fault:
             response = self.answer(scope["path"], fault)
             response.headers["connection"] = "close"  # the rest of a body is not read
+            if fault.status == 401 and scope["path"] == "/":  # a browser asks its user, and then sends the token always
+                response.headers["www-authenticate"] = 'Basic realm="qwenimg: any name, and the token", charset="UTF-8"'
             await response(scope, receive, _marked(send))
         finally:
             self._receiving -= held

@@ -68,16 +68,16 @@ class ImagesApi:
         return await self._answer(request, data, "image_generation", texts=False)
 
     async def edit(self, request: HttpRequest) -> Response:
-        """Draw pictures that start from one, given as a form. Raises Fault."""
+        """Draw pictures that start from one, or see several, given as a form. Raises Fault."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "multipart/form-data":
             raise Fault(415, "the content type is multipart/form-data here", code="content_type")
         try:
             async with request.form(max_files=20, max_fields=200) as form:
-                data, image, mask = await _parts(form)
+                data, images, mask = await _parts(form)
         except HTTPException as error:  # of the parser
             raise Fault(400, f"the form cannot be read: {error.detail}") from None
-        return await self._answer(request, data, "image_edit", texts=True, image=image, mask=mask)
+        return await self._answer(request, data, "image_edit", texts=True, images=images, mask=mask)
 
     async def _answer(
         self,
@@ -86,13 +86,13 @@ class ImagesApi:
         kind: str,
         *,
         texts: bool,
-        image: bytes | None = None,
+        images: tuple[bytes, ...] = (),
         mask: bytes | None = None,
     ) -> Response:
         data = dict(data)
         streams = str(data.pop("stream", False)).lower() == "true"
         partial = data.get("partial_images", 0)
-        order = self._order(request, data, texts=texts, image=image, mask=mask)
+        order = self._order(request, data, texts=texts, images=images, mask=mask)
         order.partial = int(partial) if streams else 0
         order.preview_suffix = order.suffix if order.partial else ""
         self.dispatcher.submit(order)
@@ -103,7 +103,7 @@ class ImagesApi:
         return JSONResponse(body | _about(order))
 
     def _order(
-        self, request: HttpRequest, data: dict[str, Any], *, texts: bool, image: bytes | None, mask: bytes | None
+        self, request: HttpRequest, data: dict[str, Any], *, texts: bool, images: tuple[bytes, ...], mask: bytes | None
     ) -> PictureOrder:
         """Return the order that `data` asks for. Raises Fault."""
         model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
@@ -119,7 +119,7 @@ class ImagesApi:
             model=model,
             fields=fields,
             seeds=seeds,
-            image=image,
+            images=images,
             mask=mask,
             mask_alpha=True,
             suffix=suffix,
@@ -184,8 +184,8 @@ def deadline_of(data: dict[str, Any], settings: Settings) -> float:
     return min(seconds, settings.deadline)
 
 
-async def _parts(form: FormData) -> tuple[dict[str, Any], bytes, bytes | None]:
-    """Return a form's texts, and the files of image and mask. Raises Fault."""
+async def _parts(form: FormData) -> tuple[dict[str, Any], tuple[bytes, ...], bytes | None]:
+    """Return a form's texts, and the files of images and mask. Raises Fault."""
     texts, files = dict[str, Any](), dict[str, list[bytes]]()
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
@@ -197,12 +197,12 @@ async def _parts(form: FormData) -> tuple[dict[str, Any], bytes, bytes | None]:
     images, masks = files.pop("image", []), files.pop("mask", [])
     if files:
         raise Fault(400, f"unknown file {next(iter(files))[:40]!r}", param=next(iter(files))[:40])
-    if len(images) != 1:
-        found_text = "an image is missing" if not images else f"{len(images)} images; a picture starts from one here"
-        raise Fault(400, found_text, param="image")
+    if not 1 <= len(images) <= asked.IMAGES:
+        text = f"{len(images)} images; at most {asked.IMAGES} are taken" if images else "an image is missing"
+        raise Fault(400, text, param="image")
     if len(masks) > 1:
         raise Fault(400, f"{len(masks)} masks; there is one at most", param="mask")
-    return texts, images[0], masks[0] if masks else None
+    return texts, tuple(images), masks[0] if masks else None
 
 
 def _check_fixed(data: dict[str, Any], texts: bool) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -18,11 +21,12 @@ from qwenimg.cli.serve.images_api import client_of, deadline_of
 from qwenimg.cli.serve.journal import Journal, Kept
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
-from qwenimg.common.jobs.schema import request_schema
+from qwenimg.common.base.errors import ModelError
 
 MOST = 100  # pictures of a job
 LISTED = 100  # jobs or pictures of one answer
 _TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
+_FOREVER = "private, max-age=31536000, immutable"
 
 
 class JobsApi:
@@ -38,10 +42,14 @@ class JobsApi:
             ("/jobs/{id}", self.job, "GET"),
             ("/jobs/{id}", self.cancel, "DELETE"),
             ("/jobs/{id}/events", self.events, "GET"),
+            ("/events", self.all_events, "GET"),
             ("/pictures", self.list_pictures, "GET"),
             ("/pictures/{id}", self.picture, "GET"),
             ("/pictures/{id}", self.remove, "DELETE"),
             ("/pictures/{id}/recipe", self.recipe, "GET"),
+            ("/pictures/{id}/options", self.options, "GET"),
+            ("/pictures/{id}/thumbnail", self.thumbnail, "GET"),
+            ("/recipe", self.read_recipe, "POST"),
             ("/schema", self.schema, "GET"),
             ("/models", self.models, "GET"),
         )
@@ -54,16 +62,21 @@ class JobsApi:
         data = await asked.json_object(request)
         model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         deadline = deadline_of(data, self.settings)
-        files = {name: asked.picture_bytes(data.pop(name), name) for name in ("image", "mask") if name in data}
-        if "mask" in files and "image" not in files:
+        images = data.pop("image", [])
+        images = images if isinstance(images, list) else [images]
+        if len(images) > asked.IMAGES:
+            raise Fault(400, f"{len(images)} images; at most {asked.IMAGES} are taken", param="image")
+        files = tuple(asked.picture_bytes(one, "image") for one in images)
+        mask = asked.picture_bytes(data.pop("mask"), "mask") if "mask" in data else None
+        if mask is not None and not files:
             raise Fault(400, "a mask needs the image that it belongs to", param="mask")
         fields, seeds = asked.ordered(asked.options(data), self.settings, most=MOST)
         order = PictureOrder(
             model=model,
             fields=fields,
             seeds=seeds,
-            image=files.get("image"),
-            mask=files.get("mask"),
+            images=files,
+            mask=mask,
             preview_suffix=".jpg",
             kind="job",
             client=client_of(request),
@@ -105,6 +118,29 @@ class JobsApi:
             async for event in news:
                 yield ": waiting\n\n" if event is None else answers.event_line(event.data, event.name)
 
+    async def all_events(self, request: HttpRequest) -> Response:
+        """Stream what happens to all jobs, with the id of each."""
+        return answers.event_stream(self._all_news())
+
+    async def _all_news(self) -> AsyncIterator[str]:
+        """Yield the unfinished jobs as they are now, and then every event of one. Its state comes with the job, and
+        with the jobs that wait before it."""
+        async with aclosing(answers.all_events(self.dispatcher)) as news:
+            yield answers.event_line({"jobs": self._unfinished()}, "jobs")
+            async for pair in news:
+                if pair is None:
+                    yield ": waiting\n\n"
+                elif pair[1].name in ("state", "end"):
+                    ended = {"ended": self._described(pair[0].id)} if pair[1].name == "end" else {}
+                    yield answers.event_line({"jobs": self._unfinished()} | ended, "jobs")
+                else:
+                    yield answers.event_line({"id": pair[0].id} | pair[1].data, pair[1].name)
+
+    def _unfinished(self) -> list[dict[str, Any]]:
+        """Return the jobs that are drawn and that wait, in their order."""
+        orders = [*self.dispatcher.drawing, *self.dispatcher.waiting]
+        return [self._described(order.id) for order in orders if order.is_kept]
+
     def _described(self, name: str) -> dict[str, Any]:
         """Return a job for clients. Raises Fault."""
         row = self.journal.job(name)
@@ -142,8 +178,25 @@ class JobsApi:
         file = self.journal.folder / kept.name
         if not file.is_file():
             raise Fault(404, "the file of this picture is gone", code="not_found")
-        caching = {"cache-control": "private, max-age=31536000, immutable"}
-        return FileResponse(file, media_type=_TYPES[file.suffix], headers=caching)
+        return FileResponse(file, media_type=_TYPES[file.suffix], headers={"cache-control": _FOREVER})
+
+    async def thumbnail(self, request: HttpRequest) -> Response:
+        """Send a small JPEG of a picture. Raises Fault."""
+        data = self.journal.thumbnail(self._kept(request))
+        if not data:
+            raise Fault(404, "this picture has no thumbnail", code="not_found")
+        return Response(data, media_type="image/jpeg", headers={"cache-control": _FOREVER})
+
+    async def options(self, request: HttpRequest) -> Response:
+        """Send the options that draw a picture of the gallery again. Raises Fault."""
+        file = self.journal.folder / self._kept(request).name
+        return JSONResponse(await asyncio.to_thread(options_in, file))
+
+    async def read_recipe(self, request: HttpRequest) -> Response:
+        """Read the recipe in a picture that is sent, ours or another program's, as options of a job. Raises Fault."""
+        data = await asked.json_object(request)
+        file = asked.picture_bytes(data.get("image"), "image")
+        return JSONResponse(await asyncio.to_thread(sent_recipe, file))
 
     async def recipe(self, request: HttpRequest) -> Response:
         """Send a picture's recipe. Raises Fault."""
@@ -165,22 +218,41 @@ class JobsApi:
     # For a page
 
     async def schema(self, request: HttpRequest) -> Response:
-        """Send the JSON Schema of the options of a picture."""
-        return JSONResponse(request_schema())
+        """Send the JSON Schema of the options of a picture. Raises Fault."""
+        if not self.dispatcher.schema:
+            raise self.dispatcher.not_ready()
+        return JSONResponse(dict(self.dispatcher.schema))
 
     async def models(self, request: HttpRequest) -> Response:
         """List the served models, with the facts of those that are open."""
         is_open = {w.model.name: w.model for w in self.dispatcher.workers if w.model is not None}
         rows = [
             {"id": name}
-            | (
-                {"family": facts.family, "defaults": dict(facts.defaults), "options": list(facts.options)}
-                if (facts := is_open.get(name))
-                else {}
-            )
+            | ({key: value for key, value in asdict(is_open[name]).items() if key != "name"} if name in is_open else {})
             for name in self.settings.models
         ]
         return JSONResponse({"models": rows, "loras": list(self.settings.loras)})
+
+
+def sent_recipe(data: bytes) -> dict[str, Any]:
+    """Return `options_in` a file that was sent. Raises Fault."""
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        file.write(data)
+        file.flush()
+        return options_in(Path(file.name))
+
+
+def options_in(file: Path) -> dict[str, Any]:
+    """Return the options that draw the picture in a file again, and what is not the same then. Raises Fault."""
+    from qwenimg.common.jobs.replay import read_replay
+
+    try:
+        replay = read_replay(file)
+    except ModelError as error:
+        raise Fault(400, f"this picture {str(error).partition(': ')[2]}", param="image") from None
+    inputs = {"image_sha256": "a picture", "mask_sha256": "a mask", "lora": "a LoRA"}
+    needs = [f"It was drawn with {what}: give it again." for key, what in inputs.items() if key in replay.used]
+    return {"options": replay.fields, "model": replay.model, "notes": [*needs, *replay.messages]}
 
 
 def _number(request: HttpRequest, name: str, usual: int, most: int) -> int:

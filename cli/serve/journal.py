@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,16 +20,17 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean, shown_path
 
-FORMAT = 1  # of the database
+FORMAT = 2  # of the database
 _TABLES = """
 create table jobs (
     number integer primary key, id text unique not null, state text not null, model text not null,
-    request text not null, image blob, mask blob, mask_alpha integer not null, deadline real not null,
+    request text not null, mask blob, mask_alpha integer not null, deadline real not null,
     created real not null, ended real, error text
 );
+create table images (job text not null, place integer not null, data blob not null, primary key (job, place));
 create table pictures (
     number integer primary key, id text unique not null, job text not null, place integer not null, name text not null,
-    sha256 text not null, recipe text not null, seconds real not null, created real not null
+    sha256 text not null, recipe text not null, seconds real not null, created real not null, thumbnail blob not null
 );
 create index pictures_of_jobs on pictures (job, place);
 """
@@ -94,28 +95,31 @@ class Journal:
             asked["aspect"] = str(asked["aspect"])
         with self._base:
             self._base.execute(
-                "insert into jobs (id, state, model, request, image, mask, mask_alpha, deadline, created)"
-                " values (?, 'waiting', ?, ?, ?, ?, ?, ?, ?)",
-                (order.id, order.model, json.dumps(asked), order.image, order.mask, order.mask_alpha, order.deadline,
-                 order.created),
-            )  # fmt: skip
+                "insert into jobs (id, state, model, request, mask, mask_alpha, deadline, created)"
+                " values (?, 'waiting', ?, ?, ?, ?, ?, ?)",
+                (order.id, order.model, json.dumps(asked), order.mask, order.mask_alpha, order.deadline, order.created),
+            )
+            rows = [(order.id, place, data) for place, data in enumerate(order.images)]
+            self._base.executemany("insert into images (job, place, data) values (?, ?, ?)", rows)
 
     def end(self, order: PictureOrder) -> None:
         """Note the last state of a job, and drop its inputs."""
         with self._base:
             self._base.execute(
-                "update jobs set state = ?, error = ?, ended = ?, image = null, mask = null where id = ?",
+                "update jobs set state = ?, error = ?, ended = ?, mask = null where id = ?",
                 (order.state, None if order.fault is None else order.fault.text, time.time(), order.id),
             )
+            self._base.execute("delete from images where job = ?", (order.id,))
 
     def unfinished(self) -> list[PictureOrder]:
         """Return the jobs that have no last state, the oldest first."""
         rows = self._base.execute(
-            "select id, model, request, image, mask, mask_alpha, deadline, created,"
+            "select id, model, request, mask, mask_alpha, deadline, created,"
             " (select coalesce(max(place) + 1, 0) from pictures where job = jobs.id) as first"
             " from jobs where ended is null order by number"
         ).fetchall()
-        return [_order(row) for row in rows]
+        find = "select data from images where job = ? order by place"
+        return [_order(row, [data for (data,) in self._base.execute(find, (row["id"],))]) for row in rows]
 
     def jobs(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest jobs, described for clients."""
@@ -140,11 +144,12 @@ class Journal:
         file = f"{name}{order.suffix}"
         atomic_files.write_atomic(self.folder / file, drawn.data, overwrite=True)
         sha256 = hashlib.sha256(drawn.data).hexdigest()
-        row = (name, order.id, drawn.index, file, sha256, json.dumps(drawn.recipe), drawn.seconds, time.time())
+        row = (name, order.id, drawn.index, file, sha256, json.dumps(drawn.recipe), drawn.seconds, time.time(),
+               drawn.thumbnail)  # fmt: skip
         with self._base:
             self._base.execute(
-                "insert into pictures (id, job, place, name, sha256, recipe, seconds, created)"
-                " values (?, ?, ?, ?, ?, ?, ?, ?)",
+                "insert into pictures (id, job, place, name, sha256, recipe, seconds, created, thumbnail)"
+                " values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
         kept = self.picture(name)
@@ -161,6 +166,11 @@ class Journal:
     def picture(self, name: str) -> Kept | None:
         row = self._base.execute("select * from pictures where id = ?", (name,)).fetchone()
         return None if row is None else _kept(row)
+
+    def thumbnail(self, kept: Kept) -> bytes:
+        """Return a small JPEG of a picture, empty if there is none."""
+        row = self._base.execute("select thumbnail from pictures where id = ?", (kept.id,)).fetchone()
+        return b"" if row is None else bytes(row["thumbnail"])
 
     def remove(self, kept: Kept) -> None:
         """Remove a picture's row, then its file."""
@@ -187,7 +197,7 @@ def _opened(file: Path) -> sqlite3.Connection:
     return base
 
 
-def _order(row: Mapping[str, Any]) -> PictureOrder:
+def _order(row: Mapping[str, Any], images: Sequence[bytes]) -> PictureOrder:
     asked = json.loads(row["request"])
     seeds = tuple(asked.pop("seeds"))
     if "aspect" in asked:
@@ -198,7 +208,8 @@ def _order(row: Mapping[str, Any]) -> PictureOrder:
         fields=asked,
         seeds=seeds,
         first=row["first"],
-        image=row["image"],
+        images=tuple(images),
+        preview_suffix=".jpg",
         mask=row["mask"],
         mask_alpha=bool(row["mask_alpha"]),
         deadline=row["deadline"],

@@ -28,11 +28,12 @@ class Draw:
     fields: Fields  # as `jobs.fields.fields` returns them, without seed and number
     seeds: tuple[int, ...]  # a picture for each
     first: int = 0  # the number of seeds that are drawn already
-    image: bytes | None = None  # the file of an initial image
+    images: tuple[bytes, ...] = ()  # the files of the initial image, or of all that the model sees
     mask: bytes | None = None
     mask_alpha: bool = False  # True: a mask's transparent parts are drawn anew, else its white ones
     suffix: str = ".png"
     preview_suffix: str = ""  # of previews while it is drawn, or none
+    thumbnail: bool = False  # True: each picture comes with a small one
     partial: int = 0  # previews that divide the steps of each picture evenly; 0: as many as cost next to nothing
 
 
@@ -63,6 +64,8 @@ class ModelFacts:
     family: str
     defaults: Mapping[str, Any]
     options: tuple[str, ...]  # the special options that it takes
+    images: tuple[int, int] = (0, 1)  # the fewest and the most of a request
+    unguided: float = 1.0  # guidance up to which there is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,8 @@ class ModelOpened:
 @dataclass(frozen=True, kw_only=True)
 class Ready:
     """The first model is open and has drawn a picture of one step."""
+
+    schema: Mapping[str, Any] = field(default_factory=dict)  # of a request: making it takes 20 MB, which are here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,7 @@ class PictureDrawn:
     recipe: Mapping[str, Any]
     seconds: float
     warnings: tuple[str, ...] = ()
+    thumbnail: bytes = b""  # a JPEG
 
 
 @dataclass(frozen=True, kw_only=True)

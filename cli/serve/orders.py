@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ class PictureOrder:
     model: str
     fields: Fields
     seeds: tuple[int, ...]
-    image: bytes | None = None
+    images: tuple[bytes, ...] = ()
     mask: bytes | None = None
     mask_alpha: bool = False
     suffix: str = ".png"
@@ -80,6 +81,7 @@ class PictureOrder:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
     watchers: set[asyncio.Queue[Event]] = field(default_factory=set)
+    listener: Callable[[PictureOrder, Event], None] | None = None  # of a job, for who watches all of them
 
     @property
     def is_kept(self) -> bool:
@@ -89,7 +91,7 @@ class PictureOrder:
     @property
     def fingerprint(self) -> str:
         """A name for what is asked, the same whenever it is asked again."""
-        files = [hashlib.sha256(data or b"").hexdigest() for data in (self.image, self.mask)]
+        files = [hashlib.sha256(data or b"").hexdigest() for data in (*self.images, self.mask)]
         return hashlib.sha256(repr((self.model, sorted(self.fields.items()), files)).encode()).hexdigest()
 
     @property
@@ -106,18 +108,22 @@ class PictureOrder:
             fields=self.fields,
             seeds=self.seeds,
             first=self.first,
-            image=self.image,
+            images=self.images,
             mask=self.mask,
             mask_alpha=self.mask_alpha,
             suffix=self.suffix,
             preview_suffix=self.preview_suffix,
+            thumbnail=self.is_kept,
             partial=self.partial,
         )
 
     def tell(self, name: Literal["state", "step", "picture", "end"], **data: Any) -> None:
         """Send an event to all who watch."""
+        event = Event(name, data)
         for watcher in self.watchers:
-            watcher.put_nowait(Event(name, data))
+            watcher.put_nowait(event)
+        if self.listener is not None:
+            self.listener(self, event)
 
     def enter(self, state: State) -> None:
         """Begin a state that is not the last."""

@@ -7,7 +7,7 @@ import base64
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -103,31 +103,32 @@ class SdApi:
 
     async def txt2img(self, request: HttpRequest) -> Response:
         """Draw pictures of a prompt. Raises Fault."""
-        return await self._answer(request, await asked.json_object(request), None, None)
+        return await self._answer(request, await asked.json_object(request), (), None)
 
     async def img2img(self, request: HttpRequest) -> Response:
         """Draw pictures that start from one. Raises Fault."""
         data = await asked.json_object(request)
         images = data.get("init_images")
-        if not isinstance(images, list) or len(images) != 1:
-            raise Fault(400, "init_images is a list of one picture here", param="init_images")
+        if not isinstance(images, list) or not 1 <= len(images) <= asked.IMAGES:
+            text = f"init_images is a list of one picture, for models that see several at most {asked.IMAGES}"
+            raise Fault(400, text, param="init_images")
         mask = asked.picture_bytes(data["mask"], "mask") if data.get("mask") else None
-        return await self._answer(request, data, asked.picture_bytes(images[0], "init_images"), mask)
+        return await self._answer(request, data, [asked.picture_bytes(one, "init_images") for one in images], mask)
 
     async def _answer(
-        self, request: HttpRequest, data: dict[str, Any], image: bytes | None, mask: bytes | None
+        self, request: HttpRequest, data: dict[str, Any], images: Sequence[bytes], mask: bytes | None
     ) -> Response:
         _check_off(data)
         overrides = data.get("override_settings") or {}
         if not isinstance(overrides, dict):
             raise Fault(400, "override_settings is not an object", param="override_settings")
-        values = self._values(data, overrides, with_image=image is not None)
+        values = self._values(data, overrides, with_image=bool(images))
         fields, seeds = asked.ordered(asked.options(values), self.settings, most=MOST)
         order = PictureOrder(
             model=self._model(overrides.get("sd_model_checkpoint")),
             fields=fields,
             seeds=seeds,
-            image=image,
+            images=tuple(images),
             mask=mask,
             preview_suffix=".jpg",
             kind="sdapi",
@@ -137,8 +138,8 @@ class SdApi:
         self.dispatcher.submit(order)
         await answers.wait(self.dispatcher, order, request)
         sent = {name: value for name, value in data.items() if name not in ("init_images", "mask")}
-        images = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
-        return JSONResponse({"images": images, "parameters": sent, "info": json.dumps(_info(order))})
+        pictures = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
+        return JSONResponse({"images": pictures, "parameters": sent, "info": json.dumps(_info(order))})
 
     def _values(self, data: Mapping[str, Any], overrides: Mapping[str, Any], *, with_image: bool) -> Fields:
         """Return the options that `data` gives, by our names. Raises Fault."""

@@ -78,6 +78,22 @@ def test_a_preview_is_that_of_the_picture_that_is_drawn(run) -> None:
     run(body)
 
 
+def test_who_does_not_read_the_news_is_dropped(run) -> None:
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        reads, sleeps = asyncio.Queue[Any](), asyncio.Queue[Any](2)
+        dispatcher.watchers |= {reads, sleeps}
+        one = order(kind="job")
+        dispatcher.submit(one)
+        for step in (1, 2, 3):
+            await worker.step(step)
+        assert dispatcher.watchers == {reads}
+        assert [reads.get_nowait()[1].name for _ in range(5)] == ["state", "state", "step", "step", "step"]
+        dispatcher.submit(order())
+        assert reads.empty(), "requests of other APIs are nobody's news"
+
+    run(body)
+
+
 def test_a_full_queue_refuses_and_says_when_to_come_again(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for i in range(3):  # one is drawn, two wait
@@ -233,7 +249,7 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
 
     async def first(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for i in range(2):
-            asked.append(order(str(i), kind="job", seeds=(5, 6), image=b"in"))
+            asked.append(order(str(i), kind="job", seeds=(5, 6), images=(b"in", b"two")))
             dispatcher.submit(asked[-1])
         await worker.picture(0)
         for task in dispatcher._tasks:
@@ -241,7 +257,7 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
 
     async def second(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         assert worker.order is not None and (worker.order.id, worker.order.first) == (asked[0].id, 1)
-        assert worker.order.image == b"in" and worker.order.seeds == (5, 6)
+        assert worker.order.images == (b"in", b"two") and worker.order.seeds == (5, 6)
         await worker.picture(1)
         await worker.finish()
         assert worker.order is not None and (worker.order.id, worker.order.first) == (asked[1].id, 0)

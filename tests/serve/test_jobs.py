@@ -66,6 +66,57 @@ def test_previews_of_a_job(http: httpx2.Client) -> None:
     assert "preview" not in http.get(f"/api/jobs/{job}").json()
 
 
+def test_the_news_of_all_jobs(http: httpx2.Client) -> None:
+    """Who waits and in which order, steps and pictures with the ids of their jobs, and how each ended."""
+    with http.stream("GET", "/api/events") as response:
+        news = events(response)
+        assert next(news) == ("jobs", {"jobs": []})
+        ids = [http.post("/api/jobs", json={"prompt": str(i), "seed": i, **FEW}).json()["id"] for i in range(2)]
+        ended, told = list[dict[str, Any]](), list[tuple[str, Any]]()
+        while len(ended) < 2:
+            name, data = next(news)
+            told.append((name, data))
+            ended += [data["ended"]] if "ended" in data else []
+    assert [job["id"] for job in ended] == ids and [job["state"] for job in ended] == ["done", "done"]
+    assert [job["id"] for job in told[-1][1]["jobs"]] == []
+    assert {(name, data["id"]) for name, data in told if name == "step"} == {("step", one) for one in ids}
+    assert [data["id"] for name, data in told if name == "picture"] == [f"{one}-0" for one in ids]
+    both = [[job["id"] for job in data["jobs"]] for name, data in told if name == "jobs"]
+    assert ids in both and all(one in (ids, ids[:1], ids[1:], []) for one in both)
+
+
+def test_recipes_that_are_sent(http: httpx2.Client) -> None:
+    """Ours gives what draws the same; a file without one, a broken one and a bomb are refused with no path."""
+    done = until_end(http, http.post("/api/jobs", json={"prompt": "a ring", "seed": 2**40, **FEW}).json()["id"])
+    kept = f"/api/pictures/{done['pictures'][0]}"
+    file = http.get(kept).content
+
+    def sent(data: bytes) -> httpx2.Response:
+        return http.post("/api/recipe", json={"image": base64.b64encode(data).decode()})
+
+    read = sent(file).json()
+    assert read == http.get(f"{kept}/options").json() and read["options"]["seed"] == str(2**40)
+    again = http.post("/api/jobs", json={**read["options"], "image": []}).json()
+    same = until_end(http, again["id"])["pictures"][0]
+    names = (same, done["pictures"][0])
+    one, two = (Image.open(io.BytesIO(http.get(f"/api/pictures/{name}").content)).tobytes() for name in names)
+    assert one == two
+    plain = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(plain, "PNG")
+    for data in (plain.getvalue(), b"x", file[:200], file[:60] + b"\xff" * 50, b"\x89PNG\r\n\x1a\n" + b"\xff" * 64):
+        answer = sent(data)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "image", answer.text
+        assert "/tmp" not in answer.text and len(answer.text) < 500
+    for body in ({}, {"image": 3}, {"image": "http://127.0.0.1/x"}, {"image": "file:///etc/passwd"}):
+        assert http.post("/api/recipe", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("part", ["", "/recipe", "/options", "/thumbnail"])
+def test_pictures_that_are_not_there(http: httpx2.Client, part: str) -> None:
+    for name in ("nope", "%2e%2e%2fgallery.sqlite3", "x" * 2000):
+        assert http.get(f"/api/pictures/{name}{part}").status_code == 404
+
+
 def test_the_events_of_a_job_that_is_drawn(http: httpx2.Client) -> None:
     job = http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"]
     with http.stream("GET", f"/api/jobs/{job}/events") as response:
@@ -152,7 +203,7 @@ def test_what_a_page_needs_for_its_form(http: httpx2.Client) -> None:
 
 
 def test_other_paths_and_methods(http: httpx2.Client) -> None:
-    assert http.get("/nothing").status_code == 404 and http.get("/").status_code == 404
+    assert http.get("/nothing").status_code == 404 and http.get("/page.html").status_code == 404
     assert http.put("/api/jobs").status_code == 405 and http.get("/v1/images/generations").status_code == 405
     assert http.post("/v1/images/variations").status_code == 404
     assert http.get("/health").json() == {"status": "ok"} and http.get("/ready").status_code == 200
@@ -193,9 +244,9 @@ def test_a_broken_journal_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_journal_of_another_version_is_named(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     with sqlite3.connect(tmp_path / "gallery.sqlite3") as base:
-        base.execute("pragma user_version = 2")
+        base.execute("pragma user_version = 9")
     base.close()
-    with pytest.raises(UsageError, match="format 2"):
+    with pytest.raises(UsageError, match="format 9"):
         Journal(tmp_path)
 
 

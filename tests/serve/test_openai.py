@@ -135,6 +135,40 @@ def test_edits_start_from_a_picture(client: openai.OpenAI) -> None:
     assert kept < 12 < 30 < drawn, "alpha 0 is drawn anew, and alpha 255 is kept"
 
 
+def test_several_images_go_to_models_that_see_several(server: RunningServer, client: openai.OpenAI) -> None:
+    """The built-in model starts from one, and says so by every API; the order of images is kept."""
+    two = [png(GREY), png(GREY // 2)]
+    with pytest.raises(openai.BadRequestError, match="2 pictures are given, shapes-v1 takes one"):
+        client.images.edit(image=two, prompt="x", extra_body=FEW)
+    with pytest.raises(openai.BadRequestError, match="17 images") as caught:
+        client.images.edit(image=[png(GREY)] * 17, prompt="x", extra_body=FEW)
+    assert caught.value.param == "image"
+    with server.http as http:
+        images = [base64.b64encode(one).decode() for one in two]
+        answer = http.post("/sdapi/v1/img2img", json={"prompt": "x", "init_images": images, "steps": 2})
+        assert answer.status_code == 400 and "takes one" in answer.json()["detail"]
+        done = until_end(http, http.post("/api/jobs", json={"prompt": "x", "image": images, **FEW}).json()["id"])
+        assert done["state"] == "failed" and "takes one" in done["error"]
+        answer = http.post("/api/jobs", json={"prompt": "x", "image": images * 9, **FEW})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "image"
+        answer = http.post("/api/jobs", json={"prompt": "x", "mask": images[0], **FEW})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "mask"
+
+
+def test_requests_of_open_webui(server: RunningServer) -> None:
+    """Its engine for OpenAI's API, as its source sends them: JSON with all fields, and a form with a file."""
+    headers = {"Authorization": "Bearer none", "X-OpenWebUI-User-Name": "me"}
+    asked = {"model": "dall-e-2", "prompt": "a red circle", "n": 1, "size": "64x64", "response_format": "b64_json"}
+    with server.http as http:
+        answer = http.post("/v1/images/generations", json=asked, headers=headers)
+        assert answer.status_code == 200 and picture(answer.json()["data"][0]["b64_json"]).shape == (64, 64, 3)
+        for name in ("image", "image[]"):
+            files = [(name, ("image.png", png(GREY), "image/png"))]
+            texts = {key: str(value) for key, value in asked.items()}
+            answer = http.post("/v1/images/edits", data=texts, files=files, headers=headers)
+            assert answer.status_code == 200 and picture(answer.json()["data"][0]["b64_json"]).shape == (64, 64, 3)
+
+
 @pytest.mark.parametrize(
     ("asked", "param", "code"),
     [
@@ -258,6 +292,14 @@ def test_many_clients_are_served_or_told_when_to_come_again(server: RunningServe
 
 def test_the_front_stays_small_and_imports_no_framework(server: RunningServer, client: openai.OpenAI) -> None:
     client.images.generate(prompt="a red circle", extra_body=FEW)
+    with server.http as http:  # and all that the page asks for
+        done = until_end(http, http.post("/api/jobs", json={"prompt": "a red circle", **FEW}).json()["id"])
+        kept = f"/api/pictures/{done['pictures'][0]}"
+        file = base64.b64encode(http.get(kept).content).decode()
+        assert http.post("/api/recipe", json={"image": file}).json() == http.get(f"{kept}/options").json()
+        assert Image.open(io.BytesIO(http.get(f"{kept}/thumbnail").content)).format == "JPEG"
+        for path in ("/", "/api/schema", "/api/models", "/api/pictures", "/api/jobs", "/sdapi/v1/samplers"):
+            assert http.get(path).status_code == 200
     maps = Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
         pytest.skip("needs /proc")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -11,12 +13,16 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import openai
 import psutil
 import pytest
 from cli_runner import cli
+from PIL import Image
 from processes import pixels, qwenimg
 from servers import LONG, RunningServer, gone, serving, until_end, until_step
 
+from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.shapes import builtin
 
 FEW = {"steps": 2, "size": "64x64"}
@@ -61,8 +67,8 @@ def test_a_killed_server_leaves_no_worker_and_the_next_one_goes_on(tmp_path: Pat
             f"insert into jobs (id, {columns}) select 'drawn', {columns} from jobs where id = ?", (second["id"],)
         )
         base.execute(
-            "insert into pictures (id, job, place, name, sha256, recipe, seconds, created)"
-            " values ('drawn-0', 'drawn', 0, 'drawn-0.png', '', '{\"seed\": 5}', 1, 1)"
+            "insert into pictures (id, job, place, name, sha256, recipe, seconds, created, thumbnail)"
+            " values ('drawn-0', 'drawn', 0, 'drawn-0.png', '', '{\"seed\": 5}', 1, 1, x'')"
         )
     with serving(tmp_path / "g") as server, server.http as http:
         assert (
@@ -147,6 +153,41 @@ def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
             assert served == [name], "one is open at a time"
 
 
+def test_a_model_that_sees_several_images(tmp_path: Path, tiny_flux2: dict[str, Path]) -> None:
+    """In their order, by every API, and what a page is told of the model."""
+    images = [png(np.full((48, 64, 3), value)) for value in (40, 200)]
+    texts = [base64.b64encode(one).decode() for one in images]
+    with serving(tmp_path / "g", "-m", tiny_flux2["flux2-klein"]) as server, server.http as http:
+        name = http.get("/v1/models").json()["data"][1]["id"]
+        asked = {"prompt": "x", "model": name, "steps": 1, "width": 64, "height": 48, "seed": 1}
+        done = until_end(http, http.post("/api/jobs", json={**asked, "image": texts}).json()["id"])
+        assert done["state"] == "done", done
+        recipe = http.get(f"/api/pictures/{done['pictures'][0]}/recipe").json()
+        assert recipe["image_sha256"] == sha256(np.full((48, 64, 3), 40, np.uint8))
+        assert recipe["more_images_sha256"] == [sha256(np.full((48, 64, 3), 200, np.uint8))]
+        [model] = [row for row in http.get("/api/models").json()["models"] if "images" in row]
+        assert model["id"] == name and model["images"][1] > 1
+        client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+        body = {name: value for name, value in asked.items() if name not in ("prompt", "model")}
+        edited = client.images.edit(image=images, prompt="x", model=name, extra_body=body)
+        drawn = [base64.b64decode(edited.data[0].b64_json)]
+        sd = {"prompt": "x", "init_images": texts, "steps": 1, "width": 64, "height": 48, "seed": 1}
+        answer = http.post("/sdapi/v1/img2img", json=sd | {"override_settings": {"sd_model_checkpoint": name}})
+        assert answer.status_code == 200, answer.text
+        drawn += [
+            base64.b64decode(answer.json()["images"][0]),
+            http.get(f"/api/pictures/{done['pictures'][0]}").content,
+        ]
+        whole = [np.asarray(Image.open(io.BytesIO(one))) for one in drawn]
+        assert (whole[0] == whole[1]).all() and (whole[0] == whole[2]).all()
+
+
+def png(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(array.astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
 def test_a_model_that_does_not_open_ends_it_with_its_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"x" * 100)
@@ -173,6 +214,15 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
             assert http.get("/v1/models", headers=knows | {"host": f"0.0.0.0:{port}"}).status_code == 403
             assert http.get("/v1/models", headers=knows | {"host": "evil.example"}).status_code == 403
             assert http.get("/health").status_code == 200
+            page = http.get("/")
+            assert page.status_code == 401 and page.headers["www-authenticate"].startswith("Basic "), "browsers ask"
+            assert http.get("/", auth=("me", "0123456789abcdef")).text.startswith("<!doctype html>")
+            keys = ("x", "0123456789abcdef")
+            wrong, right = (openai.OpenAI(base_url=f"{server.address}/v1", api_key=key) for key in keys)
+            with pytest.raises(openai.AuthenticationError):
+                wrong.models.list()
+            assert [model.id for model in right.models.list()] == ["shapes"]
+            assert "www-authenticate" not in http.get("/v1/models").headers
 
 
 @pytest.mark.parametrize(

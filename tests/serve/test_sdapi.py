@@ -59,8 +59,10 @@ def test_a_picture_to_start_from_and_its_mask(api: webuiapi.WebUIApi) -> None:
     kept, drawn = (np.abs(there[:, part] - 128).mean() for part in (slice(0, 24), slice(40, 64)))
     print(f"mean difference from grey: kept {kept:.1f}, drawn anew {drawn:.1f}")
     assert kept < 12 < 30 < drawn, "white is drawn anew"
-    with pytest.raises(RuntimeError, match="init_images"):
+    with pytest.raises(RuntimeError, match="takes one"):
         api.img2img(images=[grey, grey], **given)
+    with pytest.raises(RuntimeError, match="init_images"):
+        api.img2img(images=[grey] * 17, **given)
 
 
 @pytest.mark.parametrize(

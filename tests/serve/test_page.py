@@ -1,0 +1,528 @@
+"""The page in a real browser: every flow, the keyboard, small windows, and what hostile texts and pages get."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import io
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from browsers import axe, chromium
+from PIL import Image
+from servers import LONG, RunningServer, until_end
+
+from qwenimg.cli.serve import page as served
+from qwenimg.cli.serve.page import file, policy
+
+WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 360, "height": 740}
+SMALL = {"steps": 2, "size": "64x64"}
+MARKUP = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+TURNED = "\u202e\u2066 evil \u202d abc مرحبا بالعالم \u2067 עולם"
+LONG_PROMPT = ("x" * 400 + " \U0001f600 ") * 78  # 32,000 characters, some words of 400
+
+
+# The file itself
+
+
+def test_the_policy_lets_run_what_is_in_the_page_and_nothing_else() -> None:
+    html = file().read_text(encoding="utf-8")
+    assert html.count("<script>") == html.count("<style>") == 1 and len(re.findall(r"<script|<style", html)) == 2
+    assert not re.search(r"\son\w+=|\sstyle=|javascript:", html.partition("<script>")[0])
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|Function\(", html)
+    addresses = set(re.findall(r"https?://[^\s'\")]+", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "nothing of other hosts"
+    rules = dict(rule.strip().partition(" ")[::2] for rule in policy(html).split(";"))
+    assert rules["default-src"] == "'none'" and rules["connect-src"] == "'self'"
+    assert rules["script-src"].startswith("'sha256-") and "unsafe" not in policy(html)
+    assert policy(html.replace("use strict", "use strict ")) != policy(html)
+
+
+def test_its_headers(server: RunningServer) -> None:
+    with server.http as http:
+        answer = http.get("/")
+    assert answer.content == file().read_bytes() and answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"] == served.policy(file().read_text(encoding="utf-8"))
+    assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["cache-control"] == "no-store"
+
+
+# In the browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def idle(server: RunningServer) -> Iterator[None]:
+    """No job is left to the next test."""
+    yield
+    with server.http as http:
+        for job in http.get("/api/jobs").json()["jobs"]:
+            if job["ended"] is None:
+                http.delete(f"/api/jobs/{job['id']}")
+
+
+class Watched:
+    """A page whose every message, error and request is noted."""
+
+    def __init__(self, browser: Any, server: RunningServer, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": WIDE, **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.said: list[str] = []
+        self.hosts: set[str] = set()
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda one: self.hosts.add(httpx2.URL(one.url).host))
+        self.page.goto(server.address)
+        self.page.locator("#lamp:not(.off)").wait_for()
+
+    def check(self, *expected: str) -> None:
+        unexpected = [text for text in self.said if not any(one in text for one in expected)]
+        assert unexpected == [] and self.hosts <= {"127.0.0.1", ""}, self.said
+        overflow = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert overflow <= 0, f"{overflow} pixels wider than the window"
+        assert self.page.title() != "owned"
+        self.context.close()
+
+
+@pytest.fixture
+def watched(browser: Any, server: RunningServer) -> Iterator[Watched]:
+    one = Watched(browser, server)
+    yield one
+    one.context.close()
+
+
+def expect(locator: Any) -> Any:
+    from playwright.sync_api import expect as expected
+
+    expected.set_options(timeout=30_000)
+    return expected(locator)
+
+
+def drawn(server: RunningServer, **given: Any) -> dict[str, Any]:
+    """A job that is done."""
+    with server.http as http:
+        return until_end(http, http.post("/api/jobs", json={"prompt": "a red circle", **SMALL, **given}).json()["id"])
+
+
+def picture_of(server: RunningServer, name: str) -> np.ndarray:
+    with server.http as http:
+        return np.asarray(Image.open(io.BytesIO(http.get(f"/api/pictures/{name}").content)).convert("RGB")).astype(int)
+
+
+def newest(server: RunningServer) -> dict[str, Any]:
+    with server.http as http:
+        found: dict[str, Any] = http.get("/api/pictures?limit=1").json()["pictures"][0]
+    return found
+
+
+def small(page: Any) -> None:
+    """Set a form that draws at once."""
+    page.locator("#shapes label", has_text="exact").click()
+    for name, value in (("width", "64"), ("height", "64"), ("steps", "2")):
+        page.fill(f"#{name}", value)
+
+
+def png(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(array.astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def dropped(page: Any, target: str, data: bytes, name: str, kind: str = "image/png") -> None:
+    """Drop a file, as a person does."""
+    page.evaluate(
+        """([target, data, name, type]) => {
+            const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0)), transfer = new DataTransfer();
+            transfer.items.add(new File([bytes], name, {type}));
+            for (const kind of ["dragover", "drop"])
+                document.querySelector(target).dispatchEvent(
+                    new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: transfer}));
+        }""",
+        [target, base64.b64encode(data).decode(), name, kind],
+    )
+
+
+def test_from_a_prompt_to_a_picture_that_survives_a_reload(watched: Watched, server: RunningServer) -> None:
+    page = watched.page
+    small(page)
+    page.fill("#prompt", "a red circle")
+    page.locator("#random").uncheck()
+    page.fill("#seed", "7-8")
+    before = page.locator("#gallery li").count()
+    page.locator("#prompt").press("Control+Enter")
+    expect(page.locator("#gallery li")).to_have_count(before + 2)
+    assert {newest(server)["recipe"][name] for name in ("width", "height")} == {64}
+    assert newest(server)["recipe"]["seed"] == 8 and newest(server)["recipe"]["steps"] == 2
+    expect(page.locator("#easel button.open img")).to_have_attribute("alt", "a red circle")
+    page.reload()
+    expect(page.locator("#gallery li")).to_have_count(min(60, before + 2))
+    assert page.input_value("#prompt") == "a red circle" and page.input_value("#seed") == "7-8"
+    assert page.input_value("#width") == "64" and not page.locator("#random").is_checked()
+    watched.check()
+
+
+def test_progress_preview_queue_and_stop(watched: Watched, server: RunningServer) -> None:
+    page = watched.page
+    page.fill("#prompt", "a red circle")
+    page.fill("#steps", str(LONG))
+    page.click("#draw")
+    page.fill("#prompt", "waits")
+    page.click("#draw")
+    expect(page.locator("#easel img.rough")).to_have_attribute("src", re.compile("^data:image/jpeg;base64,"))
+    expect(page.locator("#told")).to_have_text(re.compile(rf"step \d+ of {LONG} · .* left"))
+    expect(page.locator("#waiting li")).to_have_text(re.compile("1.*waits.*Cancel"))
+    assert 0 < page.locator("#progress").evaluate("one => one.value") < 1 and "%" in page.title()
+    page.reload()
+    expect(page.locator("#easel img.rough")).to_be_visible()
+    expect(page.locator("#waiting li")).to_have_count(1)
+    page.get_by_role("button", name="Cancel: waits").click()
+    expect(page.locator("#queue")).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(page.locator("#bar")).to_be_hidden()
+    expect(page.locator("#state")).to_have_text("ready")
+    watched.check()
+
+
+def test_an_error_is_at_its_field(watched: Watched) -> None:
+    page = watched.page
+    page.click("#draw")
+    expect(page.locator("[data-field=prompt] .fault")).to_have_text("a prompt is missing")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.fill("#prompt", "x")
+    page.fill("#steps", "5000")
+    page.click("#draw")
+    expect(page.locator("[data-field=steps] .fault")).to_have_text(re.compile("steps is 5000"))
+    assert page.get_attribute("#steps", "aria-invalid") == "true"
+    page.fill("#steps", "")
+    page.locator("#others summary").click()
+    page.fill("#f-cfg_end", "7")
+    page.locator("#others summary").click()
+    page.click("#draw")
+    expect(page.locator("[data-field=cfg_end] .fault")).to_contain_text("cfg-end is 7")
+    expect(page.locator("#f-cfg_end")).to_be_focused()
+    watched.check("400")
+
+
+def test_every_option_of_the_schema_has_a_control(watched: Watched, server: RunningServer) -> None:
+    page = watched.page
+    with server.http as http:
+        schema = http.get("/api/schema").json()["properties"]
+        [model] = http.get("/api/models").json()["models"]
+    names = set(page.evaluate("[...document.querySelectorAll('#form [name]')].map((one) => one.name)"))
+    there = {name for name, about in schema.items() if "x-families" not in about or name in model["options"]}
+    assert there - names == {"size", "lora"}, "size is width and height; no LoRA is served"
+    assert page.get_attribute("#steps", "placeholder") == str(model["defaults"]["steps"])
+    sampler = page.locator("#f-sampler option").all_text_contents()
+    assert len(sampler) == 1 + len(schema["sampler"]["enum"])
+
+
+def test_the_large_view(watched: Watched, server: RunningServer) -> None:
+    """Arrows, settings, variations, a start, removal."""
+    first, second = drawn(server, seed=3), drawn(server, prompt="a blue star", seed=4)
+    page = watched.page
+    page.reload()
+    page.locator("#gallery button").first.click()
+    expect(page.locator("#asked")).to_have_text("a blue star")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#asked")).to_have_text("a red circle")
+    page.click("#replay")
+    expect(page.locator("#prompt")).to_have_value("a red circle")
+    expect(page.locator("#viewer")).to_be_hidden()
+    got = {name: page.input_value(f"#{name}") for name in ("prompt", "seed", "steps", "width", "height")}
+    assert got == {"prompt": "a red circle", "seed": "3", "steps": "2", "width": "64", "height": "64"}
+    count = page.locator("#gallery li").count()
+    page.click("#draw")
+    expect(page.locator("#gallery li")).to_have_count(count + 1)
+    again = picture_of(server, newest(server)["id"])
+    assert (again == picture_of(server, first["pictures"][0])).all(), "the same pixels"
+    page.locator(f"#gallery [data-id='{second['pictures'][0]}'] button").click()
+    page.click("#vary")
+    expect(page.locator("#gallery li")).to_have_count(count + 2)
+    assert newest(server)["recipe"]["prompt"] == "a blue star" and newest(server)["recipe"]["seed"] != 4
+    page.locator("#gallery button").first.click()
+    page.click("#from")
+    expect(page.locator("#inputs img")).to_have_count(1)
+    page.locator("#gallery button").first.click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("#remove")
+    expect(page.locator("#gallery li")).to_have_count(count + 1)
+    page.keyboard.press("Escape")
+    expect(page.locator("#viewer")).to_be_hidden()
+    watched.check()
+
+
+def test_a_picture_that_is_dropped_brings_its_settings(watched: Watched, server: RunningServer) -> None:
+    done = drawn(server, prompt="a ring", seed=9)
+    with server.http as http:
+        ours = http.get(f"/api/pictures/{done['pictures'][0]}").content
+    page = watched.page
+    dropped(page, "#stage", ours, MARKUP + TURNED + ".png")
+    expect(page.locator("#toasted")).to_contain_text("Settings of <img src=x")
+    assert page.input_value("#prompt") == "a ring" and page.input_value("#seed") == "9"
+    page.click("#toastact")
+    expect(page.locator("#inputs img")).to_have_count(1)
+    dropped(page, "#stage", png(np.full((64, 64, 3), 128)), "n" * 300 + ".png")
+    expect(page.locator("#toasted")).to_contain_text("has no recipe")
+    expect(page.locator("#inputs img")).to_have_count(1)
+    dropped(page, "#stage", b"hello", "a.txt", "text/plain")
+    expect(page.locator("#toasted")).to_contain_text("a.txt is no picture")
+    watched.check("400")
+
+
+def test_a_mask_is_painted(watched: Watched, server: RunningServer) -> None:
+    """What is not painted stays; undo, invert and erase do what they say."""
+    page = watched.page
+    page.fill("#prompt", "a red circle")
+    page.fill("#steps", "2")
+    page.locator("#begin summary").click()
+    dropped(page, "#drop", png(np.full((64, 64, 3), 128)), "grey.png")
+    page.fill("#strength", "1")
+    page.click("#paint")
+    box = page.locator("#over").bounding_box()
+
+    def covered() -> float:
+        share: float = page.evaluate("""() => {
+            const v = over.getContext("2d").getImageData(0, 0, over.width, over.height).data;
+            return v.filter((one, i) => i % 4 === 3 && one > 127).length / (v.length / 4);
+        }""")
+        return share
+
+    def stroke(column: float) -> None:
+        x = box["x"] + box["width"] / 2 + (column - 0.5) * min(box["width"], box["height"])  # the picture is a square
+        page.mouse.move(x, box["y"] + 1)
+        page.mouse.down()
+        page.mouse.move(x, box["y"] + box["height"] - 1, steps=4)
+        page.mouse.up()
+
+    page.fill("#brush", "75")
+    stroke(0.85)
+    one = covered()
+    stroke(0.6)
+    two = covered()
+    page.click("#undo")
+    assert 0.15 < one < two < 0.7 and abs(covered() - one) < 0.01
+    page.click("#invert")
+    assert abs(covered() - (1 - one)) < 0.02
+    page.click("#undo")
+    page.locator("#erase").check()
+    stroke(0.85)
+    assert covered() < 0.01
+    page.click("#undo")
+    assert axe(page) == []
+    page.click("#painted")
+    expect(page.locator("#inputs img")).to_have_count(2)
+    count = page.locator("#gallery li").count()
+    page.click("#draw")
+    expect(page.locator("#gallery li")).to_have_count(count + 1)
+    there = picture_of(server, newest(server)["id"])
+    kept, changed = (np.abs(there[:, part] - 128).mean() for part in (slice(0, 32), slice(50, 64)))
+    print(f"mean difference from grey: kept {kept:.1f}, painted {changed:.1f}")
+    assert kept < 12 < 30 < changed
+    watched.check()
+
+
+def test_a_mask_from_a_file(watched: Watched, server: RunningServer) -> None:
+    page = watched.page
+    page.locator("#begin summary").click()
+    page.set_input_files("#pick", {"name": "a.png", "mimeType": "image/png", "buffer": png(np.full((32, 48, 3), 9))})
+    page.click("#paint")
+    mask = np.zeros((32, 48, 3))
+    mask[:, :24] = 255
+    page.set_input_files("#maskfile", {"name": "m.png", "mimeType": "image/png", "buffer": png(mask)})
+    page.wait_for_timeout(300)
+    page.click("#painted")
+    expect(page.locator("#inputs img")).to_have_count(2)
+    sent = page.evaluate("mask.data")
+    got = np.asarray(Image.open(io.BytesIO(base64.b64decode(sent))).convert("L"))
+    assert (got == mask[..., 0]).all()
+    page.click("#unmask")
+    expect(page.locator("#inputs img")).to_have_count(1)
+    watched.check()
+
+
+def test_a_grid_of_settings(watched: Watched, server: RunningServer) -> None:
+    page = watched.page
+    small(page)
+    page.fill("#prompt", "a red circle")
+    page.locator("#plot summary").click()
+    page.select_option("#xname", "steps")
+    page.fill("#xvalues", "1, 2, 3")
+    page.select_option("#yname", "guidance")
+    page.fill("#yvalues", "1; 3.5")
+    page.click("#compare")
+    expect(page.locator("#table img")).to_have_count(6)
+    with server.http as http:
+        recipes = [one["recipe"] for one in http.get("/api/pictures?limit=6").json()["pictures"]]
+    assert {(one["steps"], one["guidance"]) for one in recipes} == {(s, g) for s in (1, 2, 3) for g in (1, 3.5)}
+    assert len({one["seed"] for one in recipes}) == 1
+    page.reload()
+    expect(page.locator("#table img")).to_have_count(6)
+    assert page.locator("#table thead th").all_text_contents() == ["Steps 1", "Steps 2", "Steps 3"]
+    assert axe(page) == []
+    page.locator("#table tbody button").first.click()
+    expect(page.locator("#recipe")).to_contain_text("64 × 64")
+    page.click("#shut")
+    page.click("#unplot")
+    expect(page.locator("#matrix")).to_be_hidden()
+    watched.check()
+
+
+@pytest.mark.parametrize("prompt", [MARKUP, TURNED, LONG_PROMPT], ids=["markup", "turned", "long"])
+def test_hostile_prompts_are_texts(browser: Any, server: RunningServer, prompt: str) -> None:
+    done = drawn(server, prompt=prompt)
+    assert done["state"] == "done"
+    watched = Watched(browser, server, viewport=NARROW)
+    page = watched.page
+    with server.http as http:
+        ids = [http.post("/api/jobs", json={"prompt": prompt, "steps": LONG}).json()["id"] for _ in range(2)]
+        expect(page.locator("#waiting li")).to_have_count(1)
+        page.locator(f"#gallery [data-id='{done['pictures'][0]}'] button").click()
+        assert page.locator("#asked").evaluate("one => one.textContent") == prompt
+        assert page.locator("#asked *").count() == 0
+        page.click("#replay")
+        expect(page.locator("#prompt")).to_have_value(prompt)
+        for name in ids:
+            http.delete(f"/api/jobs/{name}")
+    watched.check()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_axe_finds_nothing(browser: Any, server: RunningServer, theme: str, size: dict[str, int]) -> None:
+    drawn(server)
+    watched = Watched(browser, server, viewport=size, color_scheme=theme, reduced_motion="reduce")
+    page = watched.page
+    page.locator("#gallery li").first.wait_for()
+    for summary in page.locator("summary").all():
+        summary.click()
+    assert axe(page) == []
+    with server.http as http:
+        ids = [http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"] for _ in range(2)]
+        expect(page.locator("#easel img.rough")).to_be_visible()
+        expect(page.locator("#waiting li")).to_have_count(1)
+        page.fill("#steps", "9999")
+        page.fill("#prompt", "x")
+        page.click("#draw")
+        expect(page.locator("[data-field=steps] .fault")).to_be_visible()
+        assert axe(page) == []
+        for name in ids:
+            http.delete(f"/api/jobs/{name}")
+    page.locator("#gallery button").first.click()
+    expect(page.locator("#viewer")).to_be_visible()
+    assert axe(page) == []
+    watched.check("400")
+
+
+FOCUS = """() => {
+    const one = document.activeElement;
+    const name = one.name === "aspect" ? "aspect" : one.id;
+    return [name, getComputedStyle(one).outlineStyle, one.closest("#gallery") !== null];
+}"""
+
+
+def test_the_keyboard_alone(watched: Watched, server: RunningServer) -> None:
+    """Every control is reached by Tab, in an order that follows the page, and shows that it has the focus."""
+    drawn(server)
+    page = watched.page
+    page.reload()
+    page.locator("#gallery li").first.wait_for()
+    page.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        name, outline, is_tile = page.evaluate(FOCUS)
+        reached.append(name)
+        assert outline != "none" or name == "aspect"  # whose label shows it
+        if is_tile:
+            break
+    wanted = ["model", "prompt", "negative_prompt", "aspect", "seed", "steps", "draw"]
+    assert [name for name in reached if name in wanted] == wanted, reached
+    page.keyboard.press("Enter")
+    expect(page.locator("#viewer")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#viewer")).to_be_hidden()
+    assert page.evaluate("document.activeElement.closest('#gallery') !== null"), "the focus comes back"
+    watched.check()
+
+
+# A page on another origin
+
+
+class Hostile(http.server.BaseHTTPRequestHandler):
+    """Serves a page that tries to use the server of whoever opens it."""
+
+    address = ""
+
+    def do_GET(self) -> None:
+        html = f"""<!doctype html><title>evil</title><body><iframe id=frame src="{self.address}/"></iframe>
+            <img id=img src="{self.address}/api/pictures/PICTURE"><script src="{self.address}/api/models"></script>
+            <form id=form method=post enctype=text/plain action="{self.address}/api/jobs">
+            <input name='{{"prompt":"' value='owned"}}'></form>"""
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(html.encode())
+
+    def log_message(self, *given: Any) -> None:
+        pass
+
+
+ATTEMPTS = """async (address) => {
+    const out = {};
+    const tries = {
+        get: () => fetch(address + "/api/pictures"),
+        blind: () => fetch(address + "/api/jobs", {method: "POST", mode: "no-cors", body: '{"prompt": "owned"}'}),
+        text: () => fetch(address + "/v1/images/generations",
+            {method: "POST", headers: {"content-type": "text/plain"}, body: '{"prompt": "owned"}'}),
+        json: () => fetch(address + "/api/jobs",
+            {method: "POST", headers: {"content-type": "application/json"}, body: '{"prompt": "owned"}'}),
+        remove: () => fetch(address + "/api/jobs/x", {method: "DELETE"}),
+    };
+    for (const [name, run] of Object.entries(tries))
+        out[name] = await run().then((r) => r.type + " " + r.status, (e) => "refused");
+    out.events = await new Promise((done) => {
+        const s = new EventSource(address + "/api/events");
+        s.onopen = () => done("open"); s.onerror = () => done("refused");
+    });
+    out.image = await new Promise((done) => {
+        const image = new Image();
+        image.onload = () => done("read"); image.onerror = () => done("refused");
+        image.src = address + "/api/pictures/" + "PICTURE";
+    });
+    return out;
+}"""
+
+
+def test_a_page_on_another_origin_gets_nothing(browser: Any, server: RunningServer) -> None:
+    name = drawn(server)["pictures"][0]
+    handler = type("Handler", (Hostile,), {"address": server.address})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as evil, server.http as client:
+        threading.Thread(target=evil.serve_forever, daemon=True).start()
+        jobs = client.get("/api/jobs").json()
+        for host in ("127.0.0.1", "localhost"):
+            context = browser.new_context()
+            page = context.new_page()
+            page.goto(f"http://{host}:{evil.server_address[1]}/")
+            got = page.evaluate(ATTEMPTS.replace("PICTURE", name), server.address)
+            print(host, json.dumps(got))
+            assert set(got.values()) <= {"refused", "opaque 0"} and got["blind"] in ("refused", "opaque 0")
+            assert got["image"] == got["get"] == got["events"] == "refused"
+            frame = page.locator("#frame").element_handle().content_frame()
+            assert "qwenimg" not in frame.content(), "no page frames it"
+            page.evaluate("document.getElementById('form').submit()")
+            page.wait_for_load_state()
+            assert "not served" in page.content()
+            context.close()
+        assert client.get("/api/jobs").json() == jobs, "and nothing was drawn"
+        evil.shutdown()
