@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,6 @@ TEXT = QwenVLConfig(
 )  # fmt: skip
 VAE = QwenVAEConfig(base_dim=48)
 PROMPT = "a red circle and a small blue square on a white background"
-
-
 # A quarter of the published vision tower's width, and of its layers.
 SEEING = QwenVLVisionConfig(
     **vars(TEXT), mrope_section=(16, 24, 24), vision_depth=8, vision_width=320, vision_inner=856, vision_heads=4,
@@ -245,11 +243,14 @@ def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16", text: Qwen
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
-    if edits:
-        random_pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
-        Image.fromarray(random_pixels).save(folder / PICTURE)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)).save(folder / PICTURE)
     pipeline = (EDIT_2511 if edits else variants.TEXT).pipeline
     (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": pipeline}))
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "z-image": write_random_zimage, "flux": write_random_flux, "flux2": write_random_flux2, "sd3": write_random_sd3,
+}  # fmt: skip
 
 
 def made(folder: Path, model: str) -> Path:
@@ -259,14 +260,8 @@ def made(folder: Path, model: str) -> Path:
             write_qwen(path, DIT if model == "qwen" else DEEP)
         elif model == "edit":
             write_qwen(path, replace(DIT, zero_cond_t=True), text=SEEING)
-        elif model == "z-image":
-            write_random_zimage(path)
-        elif model == "flux":
-            write_random_flux(path)
-        elif model == "flux2":
-            write_random_flux2(path)
-        elif model == "sd3":
-            write_random_sd3(path)
+        elif model in WRITERS:
+            WRITERS[model](path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path

@@ -25,7 +25,7 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, quantise
-from qwenimg.common.weights.peft_config import ADAPTER
+from qwenimg.common.weights.loras.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
 
 

@@ -14,9 +14,9 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.families.family import Family
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.weights import delta
-from qwenimg.common.weights.lora import LoraFile, Module, fit, read_lora, scale_of
-from qwenimg.common.weights.lora_names import Names, find
+from qwenimg.common.weights.loras import delta
+from qwenimg.common.weights.loras.lora import LoraFile, Module, fit, read_lora, scale_of
+from qwenimg.common.weights.loras.lora_names import Names, find
 
 FITS, NO_USE = "fits: ", "use it: no"
 Layers: TypeAlias = Mapping[str, tuple[Family, Names]]

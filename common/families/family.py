@@ -15,8 +15,8 @@ from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.weights.lora import Module
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora import Module
+from qwenimg.common.weights.loras.lora_names import Names
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:

@@ -21,8 +21,8 @@ from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.weights.lora import Deltas
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora import Deltas
+from qwenimg.common.weights.loras.lora_names import Names
 
 Image: TypeAlias = NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha
 

@@ -34,8 +34,8 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import USUAL
-from qwenimg.common.weights.lora import Deltas
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora import Deltas
+from qwenimg.common.weights.loras.lora_names import Names
 
 Denoised: TypeAlias = Callable[[Array, float, Array], Array]
 

@@ -17,10 +17,10 @@ from qwenimg.common.formats.file_hash import data_sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.lora_text import NamedLora
-from qwenimg.common.weights import lora as files
-from qwenimg.common.weights.lora import Deltas, LoraFile
-from qwenimg.common.weights.lora_names import Names
-from qwenimg.common.weights.peft_config import ADAPTER
+from qwenimg.common.weights.loras import lora as files
+from qwenimg.common.weights.loras.lora import Deltas, LoraFile
+from qwenimg.common.weights.loras.lora_names import Names
+from qwenimg.common.weights.loras.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Mode
 
 KEPT = 2 * lora_text.MOST  # files

@@ -14,7 +14,7 @@ from qwenimg.common.base.found_once import found_once
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import quantise
-from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.loras.lora import Deltas
 from qwenimg.common.weights.plan import LoadPlan
 
 

@@ -157,7 +157,7 @@ def test_common_and_cli_compute_no_product():
     exact = "the reference in float64 that a device is judged by"
     allowed = {("common/measure/exactness.py", f"{name}: "): exact for name in ("matmul", "attention", "conv2d")}
     once = "a LoRA's factors, multiplied once while a weight is read, so that both backends get the same bits"
-    allowed[("common/weights/delta.py", "")] = once
+    allowed[("common/weights/loras/delta.py", "")] = once
     allowed[("common/pipeline/preview.py", "")] = "least squares in float64, and colours that no picture depends on"
     assert broken(rules.products, sources("common", "cli", "src"), allowed) == []
 

@@ -153,7 +153,10 @@ TWO_TEXTS = ("common/families/stable_diffusion/", "common/families/sd3/", "commo
                 "cli/commands/serve.py",
             },
         ),
-        ("text_encoder_2", {"common/weights/lora_names.py", "common/weights/peft_config.py", CLIP}),  # a LoRA's names
+        (
+            "text_encoder_2",
+            {"common/weights/loras/lora_names.py", "common/weights/loras/peft_config.py", CLIP},
+        ),  # a LoRA's names
     ],
 )
 def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses: set[str]) -> None:

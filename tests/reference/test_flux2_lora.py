@@ -14,8 +14,8 @@ from tiny_flux2 import tiny_dit
 import qwenimg
 from qwenimg.common.families.flux2 import lora_names
 from qwenimg.common.families.flux2.published import published
-from qwenimg.common.weights import lora
-from qwenimg.common.weights.lora import read_lora
+from qwenimg.common.weights.loras import lora
+from qwenimg.common.weights.loras.lora import read_lora
 
 RANK, ALPHA = 2, 3.0
 FLOAT32 = 1e-6  # relative L2 of a change of a weight

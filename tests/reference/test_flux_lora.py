@@ -15,10 +15,10 @@ from tiny_flux import WIDE, tiny_dit, transformer_file
 from qwenimg.common.families.flux import lora_names
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
-from qwenimg.common.weights import lora
 from qwenimg.common.weights.keys import Place
-from qwenimg.common.weights.lora import Deltas, read_lora
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras import lora
+from qwenimg.common.weights.loras.lora import Deltas, read_lora
+from qwenimg.common.weights.loras.lora_names import Names
 
 RANK, ALPHA = 2, 3.0
 FLOAT32 = 1e-6  # relative L2 of a change of a weight

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from tiny_model import tiny_dit
 
 from qwenimg.common.families.stable_diffusion import lora_names, single_file
-from qwenimg.common.weights import lora as loras
-from qwenimg.common.weights.lora_names import DENOISER, Names, component_names, find
+from qwenimg.common.weights.loras import lora as loras
+from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, find
 
 TOLERANCE = 1e-6  # of the largest weight: float32 sums in another order
 KINDS = ("sd1", "sd2", "sdxl")

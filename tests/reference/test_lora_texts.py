@@ -22,7 +22,7 @@ from policies import FP32
 from safetensors.torch import save_file
 
 from qwenimg.common.parts.texts import clip_lora_names
-from qwenimg.common.weights import lora as loras
+from qwenimg.common.weights.loras import lora as loras
 
 PREFIXES = {
     "sd1": [{"text_encoder": "lora_te_"}, {"text_encoder": "lora_te1_"}],

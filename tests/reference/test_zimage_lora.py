@@ -20,10 +20,10 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.describe import describe
 from qwenimg.common.families.z_image import lora_names, transformer_file
 from qwenimg.common.networks.denoisers import zimage_dit
-from qwenimg.common.weights import lora as loras
 from qwenimg.common.weights.keys import Place, Rows
-from qwenimg.common.weights.lora import Deltas
-from qwenimg.common.weights.lora_names import Names, find
+from qwenimg.common.weights.loras import lora as loras
+from qwenimg.common.weights.loras.lora import Deltas
+from qwenimg.common.weights.loras.lora_names import Names, find
 
 BACKENDS = ("cpu", "mlx")
 TOLERANCE = 1e-6  # of the largest weight: float32 sums in another order

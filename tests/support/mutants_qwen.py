@@ -18,7 +18,7 @@ from qwenimg.common.pipeline import plan
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
-from qwenimg.common.weights import lora
+from qwenimg.common.weights.loras import lora
 
 QKV = ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj")
 

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.weights import lora as loras
-from qwenimg.common.weights import module_patterns, peft_config
-from qwenimg.common.weights.lora_names import DENOISER, Names, component_names
+from qwenimg.common.weights.loras import lora as loras
+from qwenimg.common.weights.loras import module_patterns, peft_config
+from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.values import fused, read
 

@@ -13,7 +13,7 @@ from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Place, Rows
-from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, Names, component_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
 _QKV = re.compile(r"attn\.(?:to_(?P<image>[qkv])|add_(?P<text>[qkv])_proj)")
 _T5 = ("text_encoder_2.", "lora_te3_", "lora_te2_", "lycoris_te3_")

@@ -34,7 +34,7 @@ from qwenimg.common.runtime.engine import Array, Engine, Modulation
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora_names import Names
 
 LENGTHS = {True: 512, False: 256}  # tokens of T5, of a model with and without guidance
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from qwenimg.common.families.flux2.transformer_file import place
 from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, component_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, TEXT, Names, component_names
 
 
 def names(checkpoint: Checkpoint) -> Names:

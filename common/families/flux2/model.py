@@ -34,7 +34,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora_names import Names
 
 TEMPLATE = Template(
     text="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, component_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, TEXT, Names, component_names
 
 
 def names(checkpoint: Checkpoint) -> Names:

@@ -31,7 +31,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora_names import Names
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 

@@ -8,7 +8,7 @@ from qwenimg.common.families.sd3 import transformer_keys
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
 from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.lora_names import DENOISER, ComponentNames, Names, component_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
 
 def names(checkpoint: Checkpoint) -> Names:

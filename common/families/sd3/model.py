@@ -31,7 +31,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora_names import Names
 
 SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
 

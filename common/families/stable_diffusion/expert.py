@@ -25,7 +25,7 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.weights.lora import Deltas
+from qwenimg.common.weights.loras.lora import Deltas
 
 GUIDANCE = Guidance(formula=cfg)
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch

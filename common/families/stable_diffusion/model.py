@@ -34,8 +34,8 @@ from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling import discrete, schedules, table
 from qwenimg.common.sampling.table import Sampler
-from qwenimg.common.weights.lora import Deltas
-from qwenimg.common.weights.lora_names import Names
+from qwenimg.common.weights.loras.lora import Deltas
+from qwenimg.common.weights.loras.lora_names import Names
 
 
 class StableDiffusion:

@@ -7,7 +7,7 @@ from qwenimg.common.families.z_image.transformer_file import place
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.lora_names import DENOISER, TEXT, ComponentNames, Names, component_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, TEXT, ComponentNames, Names, component_names
 
 
 def names(checkpoint: Checkpoint) -> Names:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.weights.lora_names import TEXT, TEXT_1, TEXT_2, ComponentNames, component_names
+from qwenimg.common.weights.loras.lora_names import TEXT, TEXT_1, TEXT_2, ComponentNames, component_names
 
 _PROJECTION = re.compile(r"(?P<owner>.+\.self_attn)\.(?P<letter>q|k|v|out)_proj")
 

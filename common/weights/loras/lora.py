@@ -20,10 +20,10 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import TensorSlice
-from qwenimg.common.weights import delta
-from qwenimg.common.weights.delta import LowRank
-from qwenimg.common.weights.lora_names import Names, Target, find
-from qwenimg.common.weights.peft_config import ADAPTER, ModuleConfig, read_config
+from qwenimg.common.weights.loras import delta
+from qwenimg.common.weights.loras.delta import LowRank
+from qwenimg.common.weights.loras.lora_names import Names, Target, find
+from qwenimg.common.weights.loras.peft_config import ADAPTER, ModuleConfig, read_config
 from qwenimg.common.weights.plan import Mode
 
 # The ends of keys behind the module: PEFT's (with the adapter's name or without), kohya's, old diffusers', LyCORIS's

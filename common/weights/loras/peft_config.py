@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.weights.module_patterns import first_matches
+from qwenimg.common.weights.loras.module_patterns import first_matches
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's own names
 MAX_CONFIG = 1 << 20  # bytes

@@ -1,0 +1,1 @@
+"""LoRA files: their modules, names of layers, and deltas of weights."""
