@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import qwenimg
 from qwenimg.cli import elsewhere, failures, streams
-from qwenimg.cli.faults import kept, report_faults
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import RunPrinter
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening, opening_of
 from qwenimg.common.jobs.fields import Fields, fields, merged, option_in
@@ -23,12 +22,14 @@ from qwenimg.common.jobs.legal import check_cache, check_forms, check_replay, re
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.jobs.replay import Replay, read_replay
-from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, prepare, run
+from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, passing, prepare, run
 from qwenimg.common.request.parts import PARTS
 
 if TYPE_CHECKING:
     from qwenimg import Step
     from qwenimg.common.memory.estimate import Estimate
+
+MOST = 20  # the most faults of a prompt file that are reported one by one if they end the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,3 +264,35 @@ def _replayed(flags: Flags, opening: Opening, replay: Replay | None) -> Opening:
 
     says_policy = any(flags.opening[name] is not None for name in ("preset", "precision"))
     return replayed(opening, replay, flags.replay, keep_policy=not says_policy)
+
+
+# Lines of a prompt file that cannot be generated: each is reported, and ends the run or is skipped
+
+
+def report_faults(faults: Sequence[ModelError], report: RunPrinter, *, left: int, keep_going: bool) -> list[int]:
+    """Report `faults` and return their exit codes. Raises the last if they end the run: without `keep_going`, or if no
+    image is `left`."""
+    if not faults or (keep_going and left):
+        return [report.fault(error) for error in faults]
+    *others, last = faults[:MOST]
+    for error in others:
+        report.fault(error)
+    if len(faults) > MOST:
+        report.fault(last)
+        last = ModelError(f"{len(faults) - MOST} more lines of the prompt file are at fault, after those above")
+    raise last
+
+
+def kept(
+    wanted: list[Picture],
+    check: Callable[[Picture], object],
+    report: RunPrinter,
+    failed: list[int],
+    *,
+    keep_going: bool,
+) -> list[Picture]:
+    """Return those of `wanted` that pass `check`. A fault of a prompt file is reported with its line, and its exit code
+    is added to `failed`. Raises QwenimgError."""
+    passed, faults = passing(wanted, check)
+    failed += report_faults(faults, report, left=len(passed), keep_going=keep_going)
+    return passed

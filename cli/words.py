@@ -19,6 +19,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
 FREE = ("words", "prompt", "negative_prompt")  # any text; a prompt has its own check
+TABLES = ("devices", "presets", "samplers")  # commands of one module
 JSON_FILES = ("precision",)  # commands whose --json names a file
 
 
@@ -31,7 +32,8 @@ class Words(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"qwenimg.cli.commands.{cmd_name}"), cmd_name)
+        module = "tables" if cmd_name in TABLES else cmd_name
+        command: click.Command = getattr(import_module(f"qwenimg.cli.commands.{module}"), cmd_name)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -27,10 +27,10 @@ from threading import Lock
 
 import mlx.core as mx
 
-from qwenimg.common.base import atomic_files, leftovers, private_folder
+from qwenimg.common.base import atomic_files, leftovers
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.text import shown_path
-from qwenimg.common.runtime import compiling
+from qwenimg.common.runtime import compiling, private_folder
 
 _NAME = re.compile(r"lib\w{1,250}\.so", re.ASCII)
 _SUFFIX = ".kernel"

@@ -17,9 +17,10 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from qwenimg.common.base import atomic_files, private_folder
+from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.text import shown_path
+from qwenimg.common.runtime import private_folder
 
 _LIST = "files.json"
 

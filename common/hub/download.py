@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.base.cache_files import append, create, own_size, read_small
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError, disk_full
+from qwenimg.common.base.hf_cache import append, create, own_size, read_small
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import PIECE
 from qwenimg.common.hub.http import Echo, Interrupted, Server, number, open_url, persist, pieces

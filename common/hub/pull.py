@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.base import amounts, cache_files, hf_cache
+from qwenimg.common.base import amounts, hf_cache
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
@@ -150,7 +150,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
         for f in files:
             sizes[f.path.partition("/")[0]] += f.size
         work.echo(requirements.machine_text(catalog.find(work.repo), max(sizes.values())))
-    cache_files.make_folder(work.cache, work.blob(files[0]).parent)
+    hf_cache.make_folder(work.cache, work.blob(files[0]).parent)
     done = 0  # bytes of the files that are complete
     ahead = received  # bytes received earlier of the files that are still to come
     for wanted in files:
@@ -176,7 +176,7 @@ def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
     """Remove the names of files whose bytes are not those that the hub lists, so that they are fetched again."""
     paths = ((wanted, work.pointer(wanted), work.blob(wanted)) for wanted in files)
     here = [
-        (pointer if cache_files.is_inside(work.cache, pointer, wanted.size) else blob, wanted)
+        (pointer if hf_cache.is_inside(work.cache, pointer, wanted.size) else blob, wanted)
         for wanted, pointer, blob in paths
         if _is_here(work, wanted)
     ]
@@ -184,7 +184,7 @@ def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
     for _, wanted in wrong:
         work.echo(f"{wanted.path}: its bytes are not those that the hub lists; fetching it again")
         for place in (work.pointer(wanted), work.blob(wanted)):
-            cache_files.make_folder(work.cache, place.parent)
+            hf_cache.make_folder(work.cache, place.parent)
             place.unlink(missing_ok=True)
     if not wrong:
         work.echo(f"{work.repo}: {right(here)}")
@@ -192,7 +192,7 @@ def _drop_damaged(work: _Work, files: list[Wanted], progress: Progress) -> None:
 
 def _is_here(work: _Work, wanted: Wanted) -> bool:
     paths = (work.pointer(wanted), work.blob(wanted))
-    return any(cache_files.is_inside(work.cache, path, wanted.size) for path in paths)
+    return any(hf_cache.is_inside(work.cache, path, wanted.size) for path in paths)
 
 
 def _tell(work: _Work, count: int, total: int, received: int) -> None:
@@ -218,8 +218,8 @@ def _tell(work: _Work, count: int, total: int, received: int) -> None:
 def _link(work: _Work, wanted: Wanted) -> None:
     """Make the name in the snapshot: a relative link to the blob, or the blob itself on a file system without links."""
     blob, pointer = work.blob(wanted), work.pointer(wanted)
-    cache_files.make_folder(work.cache, pointer.parent)
-    if cache_files.is_inside(work.cache, pointer, wanted.size):
+    hf_cache.make_folder(work.cache, pointer.parent)
+    if hf_cache.is_inside(work.cache, pointer, wanted.size):
         return
     pointer.unlink(missing_ok=True)
     try:
@@ -235,9 +235,9 @@ def _finish(work: _Work) -> None:
         raise ModelError(f"{work.repo}: has no {lack}: not a whole model in diffusers layout")
     if work.piece is None:
         registry.of_folder(work.snapshot)  # without model_index.json, the names of the weights show its family
-    refs = cache_files.make_folder(work.cache, work.storage / "refs")
+    refs = hf_cache.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
-    with cache_files.create(temp) as file:
+    with hf_cache.create(temp) as file:
         file.write(work.commit.encode())
     temp.replace(refs / "main")
     for suffix in (PART, NOTE):
@@ -249,9 +249,9 @@ def _finish(work: _Work) -> None:
 @contextmanager
 def _lock(work: _Work) -> Iterator[None]:
     """Lock the repository: a second `pull` of it waits. The system releases the lock of a process that dies."""
-    cache_files.make_folder(work.cache, work.storage)
-    locks = cache_files.make_folder(work.cache, work.cache / ".locks" / work.storage.name)
-    with cache_files.open_lock(locks / "qwenimg.lock") as file:
+    hf_cache.make_folder(work.cache, work.storage)
+    locks = hf_cache.make_folder(work.cache, work.cache / ".locks" / work.storage.name)
+    with hf_cache.open_lock(locks / "qwenimg.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -281,7 +281,7 @@ def test_each_contract_can_fail(tmp_path):
     faults = {
         "common/networks/params.py": "import torch",
         "common/base/text.py": "import qwenimg.common.memory.limits",
-        "common/families/qwen_image/memory.py": "import qwenimg.common.families.stable_diffusion.memory",
+        "common/families/qwen_image/memory.py": "import qwenimg.common.families.stable_diffusion.expert",
         "backends/mlx/load.py": "import qwenimg.common.sampling.ode",
         "backends/mlx/ops/layers.py": "import torch",
         "backends/torch/ops/layers.py": "import mlx.core",

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwenimg.common.base import leftovers, private_folder
+from qwenimg.common.base import leftovers
+from qwenimg.common.runtime import private_folder
 
 NOBODY = 12345  # of users and groups
 

@@ -137,6 +137,7 @@ def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> Non
     assert re.search(r"--halo, --shine HOW +How the weights shine\.", shown) and "--text-encoder-3" not in shown
 
 
+LORAS = ("common/weights/loras/lora_names.py", "common/weights/loras/peft_config.py")
 CLIP = "common/parts/texts/clip_lora_names.py"
 TWO_TEXTS = ("common/families/stable_diffusion/", "common/families/sd3/", "common/families/flux/")
 
@@ -155,7 +156,7 @@ TWO_TEXTS = ("common/families/stable_diffusion/", "common/families/sd3/", "commo
         ),
         (
             "text_encoder_2",
-            {"common/weights/loras/lora_names.py", "common/weights/loras/peft_config.py", CLIP},
+            {*LORAS, CLIP, "common/families/qwen_image/family.py", "common/families/qwen_image/checkpoint.py"},
         ),  # a LoRA's names
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from qwenimg.cli.commands.samplers import samplers
+from qwenimg.cli.commands.tables import samplers
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.sampling.schedules import SCHEDULES
 from qwenimg.common.sampling.table import ALIASES, SAMPLERS, find

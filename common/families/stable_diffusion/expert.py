@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import memory
 from qwenimg.common.memory import operations
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers.unet import UNetConfig
@@ -27,6 +26,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.weights.loras.lora import Deltas
 
+UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
 GUIDANCE = Guidance(formula=cfg)
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
@@ -117,11 +117,28 @@ class Expert:
         limit = self.runtime.engine.workspace.score_bytes
         levels = [(i, level.heads) for i, level in enumerate(config.down) if level.depth]
         score_bytes = max((scores(heads, branches, height * width // 4**i, limit) for i, heads in levels), default=0)
-        cache_bytes = memory.kept_bytes(config, len(GUIDANCE.branches(request)), height, width) if request.caches else 0
-        activations = memory.step_peak(config, branches, height, width) + score_bytes
+        cache_bytes = kept_bytes(config, len(GUIDANCE.branches(request)), height, width) if request.caches else 0
+        activations = step_peak(config, branches, height, width) + score_bytes
         return self.runtime.call_bytes(self.checkpoint["unet"], activations) + cache_bytes
 
 
 def sinusoids(config: UNetConfig, values: Sequence[float], channels: int) -> NDArray[np.float64]:
     """Return the sinusoids of times or sizes, [N, channels], in the order of the model."""
     return timesteps.unet_sinusoids(values, channels, cosines_first=config.flip_sin_to_cos, shift=config.freq_shift)
+
+
+# Memory
+
+
+def step_peak(config: UNetConfig, branches: int, height: int, width: int) -> int:
+    """Return the bytes of activations in one step with `branches` in one batch, for latents of height x width.
+
+    Each pixel of the first level has the arrays for the up blocks and a feed-forward's eight widths, in float32."""
+    return branches * height * width * config.block_out_channels[0] * 4 * UNET_BUFFERS
+
+
+def kept_bytes(config: UNetConfig, branches: int, height: int, width: int) -> int:
+    """Return the bytes that a step cache keeps for `branches`: the input of the last up block, and the stored and the
+    present output of the first down block, in float32."""
+    first, deeper = config.block_out_channels[0], config.block_out_channels[:2][-1]
+    return branches * height * width * (deeper + 2 * first) * 4
