@@ -217,7 +217,7 @@ def _check_files(flags: Flags, opening: Opening, replay: Replay | None, wanted: 
         if sys.stdout is not None and sys.stdout.isatty():
             raise UsageError("-o -: a terminal cannot take a PNG; send the output to a file or a program")
     if replay is not None:
-        from qwenimg.common.hub.replayed import with_recorded_parts
+        from qwenimg.common.hub.origin import with_recorded_parts
 
         completed_opening = with_recorded_parts(opening, replay)
         given: dict[str, object] = {"mask_sha256": flags.mask, "latents": flags.latents}
@@ -260,7 +260,7 @@ def _replayed(flags: Flags, opening: Opening, replay: Replay | None) -> Opening:
     """Return `opening` completed from the recipe of a repeated image. Raises ModelError."""
     if replay is None or flags.replay is None:
         return opening
-    from qwenimg.common.hub.replayed import replayed
+    from qwenimg.common.hub.origin import replayed
 
     says_policy = any(flags.opening[name] is not None for name in ("preset", "precision"))
     return replayed(opening, replay, flags.replay, keep_policy=not says_policy)

@@ -1,4 +1,7 @@
-"""Other programs' options, and the options here for them: a table for messages about unknown options."""
+"""Other programs' words, and the words here for them: tables for messages about unknown options, and about a prompt of
+one word that is rather a command. Real prompts of one word (cat, rain, plane) pass, so a short command's name is
+recognized only by its own letters.
+"""
 
 from __future__ import annotations
 
@@ -101,3 +104,40 @@ def backend(name: str) -> str:
     plain = name.strip().lower().partition(":")[0]
     suggestion = plain if plain in BACKENDS.values() else BACKENDS.get(plain)
     return f" Did you mean {suggestion}?" if suggestion else ""
+
+
+# Commands
+
+LONG = ("generate", "devices", "selftest", "samplers")  # so unlike other words that a similar one is no accident
+LIKE_COMMAND = 0.85  # difflib's similarity: one wrong letter in seven
+# Commands of other programs, and the nearest here.
+COMMANDS = {
+    **dict.fromkeys(("list", "ls", "model"), "models"),
+    **dict.fromkeys(("download", "install", "fetch"), "pull"),
+    **dict.fromkeys(("txt2img", "text2img", "t2i", "imagine"), "generate"),
+    **dict.fromkeys(("img2img", "i2i", "inpaint"), "generate PROMPT -i PICTURE"),
+    **dict.fromkeys(("gpu", "gpus", "backends", "hardware"), "devices"),
+    **dict.fromkeys(("schedules", "schedulers"), "samplers"),
+    **dict.fromkeys(("metadata", "inspect"), "info"),
+    **dict.fromkeys(("complete", "completions"), "completion"),
+    **dict.fromkeys(("benchmark",), "bench"),
+    **dict.fromkeys(("server", "api"), "serve"),
+    **dict.fromkeys(("usage", "commands"), "--help"),
+    **dict.fromkeys(("version",), "--version"),
+}
+NOT_BUILT = ("web", "webui", "gui", "upscale", "quantize", "controlnet", "caption", "edit")
+
+
+def meant(word: str, commands: tuple[str, ...]) -> str | None:
+    """Return the command that `word` probably stands for, to be put behind `qwenimg`; None for a prompt."""
+    if not word.isascii() or len(word) > 20 or " " in word:
+        return None
+    plain = word.lower().replace("_", "-")
+    if plain in COMMANDS:
+        return COMMANDS[plain]
+    if plain.replace("-", "") in LONG and plain not in LONG:
+        return plain.replace("-", "")
+    like = difflib.get_close_matches(plain, [name for name in LONG if name[0] == plain[:1]], 1, LIKE_COMMAND)
+    mixed = [name for name in commands if name[0] == plain[:1] and sorted(name) == sorted(plain)]
+    matches = [name for name in (*like, *mixed) if name != plain]
+    return matches[0] if matches else None

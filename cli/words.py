@@ -12,7 +12,7 @@ from importlib import import_module
 
 import click
 
-from qwenimg.cli import near
+from qwenimg.cli import elsewhere
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
@@ -85,9 +85,9 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
 
 def _check_word(word: str) -> None:
     """Raise UsageError for a word that was hardly meant as a prompt."""
-    if word in near.NOT_BUILT:
+    if word in elsewhere.NOT_BUILT:
         raise UsageError(f"`qwenimg {word}` is not built yet; for a prompt of that word: -p {word}")
-    if name := near.meant(word, tuple(COMMANDS)):
+    if name := elsewhere.meant(word, tuple(COMMANDS)):
         shown = clean(word, 40)
         raise UsageError(f"{shown} is no command; did you mean `qwenimg {name}`? For a prompt of that word: -p {shown}")
 

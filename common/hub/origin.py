@@ -1,21 +1,27 @@
-"""The entries of a recipe for the files of a model: names, never paths, and fingerprints of weights."""
+"""The entries of a recipe for the files of a model: names, never paths, and fingerprints of weights; and the opening of
+the model to repeat an image, by these entries and what the user gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import cached_name
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.file_hash import sha256
 from qwenimg.common.formats.fingerprint import fingerprint
+from qwenimg.common.hub import resolve
 from qwenimg.common.hub.resolve import Resolved, from_path
-from qwenimg.common.request.parts import LEFT_OUT
+from qwenimg.common.jobs.replay import Replay
+from qwenimg.common.request.parts import LEFT_OUT, PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -84,3 +90,42 @@ def label(folder: Path) -> str:
 def _places(plan: LoadPlan) -> set[Path]:
     """Return the files of a plan, and their folders."""
     return {place for file in plan.files for place in (file.path, file.path.parent)}
+
+
+# Opening a model to repeat an image
+
+
+def with_recorded_parts(opening: Opening, replay: Replay) -> Opening:
+    """Return `opening` with the parts that the recipe names by a hub id and that are in the cache."""
+    given = opening.parts
+    paths = {part: given.get(part) or resolve.named_part(replay.used[part]) for part in PARTS if part in replay.used}
+    return replace(opening, parts={**given, **{part: path for part, path in paths.items() if path is not None}})
+
+
+def replayed(opening: Opening, replay: Replay, picture: Path, *, keep_policy: bool) -> Opening:
+    """Return `opening` completed from the recipe of the file `picture`: model, refiner, parts, prediction, bits, and if
+    `keep_policy` the precision. Raises ModelError for a model that is not in the cache."""
+    opening = with_recorded_parts(opening, replay)
+    model, refiner, used = opening.model, opening.refiner, replay.used
+    if model is None and replay.model is not None:
+        model = _named(replay.model, "-m", picture, opening)
+    if refiner is None and "refiner" in used:
+        refiner = _named(used["refiner"], "--refiner", picture, Opening(offline=opening.offline))
+    return replace(
+        opening,
+        model=model,
+        refiner=refiner,
+        precision=replay.precision if keep_policy else opening.precision,
+        prediction=opening.prediction or cast(Any, used.get("prediction")),
+        variant=opening.variant or used.get("variant"),
+        quantize=opening.quantize or used.get("quantize"),
+    )
+
+
+def _named(name: str, option: str, picture: Path, opening: Opening) -> str:
+    """Return the model to open for the recipe's `name`. Raises ModelError that asks for `option`."""
+    try:
+        return resolve.named(name, offline=opening.offline, without=opening.choices.elsewhere)
+    except ModelError as error:
+        where = clean(picture, 60)
+        raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None

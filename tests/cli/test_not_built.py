@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runner import Library, cli
 
-from qwenimg.cli import near
+from qwenimg.cli import elsewhere
 from qwenimg.cli.commands.bench import bench
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.commands.plan import plan
@@ -115,14 +115,14 @@ def test_help_by_every_name(library: Library) -> None:
     assert cli("-p", "help").code == 0 and cli("x", "-H", "7", "-o", "h").code == 0
 
 
-@pytest.mark.parametrize("word", near.NOT_BUILT)
+@pytest.mark.parametrize("word", elsewhere.NOT_BUILT)
 def test_words_for_what_is_not_built(library: Library, word: str) -> None:
     cli(word).refused(2, "not built yet", f"-p {word}")
 
 
 def test_what_is_suggested_is_there() -> None:
     known = {*COMMANDS, "models", "--help", "--version"}
-    assert {text.split()[0] for text in near.OTHERS.values()} <= known and set(near.LONG) <= known
+    assert {text.split()[0] for text in elsewhere.COMMANDS.values()} <= known and set(elsewhere.LONG) <= known
 
 
 def test_an_embedding_is_reported_by_its_whole_name(library: Library) -> None:
