@@ -33,6 +33,7 @@ from doc_tables import DOCS, table, write
 from PIL import Image
 from random_flux import write_random_flux
 from random_flux2 import write_random_flux2
+from random_qwen21 import write_random_qwen21
 from random_sd import write_random_sd
 from random_sd3 import write_random_sd3
 from random_zimage import write_random_zimage
@@ -124,6 +125,10 @@ RUNS = (
     Run("flux", "cpu", "--size 512x384 --precision bf16"),
     Run("flux", "mlx", "--size 128x128 --precision fp32"),
     Run("flux2", "cpu", "--size 256x256 --precision fp32"),
+    Run("qwen21", "cpu", "--size 512x512 --precision fp32 --guidance 4"),
+    Run("qwen21", "cpu", "--size 512x512 --precision fp32 -i seen.png"),
+    Run("qwen21", "cpu", "--size 512x384 --precision bf16 -i seen.png"),
+    Run("qwen21", "mlx", "--size 256x256 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32 --guidance 1"),
     Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
@@ -174,7 +179,7 @@ STARTS = {
 
 def starts(model: str) -> dict[str, str]:
     """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
-    return STARTS | ({"loading transformer": "denoise"} if model in ("z-image", "flux2") else {})
+    return STARTS | ({"loading transformer": "denoise"} if model in ("z-image", "flux2", "qwen21") else {})
 
 
 ONE = """
@@ -246,10 +251,15 @@ def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16", text: Qwen
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
     if edits:
-        random_pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
-        Image.fromarray(random_pixels).save(folder / PICTURE)
+        write_picture(folder)
     pipeline = (EDIT_2511 if edits else variants.TEXT).pipeline
     (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": pipeline}))
+
+
+def write_picture(folder: Path) -> None:
+    """Write the picture that a model of `folder` sees."""
+    random_pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+    Image.fromarray(random_pixels).save(folder / PICTURE)
 
 
 def made(folder: Path, model: str) -> Path:
@@ -265,6 +275,9 @@ def made(folder: Path, model: str) -> Path:
             write_random_flux(path)
         elif model == "flux2":
             write_random_flux2(path)
+        elif model == "qwen21":
+            write_random_qwen21(path)
+            write_picture(path)
         elif model == "sd3":
             write_random_sd3(path)
         else:
