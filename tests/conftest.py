@@ -197,9 +197,28 @@ def tiny_edit(shared_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_qwen21(shared_folder: Path) -> Iterator[dict[str, Path]]:
+    """Tiny Qwen-Image-2.1 folders, the plain one and Turbo; see `tiny_qwen21`. They see pictures in few pixels."""
+    from tiny_qwen21 import small_pictures, write_tiny_qwen21
+
+    from qwenimg.common.families.qwen_image_21.small_files import TURBO
+
+    found = {}
+    for name in ("qwen21", "qwen21-turbo"):
+        folder = shared_folder / f"tiny-{name}"
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                write_tiny_qwen21(folder, TURBO if name.endswith("turbo") else ())
+        found[name] = folder
+    with small_pictures():
+        yield found
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
+    tiny_qwen21: dict[str, Path],
     tiny_zimage: Path,
     tiny_flux: dict[str, Path],
     tiny_flux2: dict[str, Path],
@@ -208,8 +227,8 @@ def tiny(
 ) -> dict[str, Path]:
     """The tiny folders of all families that have files, by kind."""
     flux = {f"flux-{variant}": folder for variant, folder in tiny_flux.items()}
-    others = {"qwen": tiny_folder, "z-image": tiny_zimage, "sd3": tiny_sd3["medium"]}
-    return others | tiny_edit | flux | tiny_flux2 | folders
+    qwen = {"qwen": tiny_folder, "qwen21": tiny_qwen21["qwen21"]} | tiny_edit
+    return qwen | {"z-image": tiny_zimage, "sd3": tiny_sd3["medium"]} | flux | tiny_flux2 | folders
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ from doc_tables import DOCS, table, write
 from PIL import Image
 from random_flux import write_random_flux
 from random_flux2 import write_random_flux2
+from random_qwen21 import write_random_qwen21
 from random_sd import write_random_sd
 from random_sd3 import write_random_sd3
 from random_zimage import write_random_zimage
@@ -122,6 +123,10 @@ RUNS = (
     Run("flux", "cpu", "--size 512x384 --precision bf16"),
     Run("flux", "mlx", "--size 128x128 --precision fp32"),
     Run("flux2", "cpu", "--size 256x256 --precision fp32"),
+    Run("qwen21", "cpu", "--size 512x512 --precision fp32 --guidance 4"),
+    Run("qwen21", "cpu", "--size 512x512 --precision fp32 -i seen.png"),
+    Run("qwen21", "cpu", "--size 512x384 --precision bf16 -i seen.png"),
+    Run("qwen21", "mlx", "--size 256x256 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32"),
     Run("sd15", "cpu", "--size 512x512 --precision fp32 --guidance 1"),
     Run("sd15", "cpu", "--size 768x768 --precision fp32 --preset memory"),
@@ -172,7 +177,7 @@ STARTS = {
 
 def starts(model: str) -> dict[str, str]:
     """Return the stage that each message begins; only Qwen-Image has one for its modulation."""
-    return STARTS | ({"loading transformer": "denoise"} if model in ("z-image", "flux2") else {})
+    return STARTS | ({"loading transformer": "denoise"} if model in ("z-image", "flux2", "qwen21") else {})
 
 
 ONE = """
@@ -243,14 +248,21 @@ def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16", text: Qwen
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)).save(folder / PICTURE)
+    write_picture(folder)
     pipeline = (EDIT_2511 if edits else variants.TEXT).pipeline
     (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": pipeline}))
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "z-image": write_random_zimage, "flux": write_random_flux, "flux2": write_random_flux2, "sd3": write_random_sd3,
+    "qwen21": write_random_qwen21,
 }  # fmt: skip
+
+
+def write_picture(folder: Path) -> None:
+    """Write the picture that a model of `folder` sees."""
+    random_pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+    Image.fromarray(random_pixels).save(folder / PICTURE)
 
 
 def made(folder: Path, model: str) -> Path:
@@ -262,6 +274,7 @@ def made(folder: Path, model: str) -> Path:
             write_qwen(path, replace(DIT, zero_cond_t=True), text=SEEING)
         elif model in WRITERS:
             WRITERS[model](path)
+            write_picture(path)
         else:
             write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
     return path

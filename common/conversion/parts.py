@@ -152,7 +152,8 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
             tables[scheduler] = fields | {"prediction_type": checkpoint.scheduler.prediction_type}
     for name, tokenizer in checkpoint.tokenizers.items():
         folder = name.replace("text_encoder", "tokenizer")
-        if not any(path.startswith(f"{folder}/") for path in data_of):  # it is elsewhere
+        inside = tokenizer.path.name if tokenizer.path.parent == source else folder
+        if not any(path.startswith(f"{inside}/") for path in data_of):  # it is elsewhere
             data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
     return data_of | {path: as_json(data) for path, data in tables.items()}
 

@@ -13,12 +13,13 @@ from qwenimg.common.families.flux import known as flux
 from qwenimg.common.families.flux2 import known as flux2
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image import known as qwen_image
+from qwenimg.common.families.qwen_image_21 import known as qwen_image_21
 from qwenimg.common.families.sd3 import known as sd3
 from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
 from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
 
-_FAMILIES = (qwen_image, z_image, flux2, flux, stable_diffusion, sd3)
+_FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {
     known.name: known for known in (*(known for family in _FAMILIES for known in family.KNOWN), BUILT_IN)

@@ -19,6 +19,7 @@ from qwenimg.common.families.flux.family import FAMILY as FLUX
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
+from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
 from qwenimg.common.families.sd3.family import FAMILY as SD3
 from qwenimg.common.families.stable_diffusion.family import FAMILY as STABLE_DIFFUSION
 from qwenimg.common.families.z_image.family import FAMILY as Z_IMAGE
@@ -31,7 +32,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights import quantise
 
-FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
+FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, QWEN_IMAGE_21, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
 NOTE = "qwenimg.json"
 """The file in which `convert` notes the model of which a folder is made. It also marks an unfinished folder."""

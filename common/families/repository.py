@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from qwenimg.common.families.family import Family
 
 _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json")
+PROCESSOR = "processor"
+"""The folder in which some models have their tokenizer, with what makes patches of pictures."""
 _OF_OTHERS = ("model.safetensors.index.json", "model.safetensors", "0.safetensors")  # one shows that a part is there
 _BESIDE = re.compile(
     r"model_index\.json|scheduler/scheduler_config\.json"
@@ -93,6 +95,8 @@ def lacks(folder: Path, without: frozenset[str] = frozenset()) -> str | None:
     parts = components(has)
     names = required(has)
     for tokenizer in (part.replace("text_encoder", "tokenizer") for part in parts if part.startswith("text_encoder")):
+        if not is_folder(folder / tokenizer) and is_folder(folder / PROCESSOR):
+            tokenizer = PROCESSOR
         if in_other_layout(has) and not is_folder(folder / tokenizer):
             continue  # another folder may have it
         alone = any(has(f"{tokenizer}/{name}") for name in ("tokenizer.json", "spiece.model"))

@@ -12,6 +12,8 @@ from qwenimg.common.numbers.tiles import wide_upsamplers
 
 ROWS = (64, 32, 16, 8)  # rows of a band: with fewer, more rows are read beside a band than in it
 BESIDE = 8  # rows that are read beside a band, by the part of a network with the widest view
+BESIDE_LEVEL = 28  # where the part is a whole level with a shortcut
+SHORTCUT = 1.5  # images of an encoder's first level that stay for its shortcut; measured
 
 
 def decode_bytes(
@@ -41,6 +43,8 @@ def decode_bytes(
 def _largest(config: VAEConfig, height: int, width: int) -> int:
     """Return the number of values of the largest image that is kept between two parts of a decoder."""
     blocks = config.up_blocks
+    if config.has_shortcuts:
+        return height * width * max(outputs << 2 * (level + up) for level, (_, outputs, up) in enumerate(blocks))
     wide = [False, *wide_upsamplers(blocks)]
     widths = [outputs if wide[i] else max(inputs, outputs) for i, (inputs, outputs, _) in enumerate(blocks)]
     return height * width * max(channels << 2 * level for level, channels in enumerate(widths))
@@ -48,12 +52,12 @@ def _largest(config: VAEConfig, height: int, width: int) -> int:
 
 def _band(config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace, rows: int) -> int:
     """Return the bytes of a decoder's largest convolution over one band, including its weight in the kernel's order."""
-    values = []
+    values, read = [], rows + (BESIDE_LEVEL if config.has_shortcuts else BESIDE)
     for level, (inputs, outputs, upsampled) in enumerate(config.up_blocks):
-        pixels = min(rows + BESIDE, height * 2**level) * width * 2**level
+        pixels = min(read, height * 2**level) * width * 2**level
         values.append(_convolved(inputs, outputs, pixels, workspace))
         if upsampled:
-            pixels = min(rows + BESIDE, height * 2 ** (level + 1)) * width * 2 ** (level + 1)
+            pixels = min(read, height * 2 ** (level + 1)) * width * 2 ** (level + 1)
             values.append(_convolved(outputs, config.up_blocks[level + 1][0], pixels, workspace))
     return int(max(values) * itemsize)
 
@@ -71,15 +75,18 @@ def encode_bytes(
     workspace: Workspace,
     rows: int | None,
     own_memory: bool = False,
+    has_shortcuts: bool = False,
 ) -> int:
     """Return the peak bytes of encoding an image of height x width pixels, in a first level of `channels` channels:
-    whole, or in bands of `rows` rows, for which a downsampler reads twice as many."""
+    whole, or in bands of `rows` rows, for which a downsampler reads twice as many. has_shortcuts: see `VAEConfig`."""
+    kept = SHORTCUT * channels * itemsize if has_shortcuts else 0.0  # a pixel
     if rows is None:
-        return encode_peak(channels, height * width, itemsize, workspace)
+        return int(encode_peak(channels, height * width, itemsize, workspace) + kept * height * width)
     between = 0 if own_memory else channels * height * width * itemsize
     read, written = min(2 * rows + BESIDE, height), min(rows + BESIDE, height) / 2
     band = channels * width * (workspace.conv_inputs * read + workspace.conv_outputs * written) * itemsize
     weight = 9 * (4 * channels) ** 2 * itemsize  # the last level's, which is 4 times as wide, in the kernel's order
+    band += kept * width * read
     return int(between + band + weight + 4 * 3 * height * width * itemsize)
 
 

@@ -22,6 +22,11 @@ class VAEConfig(Protocol):
     @property
     def up_blocks(self) -> tuple[tuple[int, int, bool], ...]: ...
 
+    @property
+    def has_shortcuts(self) -> bool:
+        """True if each level has a shortcut around all of it, so that it runs over bands as a whole."""
+        ...
+
 
 def free_ram() -> int:
     """Return the bytes that this process can still get from the system and within its limits."""

@@ -68,4 +68,4 @@ def _decoder_pixels(name: str) -> float:
     match = re.match(r"decoder\.up_blocks\.(\d+)\.(\w+)", name)
     if not match:
         return float("conv_in" in name or "mid_block" in name)
-    return 4.0 ** (int(match[1]) + (match[2] == "upsamplers"))
+    return 4.0 ** (int(match[1]) + match[2].startswith("upsampler"))

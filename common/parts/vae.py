@@ -117,7 +117,16 @@ class VAEHalves:
     def _encoding(self, height: int, width: int, rows: int | None) -> int:
         """Return the bytes of activations, in bands of `rows` unless that is None."""
         own_memory = self.engine.facts.own_memory
-        return bands.encode_bytes(self.width, height, width, self.itemsize, self.engine.workspace, rows, own_memory)
+        return bands.encode_bytes(
+            self.width,
+            height,
+            width,
+            self.itemsize,
+            self.engine.workspace,
+            rows,
+            own_memory,
+            self.config.has_shortcuts,
+        )
 
     def _decoding(self, shape: tuple[int, int], rows: int | None) -> int:
         """Return the bytes of activations, in bands of `rows` unless that is None."""

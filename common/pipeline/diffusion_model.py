@@ -58,6 +58,7 @@ class DiffusionModel(Protocol):
     sees_alpha: bool  # True: images of a request keep their alpha; else they are put on white
     # Mask and masked image are inputs of the model itself, and the mask has so many values along a side of a latent: 1,
     # or that of every pixel (`scale`); 0: they are no inputs
+    repeats_images: bool  # True: from the noise that an image of a request was made of, the model draws it again
     sees_mask: int
     few_steps: Mapping[str, FewSteps]  # by name
 

@@ -37,6 +37,7 @@ from qwenimg.common.sampling.flow_match import USUAL
 from qwenimg.common.weights.loras.lora import Deltas
 from qwenimg.common.weights.loras.lora_names import Names
 
+TOKEN = 16  # pixels along a side of an image's token, in every family
 Denoised: TypeAlias = Callable[[Array, float, Array], Array]
 
 
@@ -45,6 +46,7 @@ class FlowModel(ABC):
 
     multiple = MULTIPLE
     sees_alpha = False
+    repeats_images = False
     sees_mask = 0
     images: tuple[int, int] = (0, 1)
     pools_texts = False  # True: the modulation depends on the texts too
@@ -81,7 +83,7 @@ class FlowModel(ABC):
     def plan(self, request: Request) -> SamplingPlan:
         self.reference_shapes(request)  # only for its errors
         width, height = sizes.render_size(request.width, request.height, self.multiple)
-        return flow_plan(self.schedule_config, request, width * height // self.multiple**2, self.levels)
+        return flow_plan(self.schedule_config, request, width * height // TOKEN**2, self.levels)
 
     def warnings(self, request: Request) -> list[str]:
         named = zip(("prompt", "negative prompt"), self.prompts(request), strict=False)

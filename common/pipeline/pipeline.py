@@ -119,7 +119,7 @@ class Pipeline:
         warnings = (
             no_effect(one, asked.get(name), self.model.options, there, guidance) for name, one in OPTIONS.items()
         )
-        notes += start.alpha_warning(self.model, start.given_images(converted))
+        notes += start.image_warnings(self.model, request, start.given_images(converted), given.noises(asked))
         events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
         return self._turns.driven(events, patience)
 

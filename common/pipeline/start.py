@@ -41,10 +41,18 @@ def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:
     return [one for one in images if isinstance(one, np.ndarray) and one.ndim == 3 and one.size]
 
 
-def alpha_warning(model: DiffusionModel, images: Sequence[NDArray[np.uint8]]) -> list[str]:
-    """Return a warning if some of `images` has an alpha that the model does not see."""
+def image_warnings(
+    model: DiffusionModel, request: Request, images: Sequence[NDArray[np.uint8]], noises: Sequence[str]
+) -> list[str]:
+    """Return warnings about the `images` of a request: of an alpha that the model does not see, and of one that was
+    made of the same noise, for a model that then draws it again. noises: the hashes of the noise of images."""
     lost = not model.sees_alpha and any(map(pixels.has_alpha, images))
-    return ["image is transparent in parts; they are taken as white"] if lost else []
+    told = ["image is transparent in parts; they are taken as white"] if lost else []
+    if not (model.repeats_images and noises and starts_from_noise(request)):
+        return told
+    mine = sha256(noise(model, request, TorchCPUGenerator(request.seed)))
+    again = "image was made with this seed at this size, and the model tends to draw it again, with halos"
+    return [*told, f"{again}: give another seed or size"] if mine in noises else told
 
 
 def image_hashes(request: Request) -> dict[str, str | list[str]]:
@@ -82,6 +90,7 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
         return Initial(noise=noise(model, request, generator), references=references)
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     picture = pixels.fit(request.image, request.width, request.height)
+    picture = pixels.with_alpha(picture) if model.sees_alpha else picture
     values = pixels.from_uint8(pixels.extend(picture, width, height))
     unused = model.sees_mask and request.mask is not None and request.strength == 1
     if unused and model.sees_mask > 1:  # like diffusers, which encodes it here too

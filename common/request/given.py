@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 
 if TYPE_CHECKING:
@@ -67,6 +68,23 @@ def _image(value: object) -> tuple[object, list[str]]:
     if _is_pil(value):
         return in_memory.srgb("image", value)  # type: ignore[arg-type]
     return input.read_image(_file("image", value))
+
+
+def noises(options: Mapping[str, Any]) -> list[str]:
+    """Return the hashes of the noise that the images of a call were made of: of those with a recipe, which are files or
+    PIL images."""
+    from qwenimg.common.pictures.texts import read_texts
+    from qwenimg.common.request.recipe import recipe_from_texts
+
+    value: Any = options.get("image")
+    hashes = list[str]()
+    for one in value if _is_list(value) else [value]:
+        with suppress(ModelError, UsageError):  # most have none
+            path = Path("image") if _is_pil(one) else _file("image", one)
+            info = getattr(one, "info", {})
+            texts = {key: text for key, text in info.items() if isinstance(text, str)} if info else read_texts(path)
+            hashes.append(recipe_from_texts(texts, path)["noise_sha256"])
+    return hashes
 
 
 def _mask(value: object, image: object) -> tuple[object, list[str]]:

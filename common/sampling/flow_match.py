@@ -7,8 +7,9 @@ image. Sampling integrates from sigma = 1 (noise) to sigma = 0 (image).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,7 @@ class FlowMatchConfig:
     use_exponential_sigmas: bool = False
     use_beta_sigmas: bool = False
     stochastic_sampling: bool = False
+    sample_sigmas: tuple[float, ...] = ()  # the only levels, of a model that was distilled for them
 
     def __post_init__(self) -> None:
         for name in _UNSUPPORTED:
@@ -107,6 +109,22 @@ def read_config(data: Mapping[str, object], path: Path) -> FlowMatchConfig:
     return parse(FlowMatchConfig, data, source=path, ignored=_IGNORED)
 
 
+def checked_levels(levels: Sequence[float]) -> tuple[float, ...]:
+    """Return the noise `levels` of a model that was distilled for them alone. Raises ModelError."""
+    falling = all(0 < low < high for high, low in pairwise(levels)) and all(0 < level <= 1 for level in levels)
+    if not falling or len(levels) > MAX_STEPS:
+        raise ModelError(f"has {len(levels)} numbers that are not at most {MAX_STEPS} falling noise levels in 0..1")
+    return tuple(map(float, levels))
+
+
+def _only(config: FlowMatchConfig, steps: int) -> NDArray[np.float32]:
+    """Return the levels of a model that has no others. Raise UsageError for another number of steps."""
+    count = len(config.sample_sigmas)
+    if steps != count:
+        raise UsageError(f"steps is {clean(steps, 40)}: this model draws in {count} steps only; leave the option out")
+    return np.array(config.sample_sigmas, np.float32)
+
+
 def evenly(config: FlowMatchConfig, steps: int) -> NDArray[np.float32]:
     """Return the levels 1 .. 1/steps."""
     return np.linspace(1.0, 1.0 / steps, steps).astype(np.float32)
@@ -158,7 +176,8 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int, levels: Flow
         mu = levels.mu(config, tokens, steps) if config.use_dynamic_shifting else 0.0
         if not abs(mu) <= _LARGEST_MU:
             raise UsageError(f"{tokens} image tokens are too many for this model's schedule; choose a smaller size")
-        sigmas = _shifted(config, levels.spacing(config, steps), mu)
+        spacing = _only if config.sample_sigmas else levels.spacing
+        sigmas = _shifted(config, spacing(config, steps), mu)
         if config.shift_terminal and steps > 1:
             sigmas = _stretched(sigmas, config.shift_terminal)
     # A NaN fails this condition. A static shift may round the first level to just above 1.

@@ -19,6 +19,7 @@ from qwenimg.common.families.describe_lora import describe_lora
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import transformer_file as flux_file
 from qwenimg.common.families.flux2 import transformer_file as flux2_file
+from qwenimg.common.families.qwen_image_21 import transformer_file as qwen21_file
 from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.families.z_image import transformer_file as z_image_file
 from qwenimg.common.formats import gguf
@@ -26,8 +27,13 @@ from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.weights.keys import Place
 
 ORDERS = [FAMILIES[::-1], *(random.Random(seed).sample(FAMILIES, len(FAMILIES)) for seed in range(2))]
-AUTHORS = {"flux": flux_file.place, "flux2": flux2_file.place, "z-image": z_image_file.place}
-GGUF = {"flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",)}
+AUTHORS = {
+    "flux": flux_file.place,
+    "flux2": flux2_file.place,
+    "z-image": z_image_file.place,
+    "qwen-image-2.1": qwen21_file.place,
+}
+GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",)}
 """The architectures that programs write for each family's transformer."""
 SHARED = {
     "flux-schnell text_encoder": {"stable-diffusion", "sd3", "flux"},  # CLIP-L
@@ -42,6 +48,8 @@ SHARED = {
     "sd15 vae": {"stable-diffusion"},
     "flux2-klein-4b vae": {"flux2"},
     "qwen-image-edit-2511 text_encoder": {"qwen-image"},
+    "qwen-image-2.1 text_encoder": {"qwen-image-2.1"},
+    "qwen-image-2.1 vae": {"qwen-image-2.1"},
 }
 
 

@@ -132,7 +132,7 @@ def test_both_backends_draw_the_same(shared: Callable[[str], Pipeline], kind: st
     error = relative(made[1].latents, made[0].latents)
     worst = np.abs(made[0].pixels.astype(int) - made[1].pixels).max()
     print(f"{kind} {task}: latents {error:.1e} (limit {LATENTS}), pixels {worst} (limit {PIXELS})")
-    assert made[0].pixels.shape == (36, 52, 3) and made[0].pixels.std() > 10  # flat pictures would prove nothing
+    assert made[0].pixels.shape[:2] == (36, 52) and made[0].pixels.std() > 10  # flat pictures would prove nothing
     assert error <= LATENTS and worst <= PIXELS
     for key in ("noise_sha256", "sigmas_sha256", "sampler", "steps"):
         assert made[0].recipe[key] == made[1].recipe[key]

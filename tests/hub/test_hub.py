@@ -117,7 +117,7 @@ def test_a_file_is_taken_as_it_is(tmp_path, cache, no_sockets):
     assert "leads nowhere" in refused(resolve.resolve, str(file))
 
 
-@pytest.mark.parametrize("given", ["qwen-image-layered", "Qwen/Qwen-Image-2.1", "sd21"])
+@pytest.mark.parametrize("given", ["qwen-image-layered", "sd21"])
 def test_known_models_that_are_not_supported(given, cache, no_sockets):
     text = refused(resolve.resolve, given)
     assert text.startswith(given) and "pull" not in text

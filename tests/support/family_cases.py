@@ -17,6 +17,7 @@ BACKENDS = ("cpu", "mlx")
 KINDS = {
     "qwen": "qwen-image",
     "qwen-2511": "qwen-image",
+    "qwen21": "qwen-image-2.1",
     "sd15": "stable-diffusion",
     "sd21": "stable-diffusion",
     "sdxl": "stable-diffusion",

@@ -24,6 +24,7 @@ AT_IMPORT = {
     "DenoiserKind": "a constant: a frozen dataclass",
     "Text": "a constant: a frozen dataclass",
     "Template": "a constant: a frozen dataclass",
+    "PictureTemplate": "a constant: a frozen dataclass",
     "Form": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",

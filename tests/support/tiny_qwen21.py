@@ -7,10 +7,21 @@ picture, its positions and its timestep all move the result.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from tiny_model import randomise
+from tiny_edit import louder, special
+from tiny_model import SCHEDULER, randomise
+from tiny_tokenizer import tiny_vocabulary, write_tiny_tokenizer
+
+from qwenimg.common.families.qwen_image_21 import model, references
+from qwenimg.common.families.qwen_image_21.small_files import index
 
 DIT: dict[str, Any] = {
     "in_channels": 12,
@@ -38,6 +49,16 @@ TEXT: dict[str, Any] = {
         "mrope_section": [3, 2, 2],
     },
 }
+VISION: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 36,
+    "num_heads": 2,
+    "out_hidden_size": 60,
+    "patch_size": 16,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [0, 2],
+}
 VAE: dict[str, Any] = {
     "base_dim": 6,
     "decoder_base_dim": 9,
@@ -48,6 +69,8 @@ VAE: dict[str, Any] = {
     "latents_std": [1.0 + 0.1 * i for i in range(12)],
 }
 GAIN = 1.5
+AREA = 160 * 160  # pixels in which a picture is seen in tests; 1024 * 1024 take seconds
+LEAST = 32 * 32  # pixels of a picture, fewer than the published 256 * 256
 
 
 def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
@@ -69,3 +92,43 @@ def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
     model = AutoencoderKLQwenImage21(**(VAE | changes))
     randomise(model, seed)
     return model.eval()
+
+
+def tiny_seeing_encoder(seed: int = 3) -> torch.nn.Module:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    config = Qwen3VLConfig(
+        text_config=TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14},
+        vision_config=VISION,
+        image_token_id=special("image_pad"),
+        vision_start_token_id=special("vision_start"),
+        vision_end_token_id=special("vision_end"),
+    )
+    model = Qwen3VLForConditionalGeneration(config)
+    randomise(model, seed)
+    return louder(model).eval()
+
+
+def write_tiny_qwen21(folder: Path, levels: tuple[float, ...] = (), shard: str = "400KB") -> None:
+    """Write the whole folder part by part, with shards of at most `shard`: the pipeline's own save_pretrained would
+    need torchvision for its processor. levels: those of a distilled model."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    part = folder.with_suffix(".part")
+    write_tiny_tokenizer(part / "processor")
+    scheduler = {"num_train_timesteps": 1000, "shift": 1.0} if levels else SCHEDULER
+    FlowMatchEulerDiscreteScheduler(**scheduler).save_pretrained(part / "scheduler")
+    tiny_vae().save_pretrained(part / "vae", max_shard_size=shard)
+    tiny_dit().save_pretrained(part / "transformer", max_shard_size=shard)
+    tiny_seeing_encoder().save_pretrained(part / "text_encoder", max_shard_size=shard)
+    (part / "model_index.json").write_text(json.dumps(index(levels)))
+    part.rename(folder)
+
+
+@contextmanager
+def small_pictures() -> Iterator[None]:
+    """Let ours see pictures in `AREA` pixels, and be measured like theirs, while the context is open."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(references, "AREA", AREA)
+        patch.setattr(model, "AROUND", replace(model.AROUND, form=model.AROUND.form._replace(least=LEAST)))
+        yield

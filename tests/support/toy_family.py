@@ -95,6 +95,7 @@ class ToyModel:
     multiple = scale = SCALE
     options: ClassVar[frozenset[str]] = frozenset()
     sees_alpha = False
+    repeats_images = False
     sees_mask = False
     images = (0, 1)
     guidance = Guidance(formula=cfg)

@@ -39,7 +39,6 @@ from qwenimg.common.weights.plan import closed_on_failure
 _PARTS = ("transformer", "text_encoder", "vae")
 # The start of a class's name, and why it is not supported.
 REFUSED = {
-    "QwenImage21": "is a Qwen-Image-2.1 model, another architecture, which this version does not support",
     "QwenImageLayered": "is a Qwen-Image-Layered model, which makes layers of an image: not supported yet",
 }
 

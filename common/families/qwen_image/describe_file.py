@@ -12,7 +12,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
-from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes import qwen21_vae, qwen_vae
 from qwenimg.common.weights.keys import named_weights
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
@@ -30,9 +30,10 @@ def part_of(header: Header) -> str | None:
     another file."""
     if is_tower(header):
         return "text_encoder"
-    if architecture := gguf.architecture(header):
-        return next((part for part, network in NETWORKS.items() if architecture in network.architectures), None)
+    architecture = gguf.architecture(header)
     for part, network in NETWORKS.items():
+        if architecture and architecture not in network.architectures:
+            continue
         rename = RENAMES[part](network.manifest(network.config()))
         if any(rename(key) == _SIGNS[part][0] for key in header.tensors):
             return None if part == "vae" and not _is_own_vae(header) else part
@@ -46,6 +47,8 @@ def is_tower(header: Header) -> bool:
 
 def _is_own_vae(header: Header) -> bool:
     """Return whether a VAE's norms or kernels have names that are not those of other VAEs too, as mflux's norms are."""
+    if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors):
+        return False
     return any(key.endswith(".gamma") or CHANNELS_LAST["vae"] in key for key in header.tensors)
 
 

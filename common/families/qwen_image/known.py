@@ -107,5 +107,4 @@ BUILT_IN = KnownModel(
 # Why others are not supported
 REFUSED = {
     "qwen-image-layered": "makes the layers of an image; this version makes images from text",
-    "qwen-image-2.1": "a different architecture that this version does not support",
 }

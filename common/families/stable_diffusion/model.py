@@ -44,6 +44,7 @@ class StableDiffusion:
     guidance = GUIDANCE
     images: tuple[int, int] = (0, 1)
     sees_alpha = False
+    repeats_images = False
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):

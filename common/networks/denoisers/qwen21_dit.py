@@ -126,5 +126,5 @@ NETWORK = Network(
         Block(name="head", paths=re.compile("norm_out|proj_out")),
         Block(name="model", paths=re.compile("")),
     ),
-    architectures=frozenset({"qwen_image_21"}),
+    architectures=frozenset({"qwen_image"}),
 )

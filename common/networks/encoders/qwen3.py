@@ -28,7 +28,7 @@ from qwenimg.common.weights.plan import Uses, as_stored
 
 MODEL_TYPE = "qwen3"
 _PREFIX, _NOT_NEEDED = "model.", ("lm_head.", "output.")
-_SIGN = "layers.0.self_attn.q_norm.weight"
+SIGN = "layers.0.self_attn.q_norm.weight"
 _LLAMA_CPP = {**LLAMA_CPP, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -107,8 +107,9 @@ def rename(key: str) -> str | None:
 
 
 def is_in(names: Iterable[str]) -> bool:
-    """Return whether a file with these `names` has such a text encoder."""
-    return any(rename(key) == _SIGN for key in names)
+    """Return whether a file with these `names` has such a text encoder, and no vision tower as Qwen3-VL."""
+    every = list(names)
+    return any(rename(key) == SIGN for key in every) and not any("visual." in key for key in every)
 
 
 def _attention(config: Qwen3Config) -> Manifest:

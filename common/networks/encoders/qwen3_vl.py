@@ -13,15 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import language_model, qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 
 MODEL_TYPE = "qwen3_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
-_NOT_NEEDED = (
-    "model.visual.", "visual.", "lm_head.", "output.",
-    "vision_tower.", "language_model.lm_head.",  # as mlx-vlm writes them
-)  # fmt: skip
+TOWER = ("model.visual.", "visual.", "vision_tower.")
+"""Starts of the names of the vision tower."""
+_NOT_NEEDED = (*TOWER, "lm_head.", "output.", "language_model.lm_head.")
+_SIGNS = (*TOWER, "model.language_model.", "language_model.")  # of names that Qwen3 has not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +64,12 @@ NETWORK = replace(
     published=lambda name: f"model.language_model.{name}",
     architectures=frozenset({"qwen3vl"}),
 )
+
+
+def is_in(header: Header) -> bool:
+    """Return whether a file with this header has such a text encoder. Without its vision tower and with bare names it
+    is taken for Qwen3, unless a GGUF file names the architecture."""
+    named = gguf.architecture(header) in NETWORK.architectures
+    if not named and (gguf.architecture(header) or not any(key.startswith(_SIGNS) for key in header.tensors)):
+        return False
+    return any(rename(key) == qwen3.SIGN for key in header.tensors)

@@ -67,6 +67,10 @@ class KLVAEConfig:
             raise ModelError(f"scaling_factor {self.scaling_factor} must be positive")
 
     @property
+    def has_shortcuts(self) -> bool:
+        return False
+
+    @property
     def scale(self) -> int:
         """The pixels per latent along each side."""
         return 1 << (len(self.block_out_channels) - 1)

@@ -22,6 +22,9 @@ from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import gain, mid, residual
 
 CLASS_NAME = "AutoencoderKLQwenImage21"
+SIGN = "decoder.up_blocks.0.upsampler.resample.1.weight"
+"""A tensor that no other VAE has."""
+_PREFIXES = ("vae.", "first_stage_model.")
 
 _MEAN: tuple[float, ...] = (0.5126, 0.7721, -0.0631, 1.3506, -0.7855, -2.1025, -0.3458, 1.3722)
 _MEAN += (1.8873, -1.7177, -0.6510, 0.2732, 0.7562, -0.6163, -1.0277, 3.8363)
@@ -116,6 +119,10 @@ class Qwen21VAEConfig:
         return self.decoder_base_dim or self.base_dim
 
     @property
+    def has_shortcuts(self) -> bool:
+        return True
+
+    @property
     def scale(self) -> int:
         """The pixels per latent along each side."""
         return 1 << (len(self.dim_mult) - 1)
@@ -161,6 +168,11 @@ def manifest(config: Qwen21VAEConfig) -> Manifest:
         params.under("decoder", _decoder(config)),
     )
     return {name: (*shape[:2], *shape[3:]) if len(shape) == 5 else shape for name, shape in shapes.items()}
+
+
+def rename(key: str) -> str:
+    """Return the manifest key of a file's key."""
+    return next((key.removeprefix(prefix) for prefix in _PREFIXES if key.startswith(prefix)), key)
 
 
 def _encoder(config: Qwen21VAEConfig) -> Manifest:
@@ -209,6 +221,7 @@ NETWORK = Network(
     config=Qwen21VAEConfig,
     manifest=manifest,
     used=lambda config, stored: qwen_vae.uses(stored),
+    rename=rename,
     ignored=qwen_vae.IGNORED_CONFIG | {"scale_factor_temporal", "scale_factor_spatial"},
     traced=(
         Block(name="level", paths=re.compile(r".*\.(down|up)_blocks\.\d+"), image=True, streams=1),

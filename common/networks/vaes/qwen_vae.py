@@ -63,6 +63,10 @@ class QwenVAEConfig:
             raise ModelError("every width that is upsampled must be even, since the upsampler halves it")
 
     @property
+    def has_shortcuts(self) -> bool:
+        return False
+
+    @property
     def scale(self) -> int:
         """The pixels per latent along each side."""
         return 1 << (len(self.dim_mult) - 1)

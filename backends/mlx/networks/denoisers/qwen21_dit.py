@@ -111,7 +111,7 @@ class TransformerBlock(mlx.nn.Module):
 
     def fed_forward(self, x: Array, scale: Array, gate: Array) -> Array:
         update = self.img_mlp(ops.norm_scaled(x, scale, self.attn.to_q.dtype, self.eps))
-        return ops.clipped(ops.gated(x, ops.tanh(gate), update))
+        return ops.gated(x, ops.tanh(gate), update)
 
 
 class FinalNorm(mlx.nn.Module):

@@ -109,7 +109,7 @@ class TransformerBlock(torch.nn.Module):
 
     def fed_forward(self, x: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
         update = self.img_mlp(ops.norm_scaled(x, scale, self.attn.to_q.dtype, self.eps))
-        return ops.clipped(ops.gated(x, ops.tanh(gate), update))
+        return ops.gated(x, ops.tanh(gate), update)
 
 
 class FinalNorm(torch.nn.Module):

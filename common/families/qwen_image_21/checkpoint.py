@@ -1,0 +1,122 @@
+"""A Qwen-Image-2.1 folder in diffusers layout: its configurations and load plans, all checked before a weight is
+read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.found_once import found_once
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.text import clean
+from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.networks.denoisers import qwen21_dit
+from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
+from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, qwen_vl_vision
+from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import qwen21_vae
+from qwenimg.common.networks.vaes.qwen21_vae import Qwen21VAEConfig
+from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.prompts import qwen
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.sampling import flow_match
+from qwenimg.common.weights.plan import LoadPlan, closed_on_failure
+
+NETWORKS: dict[str, Network] = {
+    "transformer": qwen21_dit.NETWORK,
+    "text_encoder": qwen3_vl_vision.NETWORK,
+    "vae": qwen21_vae.NETWORK,
+}
+SAMPLE_SIGMAS = "sample_sigmas"  # in model_index.json: noise levels that the model was distilled for
+
+
+def open_folder(folder: Path, choices: Choices) -> Checkpoint:
+    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
+    elsewhere are read from there; one without a configuration has that of the model's own part. Raises ModelError."""
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    places = {name: choices.part(name) or folder / name for name in NETWORKS}
+    networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"])}
+    configs = {name: _config(network, [places[name], folder / name]) for name, network in networks.items()}
+    components = {}
+    with closed_on_failure() as keep:
+        for name, network in networks.items():
+            if name == "transformer":
+                opened = open_transformer(places[name], configs[name], whole=choices.whole)
+            else:
+                opened = open_component(network, places[name], configs[name], name, whole=choices.whole)
+            components[name] = opened
+            keep(components[name].plan)
+        check_fit(folder, *(components[name].config for name in NETWORKS))  # with parts from elsewhere
+    config = flow_match.read_config(read_json(scheduler), scheduler)
+    fixed = sample_sigmas(folder / "model_index.json")
+    return Checkpoint(
+        source=folder,
+        components=components,
+        tokenizers={"text_encoder": open_tokenizer(tokenizer(folder), qwen.load, configs["text_encoder"])},
+        scheduler=replace(config, sample_sigmas=fixed),
+        distilled=bool(fixed),
+    )
+
+
+def tokenizer(folder: Path) -> Path:
+    """Return the folder of the tokenizer, which published models have in that of their processor."""
+    return folder / "tokenizer" if is_folder(folder / "tokenizer") else folder / "processor"
+
+
+def sample_sigmas(index: Path) -> tuple[float, ...]:
+    """Return the noise levels in `index`, a model_index.json; () for a model without levels of its own. Raises
+    ModelError."""
+    value = read_json(index).get(SAMPLE_SIGMAS) or []
+    try:
+        if isinstance(value, list) and all(isinstance(level, int | float) for level in value):
+            return flow_match.checked_levels(value)
+        raise ModelError(f"is {clean(value, 60)}, expected a list of noise levels")
+    except ModelError as error:
+        raise bad(index, f"'{SAMPLE_SIGMAS}' {error}") from None
+
+
+def text_encoder(place: Path) -> Network:
+    """Return the network of the text encoder at `place`: with its vision tower if the files have it. Raises
+    ModelError."""
+    for path in find_files(place).files:
+        header = read_header(path)
+        header.file.close()
+        if any((qwen3_vl_vision.rename(key) or "").startswith(qwen_vl_vision.PREFIX) for key in header.tensors):
+            return qwen3_vl_vision.NETWORK
+    return qwen3_vl.NETWORK
+
+
+@found_once
+def _without_tower(plan: LoadPlan) -> LoadPlan:
+    return plan.only(lambda name: not name.startswith(qwen_vl_vision.PREFIX))
+
+
+def without_tower(text: Component) -> Component:
+    """Return the part of a text encoder that prompts without pictures need."""
+    return replace(text, network=qwen3_vl.NETWORK.name, plan=_without_tower(text.plan))
+
+
+def _config(network: Network, folders: list[Path]) -> Any:
+    """Return the configuration in the first of `folders` that has one. Raise ModelError."""
+    source = next((folder for folder in folders if is_file(folder / "config.json")), folders[-1])
+    return read_config(network, source)
+
+
+def check_fit(folder: Path, dit: Qwen21Config, text: Qwen3VLConfig, vae: Qwen21VAEConfig) -> None:
+    """Check that the components of a folder belong together. Raise ModelError."""
+    if dit.context_in_dim != text.state_size:
+        raise ModelError(
+            f"{clean(folder)}: the transformer wants text states of {dit.context_in_dim} channels, the text encoder "
+            f"makes {text.state_size}"
+        )
+    if dit.in_channels != vae.z_dim:
+        raise ModelError(
+            f"{clean(folder)}: the transformer takes {dit.in_channels} channels, the VAE's latents have {vae.z_dim}"
+        )

@@ -1,0 +1,49 @@
+"""The description of one part of Qwen-Image-2.1 in a file of its own."""
+
+from __future__ import annotations
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.qwen_image_21 import transformer_file
+from qwenimg.common.families.qwen_image_21.transformer_file import FUSED
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
+from qwenimg.common.networks.encoders import qwen3_vl
+from qwenimg.common.networks.vaes import qwen21_vae
+
+
+def part_of(header: Header) -> str | None:
+    """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
+    another file."""
+    if transformer_file.file_of(header).reads(header):
+        return "transformer"
+    if qwen3_vl.is_in(header):
+        return "text_encoder"
+    return "vae" if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors) else None
+
+
+def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
+    """Describe the part in a file: its layout, its weights, and the faults of a transformer. Return None for another
+    file."""
+    part = part_of(header)
+    if part is None:
+        return None
+    lines = [f"layout: {_layout(header, part)}", summary("file", header.tensors)]
+    if header.format == "GGUF":
+        lines.append(in_memory(header.tensors, lambda key: "embd" in key))
+    if part == "transformer":
+        try:
+            transformer_file.open_transformer(header.file.path, Qwen21Config()).plan.close()
+        except ModelError as error:
+            return Description(lines=lines, faults=[str(error)])
+    option = part.replace("_", "-")
+    return Description(lines=[*lines, f"use it: qwenimg PROMPT -m qwen-image-2.1 --{option} FILE (or -2.1-turbo)"])
+
+
+def _layout(header: Header, part: str) -> str:
+    if part == "text_encoder":
+        tower = any(key.startswith(qwen3_vl.TOWER) for key in header.tensors)
+        return f"Qwen3-VL, a text encoder, {'with' if tower else 'without'} its vision tower"
+    names = ", its feed-forward fused, as ComfyUI has it" if FUSED.prefix(header.tensors) is not None else ""
+    return f"Qwen-Image-2.1's {'VAE' if part == 'vae' else part}{names}"

@@ -1,0 +1,74 @@
+"""Qwen-Image-2.1 as a row of data."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from qwenimg.common.families.family import Family
+from qwenimg.common.families.qwen_image_21 import checkpoint, lora_names
+from qwenimg.common.families.qwen_image_21.checkpoint import open_folder
+from qwenimg.common.families.qwen_image_21.describe_file import describe_file, part_of
+from qwenimg.common.families.qwen_image_21.known import LICENSE
+from qwenimg.common.families.qwen_image_21.model import QwenImage21
+from qwenimg.common.families.qwen_image_21.published import defaults, published
+from qwenimg.common.families.qwen_image_21.small_files import PIPELINE
+from qwenimg.common.networks.denoisers import qwen21_dit
+from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
+from qwenimg.common.networks.vaes import qwen21_vae
+from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.runtime import Runtime
+
+KIND = DenoiserKind(
+    denoiser="transformer",
+    places={
+        "final_norm": "norm_out, its modulation, proj_out; the prediction stays float32 for the sampler (switchable)",
+        "modulation": "the timestep embedding and the scale and gate of all blocks",
+        "residual": "the residual streams of transformer and text encoder, from img_in and txt_in on",
+        "rope": "RoPE tables, made in float64, and the rotation",
+        "rms_norm": "RMSNorm, gain included",
+        **PLACES,
+    },
+    bases=("fp32", "bf16", "bf16-plain"),
+    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
+    prefers=("bf16",),
+    keys={
+        "final_norm": re.compile(r"(norm_out|proj_out)\."),
+        "residual": re.compile(r"(img_in|txt_in)\."),
+        "modulation": re.compile(r"(time_text_embed|modulation)\."),  # made in every step
+    },
+    refused={"float16": "whether Qwen-Image-2.1's activations stay within float16 is not measured"},
+)
+
+
+def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage21:
+    assert refiner is None
+    return QwenImage21(runtime, checkpoint)
+
+
+def _described(folder: Path) -> str:
+    turbo = "-Turbo" if checkpoint.sample_sigmas(folder / "model_index.json") else ""
+    return f"Qwen-Image-2.1{turbo}, text and reference images to image, with alpha; license: {LICENSE}"
+
+
+FAMILY = Family(
+    name="qwen-image-2.1",
+    title="Qwen-Image-2.1",
+    pipelines=frozenset({PIPELINE}),
+    refused={"QwenImage21": "is a Qwen-Image-2.1 pipeline in another form: give the model's own folder"},
+    networks=(qwen21_dit.NETWORK, qwen3_vl_vision.NETWORK, qwen21_vae.NETWORK, qwen3_vl.NETWORK),
+    denoiser="transformer",
+    components=(("transformer",), ("text_encoder",), ("vae",)),
+    precision=KIND,
+    published=published,
+    options=QwenImage21.options,
+    choices=frozenset({"transformer", "text_encoder", "vae"}),
+    open=open_folder,
+    describe_file=describe_file,
+    model=_model,
+    lora_names=lora_names.names,
+    defaults=defaults,
+    described=_described,
+    part=part_of,
+)

@@ -1,0 +1,195 @@
+"""Qwen-Image-2.1: text states with pictures, and the velocity for the denoise loop.
+
+Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
+and not the sum. The branches of guidance run in turn, since texts of different length have different positions. A
+picture of the request is always a reference; below a strength of 1, and with a mask, the run starts from the first one
+too.
+
+Text and references do not depend on the step, so their keys and values are kept between the steps if memory allows;
+else they are computed anew in each, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import inf
+
+from qwenimg.common.weights.lora_names import Names
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.qwen_image_21 import lora_names, memory, references
+from qwenimg.common.families.qwen_image_21.checkpoint import without_tower
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.networks.denoisers import qwen21_conditioning
+from qwenimg.common.networks.denoisers.qwen21_dit import SLOT, Qwen21Config
+from qwenimg.common.networks.encoders import qwen3_vl
+from qwenimg.common.numbers import packing
+from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts import vae
+from qwenimg.common.parts.texts.picture_texts import (
+    NO_LIMIT,
+    VISION,
+    PicturePrompt,
+    PictureTemplate,
+    PictureTexts,
+    SeenPictures,
+)
+from qwenimg.common.parts.vae import VAEHalves
+from qwenimg.common.pictures.patches import QWEN3_VL
+from qwenimg.common.pipeline.denoiser import Phase, phases
+from qwenimg.common.pipeline.diffusion_model import Image
+from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.guidance import Guidance, cfg
+from qwenimg.common.pipeline.inpaint import Initial, Latents
+from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.precision.precision import BYTES
+from qwenimg.common.prompts.qwen import Template
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.stages import Split, Stage
+
+MULTIPLE = 32  # pixels: an image has whole slots of 2 x 2 tokens
+
+
+def _before(pictures: int) -> str:
+    """Return the text in front of a prompt with so many pictures."""
+    return " ".join(f"<image{i}>{VISION}" for i in range(1, pictures + 1))
+
+
+AROUND = PictureTemplate(
+    template=Template(
+        text="<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
+        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+        dropped=14,  # the system's message
+        limit=NO_LIMIT,
+        seen=NO_LIMIT,
+    ),
+    before=_before,
+    form=QWEN3_VL,
+)
+
+
+class QwenImage21(FlowModel):
+    """A Qwen-Image-2.1 model for `Pipeline`."""
+
+    multiple = MULTIPLE
+    sees_alpha = True
+    repeats_images = True
+    images = (0, references.MOST)
+    options = frozenset({"step_cache", "cached_calls"})
+    texts: PictureTexts
+    config: Qwen21Config
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        residents, component = Residents(runtime), checkpoint["vae"]
+        statistics = vae.standardized(component.config.latents_mean, component.config.latents_std)
+        halves = VAEHalves(residents, component, component.config.base_dim, statistics, samples=False)
+        texts = PictureTexts(residents, checkpoint, AROUND, without_tower)
+        super().__init__(runtime, checkpoint, residents, texts, halves)
+        self.scale, self.channels = component.config.scale, component.config.z_dim
+        self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
+        self._seen = SeenPictures(references.copy)
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
+
+    def warnings(self, request: Request) -> list[str]:
+        unguided = self.checkpoint.distilled and request.guidance > 1
+        more = ["guidance has no effect: this model is distilled to draw without it"] if unguided else []
+        return super().warnings(request) + more
+
+    # References
+
+    def prompt(self, text: str, images: Sequence[Image]) -> PicturePrompt:
+        return PicturePrompt(text or " ", tuple(map(self._seen.of, images)))
+
+    def references(self, request: Request) -> list[Latents]:
+        for i, image in enumerate(request.images, 1):
+            width, height = references.size(image)
+            self.runtime.notify("stage", f"image{i} is seen at {width}x{height}, whatever the size of the result")
+        return [references.values(image) for image in request.images]
+
+    def reference_shapes(self, request: Request) -> list[LatentShape]:
+        if request.images and self.texts.encoder.network == qwen3_vl.NETWORK.name:
+            raise UsageError(
+                "the text encoder has no vision tower, by which the model sees pictures (GGUF files have none): give a "
+                "whole one, as safetensors, or no -i"
+            )
+        sizes = (references.size(image) for image in request.images)
+        return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
+
+    def forget(self) -> None:
+        super().forget()
+        self._seen.clear()
+
+    # The transformer
+
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
+        branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
+        pictures = sum(one.count for one in self.reference_shapes(request))
+        contexts = [length + pictures - pictures // SLOT**2 for length in lengths]
+        tokens, longest = shape.count, max(contexts)
+        every = tokens + longest
+        score_bytes = scores(self.config.num_attention_heads, 1, every, self.engine.workspace.score_bytes)
+        activations = memory.step_peak(self.config, tokens, longest) + score_bytes
+        activations = self.runtime.call_bytes(component, activations)
+        activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
+        known = sum(memory.known_bytes(self.config, context, itemsize) for context in contexts)
+        passes = plan.passes(branches)
+        anew = "with text and references computed anew in each step"
+        each = (memory.step_operations(self.config, tokens, tokens + context) for context in contexts)
+        once = sum(memory.step_operations(self.config, context, context) for context in contexts)
+        operations = sum(plan.passes([branch]) * one for branch, one in zip(branches, each, strict=True))
+        return [
+            Stage(
+                name="denoise",
+                resident="transformer",
+                component=component,
+                splits=(
+                    Split(activations=activations + known, size=1, passes=passes),
+                    Split(activations=activations, size=1, passes=passes, about=anew),
+                ),
+                operations=operations + once,
+            )
+        ]
+
+    def variant(self, change: Change) -> QwenImage21:
+        return QwenImage21(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
+
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
+        grid, branches, prompts = shape.grid(1), self.guidance.branches(request), self.prompts(request)
+        texts, places = self.texts.states(prompts), [self.texts.places(prompt) for prompt in prompts]
+        for text, there in zip(texts, places, strict=True):
+            qwen21_conditioning.layout(text.shape[1], there, grid)  # only for its errors
+        [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
+        transformer, split = self.residents.enter(stage)
+        dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
+
+        def make_phases(initial: Initial) -> list[Phase]:
+            tokens = [self.engine.array(packing.tokens(latents)) for latents in initial.references]
+
+            def make_pass(positions: tuple[int, ...]) -> Pass:
+                [i] = positions
+                condition = transformer.condition(texts[i], (grid, places[i], tokens), split is stage.splits[0])
+                return Pass(
+                    transformer,
+                    condition,
+                    lambda x, sigma: (x, qwen21_conditioning.time_row(timestep(sigma), dtype)),
+                )
+
+            return phases(plan, branches, 1, make_pass)
+
+        return ReferenceRun(
+            self,
+            request,
+            make_phases,
+            shapes_of(texts, grid),
+            pack=packing.tokens,
+            unpack=lambda x: packing.image(x, *grid),
+        )

@@ -1,0 +1,273 @@
+"""Parts of Qwen-Image-2.1 in files of their own: tensors are those of the folder, bit for bit, and pictures too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lora_cases as cases
+import numpy as np
+import pytest
+import torch
+from cli_runner import cli
+from comfy_files import LAYOUTS, comfy
+from gguf_files import fitting, write
+from refusals import refused
+from safetensors.torch import load_file, save_file
+from tiny_qwen21 import DIT, tiny_dit
+
+import qwenimg
+from qwenimg import Pipeline
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.describe import describe
+from qwenimg.common.families.qwen_image_21 import memory
+from qwenimg.common.families.qwen_image_21 import transformer_file as product
+from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
+from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
+from qwenimg.common.parts import authors_names
+from qwenimg.common.pipeline import start
+from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.weights.keys import Place, Rows
+from qwenimg.common.weights.values import read
+
+BACKENDS = ("cpu", "mlx")
+# As wide as needed for codes in blocks of 32
+WIDE: dict[str, Any] = {"attention_head_dim": 32, "axes_dims_rope": (8, 12, 12), "context_in_dim": 64}
+LIKE = Qwen21Config(attention_head_dim=32, axes_dims_rope=(8, 12, 12))
+Q8_0 = 0.02  # relative L2 of values in 8 bits with a scale for 32
+ASKED: dict[str, Any] = {"width": 64, "height": 64, "steps": 2, "seed": 7}
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_dit(**WIDE)
+
+
+def fused(tensors: Tensors) -> Tensors:
+    """The tensors as ComfyUI has them: gate and up of the feed-forward in one, the gate's rows first."""
+    given = dict(tensors)
+    for name in [name for name in given if name.endswith(".img_mlp.gate_layer.weight")]:
+        block = name.removesuffix(".gate_layer.weight")
+        given[f"{block}.gate_up.weight"] = torch.cat([given.pop(name), given.pop(f"{block}.proj.weight")])
+    return {name: value.contiguous() for name, value in given.items()}
+
+
+def converted(tensors: Tensors) -> Tensors:
+    """A file's tensors by diffusers' names, by its converter."""
+    from diffusers.loaders.single_file_utils import convert_qwen_image21_transformer_checkpoint_to_diffusers
+
+    result: Tensors = convert_qwen_image21_transformer_checkpoint_to_diffusers(dict(tensors))
+    return result
+
+
+def values(path: Path, like: Qwen21Config = LIKE) -> tuple[Qwen21Config, dict[str, np.ndarray]]:
+    part = open_transformer(path, like)
+    arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
+    part.plan.close()
+    return part.config, arrays
+
+
+def same(arrays: dict[str, np.ndarray], expected: Tensors) -> None:
+    assert arrays.keys() == expected.keys()
+    assert not [name for name, value in expected.items() if not np.array_equal(arrays[name], value.numpy())]
+
+
+# The transformer
+
+
+def test_the_reference_reads_the_file(model: Any) -> None:
+    same({key: value.numpy() for key, value in converted(fused(model.state_dict())).items()}, model.state_dict())
+
+
+@pytest.mark.parametrize("prefix", authors_names.PREFIXES)
+@pytest.mark.parametrize("layout", [fused, dict])
+def test_every_tensor_is_that_of_the_model(model: Any, tmp_path: Path, prefix: str, layout: Callable[..., Any]) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({prefix + key: value for key, value in layout(model.state_dict()).items()}, path)
+    config, arrays = values(path)
+    same(arrays, model.state_dict())
+    assert config == Qwen21Config(**{**DIT, **WIDE})
+
+
+@pytest.mark.parametrize("type", ["F16", "Q8_0"])
+@pytest.mark.parametrize("layout", [fused, dict])
+def test_gguf(model: Any, tmp_path: Path, type: str, layout: Callable[..., Any]) -> None:
+    path, worst = tmp_path / "a.gguf", 0.0
+    tensors = {key: value.numpy() for key, value in layout(model.state_dict()).items()}
+    write(path, {key: (value, fitting(value, type)) for key, value in tensors.items()}, "qwen_image")
+    _, arrays = values(path)
+    expected = model.state_dict()
+    assert arrays.keys() == expected.keys()
+    for name, value in expected.items():
+        error = float(np.linalg.norm(arrays[name].astype(np.float64) - value.numpy()) / np.linalg.norm(value.numpy()))
+        worst = max(worst, error)
+    print(f"{type}: at most {worst:.1e} (limit {Q8_0})")
+    assert worst <= Q8_0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_comfyui_in_8_bits(model: Any, tmp_path: Path, layout: str) -> None:
+    """The halves of a fused tensor have its scale, and of scales for rows their own."""
+    path, prefix = tmp_path / "a.safetensors", "model.diffusion_model."
+    tensors = {prefix + key: value for key, value in fused(model.state_dict()).items()}
+    written = comfy(tensors, layout, lambda name: "blocks." in name)
+    save_file(written.tensors, path, metadata=written.notes)
+    _, arrays = values(path)
+    same(arrays, converted({name.removeprefix(prefix): value for name, value in written.values.items()}))
+
+
+def test_halves_exchanged_are_seen(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchanged(name: str) -> Place:
+        there = product.place(name)
+        return there._replace(rows=Rows(1 - there.rows.begin, 2 - there.rows.begin, 2)) if there.rows.of == 2 else there
+
+    save_file(fused(model.state_dict()), tmp_path / "a.safetensors")
+    object.__setattr__(product.FUSED, "place", exchanged)
+    try:
+        _, arrays = values(tmp_path / "a.safetensors")
+    finally:
+        object.__setattr__(product.FUSED, "place", product.place)
+    with pytest.raises(AssertionError):
+        same(arrays, model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t | {"x.y": torch.ones(2)}, "holds unknown tensor 'x.y'"),
+        (lambda t: {k: v for k, v in t.items() if k != "img_in.weight"}, "img_in.weight"),
+        (lambda t: {k: v for k, v in t.items() if "1.attn.to_q" not in k}, "transformer_blocks.1.attn.to_q.weight"),
+        (lambda t: {k: v[:-1] if "0.img_mlp.gate_up" in k else v for k, v in t.items()}, "gate_up.weight"),
+        (lambda t: {k: v[:, :-1] if k == "proj_out.weight" else v for k, v in t.items()}, "proj_out.weight"),
+        (lambda t: {k: v[None] if "norm_q" in k else v for k, v in t.items()}, "norm_q.weight"),
+        (lambda t: {"x": torch.ones(2)}, "holds no transformer of Qwen-Image-2.1"),
+    ],
+    ids=["unknown", "no img_in", "no to_q", "odd halves", "narrow", "axes", "other"],
+)
+def test_wrong_files_are_refused(
+    model: Any, tmp_path: Path, change: Callable[[Tensors], Tensors], message: str
+) -> None:
+    given = {name: value.contiguous() for name, value in change(fused(model.state_dict())).items()}
+    save_file(given, tmp_path / "a.safetensors")
+    assert message in refused(open_transformer, tmp_path / "a.safetensors", LIKE)
+
+
+# Pictures
+
+
+def part(folder: Path, name: str) -> Tensors:
+    tensors: Tensors = {}
+    for path in sorted((folder / name).glob("*.safetensors")):
+        tensors |= load_file(path)
+    return tensors
+
+
+def written(folder: Path, where: Path) -> dict[str, Path]:
+    """All parts in files of their own: the transformer fused, the text encoder in bare names, the VAE behind a
+    prefix."""
+    text = {name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
+            for name, value in part(folder, "text_encoder").items()}  # fmt: skip
+    files: dict[str, Tensors] = {
+        "transformer": {f"model.diffusion_model.{k}": v for k, v in fused(part(folder, "transformer")).items()},
+        "text_encoder": text,
+        "vae": {f"vae.{k}": v for k, v in part(folder, "vae").items()},
+    }
+    for name, tensors in files.items():
+        save_file({key: value.contiguous() for key, value in tensors.items()}, where / f"{name}.safetensors")
+    return {name: where / f"{name}.safetensors" for name in files}
+
+
+def stages(pipe: Pipeline, **asked: Any) -> list[Stage]:
+    request = pipe.check("a ring", **asked)
+    return pipe.model.stages(request, pipe.model.plan(request), start.latent_shape(pipe.model, request))
+
+
+PICTURE = np.random.default_rng(3).integers(0, 256, (48, 64, 3), np.uint8)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parts_in_files_draw_the_same(tiny_qwen21: dict[str, Path], tmp_path: Path, backend: str) -> None:
+    folder = tiny_qwen21["qwen21"]
+    files = written(folder, tmp_path)
+    whole = qwenimg.load(folder, backend, "fp32")("a ring", image=PICTURE, **ASKED)
+    parts = qwenimg.load(folder, backend, "fp32", **files)("a ring", image=PICTURE, **ASKED)
+    assert np.array_equal(whole.latents, parts.latents) and np.array_equal(whole.pixels, parts.pixels)
+
+
+def test_a_text_encoder_without_its_tower(tiny_qwen21: dict[str, Path], tmp_path: Path) -> None:
+    """It draws from text, with the same bits, and refuses pictures in one line."""
+    folder = tiny_qwen21["qwen21"]
+    text = {k: v for k, v in part(folder, "text_encoder").items() if "visual" not in k and "lm_head" not in k}
+    save_file(text, tmp_path / "text.safetensors")
+    pipe = qwenimg.load(folder, "cpu", "fp32", text_encoder=tmp_path / "text.safetensors")
+    whole = qwenimg.load(folder, "cpu", "fp32")
+    assert np.array_equal(pipe("a ring", **ASKED).latents, whole("a ring", **ASKED).latents)
+    with pytest.raises(UsageError, match="the text encoder has no vision tower"):
+        pipe("a ring", image=PICTURE, **ASKED)
+
+
+def test_info_says_what_each_file_is(tiny_qwen21: dict[str, Path], tmp_path: Path) -> None:
+    files = written(tiny_qwen21["qwen21"], tmp_path)
+    said = {name: describe(path).lines[0] for name, path in files.items()}
+    print(*said.values(), sep="\n")
+    assert "Qwen-Image-2.1's transformer, its feed-forward fused" in said["transformer"]
+    assert "Qwen3-VL, a text encoder, with its vision tower" in said["text_encoder"]
+    assert "Qwen-Image-2.1's VAE" in said["vae"]
+    lines = describe(tiny_qwen21["qwen21-turbo"]).lines
+    assert any("Qwen-Image-2.1-Turbo" in line and "non-commercial" in line for line in lines)
+
+
+def test_converted_folders_draw_the_same(tiny_qwen21: dict[str, Path], tmp_path: Path) -> None:
+    """Also Turbo's, whose noise levels are in model_index.json; and in 8 bits what `-q 8` draws."""
+    for name, options in (("qwen21", ()), ("qwen21-turbo", ()), ("qwen21", ("-q", "8"))):
+        folder, out = tiny_qwen21[name], tmp_path / f"{name}{''.join(options)}"
+        assert cli("convert", str(folder), str(out), *options, "--quiet").code == 0
+        asked = ASKED | ({"steps": 8} if "turbo" in name else {})
+        before = qwenimg.load(folder, "cpu", "fp32", quantize=options[1] if options else None)("a ring", **asked)
+        after = qwenimg.load(out, "cpu", "fp32")("a ring", **asked)
+        assert np.array_equal(before.latents, after.latents) and np.array_equal(before.pixels, after.pixels), out
+        assert sorted(path.name for path in (out / "processor").iterdir()), "the tokenizer"
+        assert not (out / "tokenizer").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_and_values_made_anew_change_no_bit(
+    tiny_qwen21: dict[str, Path], monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Where those of text and references do not fit into memory, each step makes them anew; a step cache skips both."""
+    folder, asked = tiny_qwen21["qwen21"], ASKED | {"steps": 4, "image": PICTURE, "guidance": 2.0}
+    pipe = qwenimg.load(folder, backend, "fp32")
+    kept, cached = pipe("a ring", **asked), pipe("a ring", cached_calls="2,4", **asked)
+    assert "2 of 4 calls cached" in cached.recipe["step_cache_effect"]
+    assert not np.array_equal(kept.latents, cached.latents)
+    monkeypatch.setattr(memory, "known_bytes", lambda *given: 2**60)
+    pipe = qwenimg.load(folder, backend, "fp32")
+    plan = pipe.model.residents.plan(stages(pipe, **asked))
+    [denoise] = [stage for stage in plan.stages if stage.name == "denoise"]
+    assert "anew in each step" in denoise.about
+    assert np.array_equal(kept.latents, pipe("a ring", **asked).latents)
+    assert np.array_equal(cached.latents, pipe("a ring", cached_calls="2,4", **asked).latents)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lora_of_a_fused_layer_is_that_of_its_halves(
+    tiny_qwen21: dict[str, Path], tmp_path: Path, backend: str
+) -> None:
+    whole = cases.lora((396, 66), 3)
+    halves = [{"down": whole["down"].copy(), "up": whole["up"][198 * i : 198 * (i + 1)]} for i in range(2)]
+    mlp = "transformer_blocks.1.img_mlp"
+    one, two = (
+        cases.written(tmp_path / f"{name}.safetensors", made, cases.Dialect("diffusion_model.", cases.PEFT_HALVES))
+        for name, made in {
+            "one": {f"{mlp}.gate_up": whole},
+            "two": {f"{mlp}.gate_layer": halves[0], f"{mlp}.proj": halves[1]},
+        }.items()
+    )
+    pipe = qwenimg.load(tiny_qwen21["qwen21"], backend, "fp32")
+    plain = pipe("a ring", **ASKED).latents
+    first, second = (pipe("a ring", lora=f"{file}:0.7", **ASKED).latents for file in (one, two))
+    assert np.array_equal(first, second) and not np.allclose(first, plain, rtol=0.01)
+    assert np.array_equal(pipe("a ring", **ASKED).latents, plain), "a LoRA leaves no trace"
