@@ -87,7 +87,7 @@ class Outcome:
 def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
     """Return `picture` with the model's defaults for missing options, except the negative prompt."""
     d = pipe.defaults
-    if picture.said("few_steps"):
+    if picture.said("few_steps") or picture.said("true_cfg"):
         picture = replace(picture, asked=pipe.settled(picture.asked))
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)

@@ -49,7 +49,7 @@ class Flux(FlowModel):
     """A Flux.1 model for `Pipeline`."""
 
     guidance = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
-    options = frozenset({"step_cache", "cached_calls", "true_cfg"})
+    options = frozenset({"step_cache", "cached_calls"})
     pools_texts = True
     texts: FluxTexts
     config: FluxConfig
