@@ -25,6 +25,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.replay import Replay, differences
 from qwenimg.common.pictures import latents
+from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +87,7 @@ class Outcome:
 def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
     """Return `picture` with the model's defaults for missing options, except the negative prompt."""
     d = pipe.defaults
-    if picture.said("few_steps"):
+    if picture.said("few_steps") or picture.said("true_cfg"):
         picture = replace(picture, asked=pipe.settled(picture.asked))
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)
@@ -122,12 +123,19 @@ def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
     return pipe.estimate(**job.asked(picture))
 
 
+def _scale(pipe: Pipeline, picture: Picture) -> float:
+    """Return the scale of guidance by a negative prompt of a `completed` picture."""
+    name = pipe.model.guidance.name.replace("-", "_")
+    value = picture.said(name)
+    return float(OPTIONS[name].default if value is None else value)
+
+
 def prepare(pipe: Pipeline, wanted: Sequence[Picture], images: Sequence[NDArray[np.uint8]] = ()) -> None:
     """Announce every text of `wanted`, which have these `images`, to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
         texts[picture.prompt] = None
-        if picture.said("guidance") > pipe.model.guidance.off:
+        if _scale(pipe, picture) > pipe.model.guidance.off:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}

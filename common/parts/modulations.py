@@ -1,10 +1,11 @@
 """The modulation of schedules: computed once for all of their steps, by weights that are in memory only for that, and
-kept for the next images."""
+kept for the next images. Where it depends on the texts too, it is computed for announced ones at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.precision.residency import ONCE
@@ -15,46 +16,78 @@ from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.weights.plan import LoadPlan
 
 KEPT = 2  # modulations that are kept: 442 MB each for 50 steps of Qwen-Image
+TOGETHER = 2**29  # bytes of a modulation with the rows of announced prompts: nine of Flux.1 dev in 28 steps
+
+Prompts: TypeAlias = tuple[str, ...]
 
 
 class Modulations:
-    """The modulations of one transformer, by all that they depend on beside weights."""
+    """The modulations of one transformer: each of a schedule, which is all that it depends on beside weights and texts,
+    and of the prompts whose rows follow each other in it; of none where it does not depend on texts."""
 
     def __init__(self, residents: Residents):
         self.residents, self.runtime = residents, residents.runtime
-        self._kept: dict[Hashable, Modulation] = {}
+        self._kept: dict[tuple[Hashable, Prompts], Modulation] = {}
 
-    def has(self, key: Hashable) -> bool:
-        return key in self._kept
+    def has(self, schedule: Hashable, prompts: Sequence[str] = ()) -> bool:
+        """Return whether a modulation of `schedule` with the rows of `prompts` is kept."""
+        return self._find(schedule, prompts) is not None
 
-    def stage(self, component: Component, rows: int, block: str, steps: Sequence[int]) -> Stage:
-        """Return the stage that computes a modulation of `rows` bytes, by one block's weights after the other; `block`
-        starts the names of the largest one's. It leaves enough memory for the steps after it, which take `steps` bytes
-        in each of their splits."""
+    def counts(self, rows: int, needed: int, announced: int) -> list[int]:
+        """Return the numbers of prompts whose rows, of `rows` bytes each, may be computed at once, the preferred one
+        first and the `needed` one last. A run that streams computes no others: it has no memory to spare."""
+        most = needed if self.runtime.streams else min(needed + announced, TOGETHER // rows)
+        more = [most >> i for i in range(most.bit_length()) if most >> i > needed]
+        return [*more, needed]
+
+    def stage(
+        self, component: Component, rows: int, block: str, steps: Sequence[int], counts: Sequence[int] = (1,)
+    ) -> Stage:
+        """Return the stage that computes a modulation by one block's weights after the other; `block` starts the names
+        of the largest one's. Its rows take `rows` bytes for each of as many prompts as one of `counts` says. It leaves
+        enough memory for the steps after it, which take `steps` bytes in each of their splits."""
         weights = block_bytes(self.runtime.load_plan(component), block)
         beside = self.runtime.call_bytes(component, weights, once=True)
+        splits = (
+            Split(
+                activations=count * rows + beside,
+                required=count * rows + max(step, beside),
+                size=count,
+                results=count * rows,
+            )
+            for count in counts
+            for step in steps
+        )
         return Stage(
-            name="modulation",
-            resident="transformer",
-            component=component,
-            splits=tuple(Split(activations=rows + beside, required=rows + max(step, beside)) for step in steps),
-            calls_blocks=False,
-            results=rows,
+            name="modulation", resident="transformer", component=component, splits=tuple(splits), calls_blocks=False
         )
 
-    def get(self, key: Hashable, stage: Stage, compute: Callable[[Any], Modulation]) -> Modulation:
-        """Return the modulation of `key`: that of `compute`, which takes the transformer, in `stage`, unless it is
-        kept."""
-        modulation = self._kept.pop(key, None)
-        if modulation is None:
-            transformer, _ = self.residents.enter(stage)
+    def get(
+        self,
+        schedule: Hashable,
+        stage: Stage,
+        compute: Callable[[Any, Prompts], Modulation],
+        needed: Sequence[str] = (),
+        announced: Sequence[str] = (),
+    ) -> tuple[Modulation, Prompts]:
+        """Return a modulation of `schedule` and the prompts of its rows, among them those `needed`. Unless one is kept,
+        it is that of `compute`, which takes the transformer and prompts, in `stage`, and has rows of the first
+        `announced` prompts too."""
+        key = self._find(schedule, needed)
+        if key is None:
+            transformer, split = self.residents.enter(stage)
             self.runtime.notify("stage", "computing modulation")
             while len(self._kept) >= KEPT:
                 del self._kept[next(iter(self._kept))]
+            every = dict.fromkeys([*needed, *announced])
+            prompts = tuple(every)[: split.size] if needed else ()
             with self.runtime.clock.timed("modulate"):
-                modulation = compute(transformer)
+                modulation = compute(transformer, prompts)
+            key = schedule, prompts
+        else:
+            modulation = self._kept.pop(key)
         self._kept[key] = modulation
-        return modulation
+        return modulation, key[1]
 
     def renew(self, before: Component, now: Component) -> None:
         """Drop all if LoRAs change other weights of the modulation than `before`."""
@@ -63,6 +96,9 @@ class Modulations:
 
     def clear(self) -> None:
         self._kept.clear()
+
+    def _find(self, schedule: Hashable, prompts: Sequence[str]) -> tuple[Hashable, Prompts] | None:
+        return next((key for key in self._kept if key[0] == schedule and set(prompts) <= set(key[1])), None)
 
 
 @found_once

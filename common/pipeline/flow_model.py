@@ -113,6 +113,10 @@ class FlowModel(ABC):
         """Return the keys of the states of the branches' prompts."""
         return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
 
+    def _own_prompts(self, request: Request) -> list[str]:
+        """Return the different prompts of the branches, in a model whose modulation depends on them."""
+        return list(dict.fromkeys(branch.prompt for branch in self.guidance.branches(request)))
+
     # A run
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isinf
 from typing import Any, TypeAlias
 
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Engine
 
@@ -55,6 +57,21 @@ class Guidance:
     def is_on(self, request: Request) -> bool:
         """Return whether the unconditional branch is computed."""
         return self.scale(request) > self.off
+
+    def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call with guidance in place of `true_cfg`, a scale of classifier-free guidance
+        (unconditional + scale (prompt - unconditional)), in a family with one number. Raises UsageError for two
+        numbers that contradict each other."""
+        options = dict(asked)
+        if self.scale is not _guidance or options.get("true_cfg") is None:
+            return options
+        wanted = options.pop("true_cfg") + (0.0 if isinf(self.off) else self.off - 1.0)
+        if options.get("guidance") not in (None, wanted):
+            raise UsageError(
+                f"--true-cfg is another word for --guidance {wanted:g} in this model, and --guidance "
+                f"{options['guidance']:g} is given too: give one of them"
+            )
+        return options | {"guidance": wanted}
 
     def told(self, request: Request) -> str:
         """Return the scale, in words."""

@@ -98,13 +98,14 @@ class Request:
     guidance: float = option(4.0, Option(
         help="{bounds}, how closely to follow the prompt; up to 1 (0 if that is the model's default) is without, and "
         "twice as fast", section="Picture", metavar="X",
-        flags=("--cfg", "--cfg-scale"), aliases=("true-cfg-scale",), least=0, most=MAX_GUIDANCE, config=True,
+        flags=("--cfg", "--cfg-scale"), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
     true_cfg: float = option(1.0, Option(
-        help="{bounds}, guidance by the negative prompt, beside the model's own; 1 is without, and twice as fast",
-        section="Picture", metavar="X", least=1, most=MAX_GUIDANCE, config=True, recorded="changed", special=True,
-        elsewhere="this model's guidance is --guidance alone",
+        help="{bounds}, guidance by the negative prompt: beside Flux.1's own, elsewhere another word for --guidance",
+        call="{bounds}, guidance by the negative prompt: beside Flux.1's own, elsewhere another word for guidance",
+        section="Picture", metavar="X", aliases=("true-cfg-scale",), least=1, most=MAX_GUIDANCE, config=True,
+        recorded="changed",
     ))  # fmt: skip
     cfg_end: float = option(1.0, Option(
         help="{bounds}, the share of the steps that have guidance; the rest takes half the time", section="Picture",

@@ -133,7 +133,7 @@ class Residents:
                 )
             )
             memory.settle(stage, use.component)
-            memory.results += stage.results
+            memory.results += use.split.results
             plan.streamed += use.split.passes * self.runtime.streamed_bytes(use.component)
             if stage.name == DECODE:
                 plan.decoding += stage.operations

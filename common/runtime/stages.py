@@ -20,6 +20,7 @@ class Split:
     required: int | None = None  # overrides activations when deciding whether this split fits
     size: int | None = None  # of a piece: branches in one batch, or rows of a band; None: the whole
     passes: float = 0.0  # calls of the component in the whole run: each reads its streamed blocks
+    results: int = 0  # bytes of results that stay in memory
     about: str = ""  # in the plan: `in bands of 32 rows`
 
     @property
@@ -40,7 +41,6 @@ class Stage:
     wanted: int | None = None  # bytes beside the weights for which others are freed; None: those of the first split
     keeps: bool = True  # True: the component stays in memory for later stages
     calls_blocks: bool = True  # True: it calls the blocks, so that streamed ones take memory
-    results: int = 0  # bytes of results that stay in memory
     checked: bool = True  # False: it is refused only if it must be opened and its weights do not fit
     operations: float = 0.0  # multiplications and additions
 

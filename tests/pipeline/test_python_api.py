@@ -45,7 +45,7 @@ def test_every_kind_of_error_is_public() -> None:
     [
         ("num_inference_steps", "did you mean steps?"),
         ("guidance_scale", "did you mean guidance?"),
-        ("true_cfg_scale", "did you mean guidance?"),
+        ("true_cfg_scale", "did you mean true_cfg?"),
         ("num_images_per_prompt", "a call makes one picture; call once for each seed"),
         ("generator", "did you mean seed?"),
         ("negativ_prompt", "did you mean negative_prompt?"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 from mlx.core import array as Array
@@ -14,6 +15,7 @@ from qwenimg.backends.mlx.compile import on_gpu as on_gpu
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.runtime.observers import seen
 
+Result = TypeVar("Result")
 DTYPES = {name: getattr(mx, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -102,6 +104,15 @@ def clipped(x: Array) -> Array:
 def joined(first: Array, second: Array, dtype: mx.Dtype) -> Array:
     """Concatenate [B S ...] and [B L ...] to [B S+L ...] in `dtype`."""
     return mx.concatenate((first.astype(dtype), second.astype(dtype)), axis=1)
+
+
+def apart(function: Callable[[Array], Result], x: Array, count: int) -> Result:
+    """Return function(x), computed for each of `count` equal parts of the rows of x by itself: the bits of a product's
+    rows may depend on how many there are."""
+    parts = [function(part) for part in mx.split(x, count)]
+    if isinstance(parts[0], mx.array):
+        return cast(Result, mx.concatenate(cast(list[Array], parts), axis=0))
+    return cast(Result, tuple(mx.concatenate(some, axis=0) for some in zip(*cast(list[Any], parts), strict=True)))
 
 
 def chunks(modulation: Array, count: int, index: Array | None) -> tuple[Array, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from qwenimg.common.runtime.observers import observed, seen
 
+Result = TypeVar("Result")
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -114,6 +116,15 @@ def joined(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     result[:, :S] = first
     result[:, S:] = second
     return result
+
+
+def apart(function: Callable[[Tensor], Result], x: Tensor, count: int) -> Result:
+    """Return function(x), computed for each of `count` equal parts of the rows of x by itself: the bits of a product's
+    rows may depend on how many there are."""
+    parts = [function(part) for part in x.chunk(count)]
+    if isinstance(parts[0], Tensor):
+        return cast(Result, torch.cat(cast(list[Tensor], parts), dim=0))
+    return cast(Result, tuple(torch.cat(some, dim=0) for some in zip(*cast(list[Any], parts), strict=True)))
 
 
 def chunks(modulation: Tensor, count: int, index: Tensor | None) -> tuple[Tensor, ...]:

@@ -49,7 +49,7 @@ class Flux(FlowModel):
     """A Flux.1 model for `Pipeline`."""
 
     guidance = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
-    options = frozenset({"step_cache", "cached_calls", "true_cfg"})
+    options = frozenset({"step_cache", "cached_calls"})
     pools_texts = True
     texts: FluxTexts
     config: FluxConfig
@@ -97,7 +97,8 @@ class Flux(FlowModel):
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
         latents = sum(one.count for one in [shape, *self.reference_shapes(request)])
-        tokens, kept = latents // PATCH**2, self.modulations.has(self._key(request, plan))
+        prompts, schedule = self._own_prompts(request), self._schedule(request, plan)
+        tokens, kept = latents // PATCH**2, self.modulations.has(schedule, prompts)
         longest = tokens + max(lengths)
         score_bytes = scores(self.config.num_attention_heads, 1, longest, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
@@ -106,14 +107,13 @@ class Flux(FlowModel):
         denoise = self.denoising(plan, branches, activations, operations, checked=kept)
         if kept:
             return [denoise]
-        rows = len(branches) * len(plan.evaluated_sigmas())
-        row_bytes = memory.modulation_rows(self.config, self.runtime.load_plan(component), rows)
-        return [self.modulations.stage(component, row_bytes, "transformer_blocks.0.", [activations]), denoise]
+        rows = memory.modulation_rows(self.config, self.runtime.load_plan(component), len(plan.evaluated_sigmas()))
+        counts = self.modulations.counts(rows, len(prompts), len(self.texts.others(prompts)))
+        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations], counts), denoise]
 
-    def _key(self, request: Request, plan: SamplingPlan) -> Hashable:
-        """Return all that the modulation of a run depends on beside weights."""
-        guidance = request.guidance if self.config.guidance_embeds else 0.0
-        return self.timesteps(plan), guidance, tuple(branch.prompt for branch in self.guidance.branches(request))
+    def _schedule(self, request: Request, plan: SamplingPlan) -> Hashable:
+        """Return all that the modulation of a run depends on beside weights and texts."""
+        return self.timesteps(plan), request.guidance if self.config.guidance_embeds else 0.0
 
     def variant(self, change: Change) -> Flux:
         return Flux(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
@@ -123,9 +123,13 @@ class Flux(FlowModel):
         empty = self._empty_mask(shape) if self.sees_mask and request.mask is None else []
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
-        pooled = [vector for _, vector in texts]
-        modulation = self.modulations.get(
-            self._key(request, plan), stages[0], partial(self._modulation, request, plan, pooled)
+        needed = self._own_prompts(request)
+        modulation, prompts = self.modulations.get(
+            self._schedule(request, plan),
+            stages[0],
+            partial(self._modulation, request, plan),
+            needed,
+            self.texts.pooled_already(self.texts.others(needed)),
         )
         transformer, _ = self.residents.enter(stages[-1])
         sigmas = plan.evaluated_sigmas()
@@ -138,7 +142,8 @@ class Flux(FlowModel):
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 [position] = positions
-                rows = {sigma: position * len(sigmas) + i for i, sigma in enumerate(sigmas)}
+                first = prompts.index(branches[position].prompt) * len(sigmas)  # of the branch's rows
+                rows = {sigma: first + i for i, sigma in enumerate(sigmas)}
                 condition = transformer.condition(texts[position][0], grids, tokens, mask)
                 return Pass(transformer, condition, lambda x, sigma: (x, (modulation, rows[sigma])))
 
@@ -160,11 +165,9 @@ class Flux(FlowModel):
         latents, _ = self.vae.encode(np.zeros((1, 3, height, width), np.float32))
         return [latents, np.ones((1, self.sees_mask**2, shape.rows, shape.columns), np.float32)]
 
-    def _modulation(
-        self, request: Request, plan: SamplingPlan, pooled: Sequence[Array], transformer: Any
-    ) -> Modulation:
-        """Compute the modulation of a run with `pooled` text of its branches."""
-        dtype = self.runtime.precision.time_dtype()
+    def _modulation(self, request: Request, plan: SamplingPlan, transformer: Any, prompts: Sequence[str]) -> Modulation:
+        """Compute the modulation of a run's schedule for `prompts`."""
+        pooled, dtype = self.texts.pooled(prompts), self.runtime.precision.time_dtype()
         times, guidance = time_rows(self.timesteps(plan), dtype), guidance_row(request.guidance, dtype)
         return transformer.modulate(times, guidance, pooled)
 

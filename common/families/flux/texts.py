@@ -22,8 +22,12 @@ class FluxTexts(SeparateTexts):
 
     def states(self, prompts: Sequence[str]) -> list[tuple[Array, Array]]:
         """Return states and pooled vector of each prompt on the device."""
-        pooled = map(self.engine.array, self.clip.states(prompts))
+        pooled = self.pooled(prompts)
         return list(zip(self.t5.states(prompts), pooled, strict=True))
+
+    def pooled(self, prompts: Sequence[str]) -> list[Array]:
+        """Return the pooled vector of each prompt on the device."""
+        return list(map(self.engine.array, self.clip.states(prompts)))
 
     def cut(self, prompt: str) -> str:
         lost, seen = self.t5.fill(prompt).lost, self.t5.length - 1

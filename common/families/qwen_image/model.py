@@ -121,10 +121,10 @@ class QwenImage(FlowModel):
         texts = self.texts.states(self.prompts(request))
         stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
         timesteps, dtype = self.timesteps(plan), self.runtime.precision.time_dtype()
-        modulation = self.modulations.get(
+        modulation, _ = self.modulations.get(
             timesteps,
             stages[0],
-            lambda transformer: transformer.modulate(qwen_conditioning.time_rows(self.config, timesteps, dtype)),
+            lambda transformer, _: transformer.modulate(qwen_conditioning.time_rows(self.config, timesteps, dtype)),
         )
         transformer, split = self.residents.enter(stages[-1])
 

@@ -86,19 +86,15 @@ class SD3(FlowModel):
         score_bytes = scores(self.config.num_attention_heads, 1, tokens + text, self.engine.workspace.score_bytes)
         activations = self.runtime.call_bytes(component, memory.step_peak(self.config, tokens + text) + score_bytes)
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
-        key, operations = self._key(request, plan), [memory.step_operations(self.config, tokens, text)] * len(branches)
-        denoise = self.denoising(plan, branches, activations, operations, checked=self.modulations.has(key))
-        if self.modulations.has(key):
+        timesteps, prompts = self.timesteps(plan), self._own_prompts(request)
+        operations = [memory.step_operations(self.config, tokens, text)] * len(branches)
+        kept = self.modulations.has(timesteps, prompts)
+        denoise = self.denoising(plan, branches, activations, operations, checked=kept)
+        if kept:
             return [denoise]
-        timesteps, prompts = key
-        load_plan = self.runtime.load_plan(component)
-        rows = memory.modulation_rows(self.config, load_plan, len(timesteps) * len(prompts))
-        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations]), denoise]
-
-    def _key(self, request: Request, plan: SamplingPlan) -> tuple[tuple[float, ...], tuple[str, ...]]:
-        """Return the timesteps and the prompts on which the modulation of a run depends."""
-        prompts = dict.fromkeys(branch.prompt for branch in self.guidance.branches(request))
-        return self.timesteps(plan), tuple(prompts)
+        rows = memory.modulation_rows(self.config, self.runtime.load_plan(component), len(timesteps))
+        counts = self.modulations.counts(rows, len(prompts), len(self.texts.others(prompts)))
+        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations], counts), denoise]
 
     def variant(self, change: Change) -> SD3:
         return SD3(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
@@ -109,10 +105,13 @@ class SD3(FlowModel):
         states = {branch.prompt: one for branch, one in zip(branches, every, strict=True)}
         texts = [states[branch.prompt][0] for branch in branches]
         stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        timesteps, prompts = key = self._key(request, plan)
-        pooled = [states[prompt][1] for prompt in prompts]
-        modulation = self.modulations.get(
-            key, stages[0], lambda transformer: transformer.modulate(time_rows(timesteps), pooled)
+        timesteps, needed = self.timesteps(plan), self._own_prompts(request)
+        modulation, prompts = self.modulations.get(
+            timesteps,
+            stages[0],
+            lambda transformer, some: transformer.modulate(time_rows(timesteps), self.texts.pooled(some)),
+            needed,
+            self.texts.pooled_already(self.texts.others(needed)),
         )
         transformer, _ = self.residents.enter(stages[-1])
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.parts.texts.padded_texts import PaddedClip, SeparateTexts, T5Texts
@@ -32,6 +33,11 @@ class SD3Texts(SeparateTexts):
     def states(self, prompts: Sequence[str]) -> list[States]:
         """Return text states and pooled vectors of each prompt."""
         return list(map(self._joined, zip(*(texts.arrays(prompts) for texts in self.every), strict=True)))
+
+    def pooled(self, prompts: Sequence[str]) -> list[NDArray[np.float32]]:
+        """Return the pooled vector of each prompt."""
+        both = (texts.arrays(prompts) for texts in self.pooling)
+        return [np.concatenate((first, second), axis=-1) for (_, first), (_, second) in zip(*both, strict=True)]
 
     def cut(self, prompt: str) -> str:
         """Return how many tokens each text encoder does not see."""

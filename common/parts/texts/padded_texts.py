@@ -139,6 +139,7 @@ class SeparateTexts:
 
     def __init__(self, encoders: Sequence[PaddedTexts], rows: int):
         self.every, self.rows = encoders, rows
+        self.pooling = [texts for texts in encoders if not isinstance(texts, T5Texts)]
 
     def lengths(self, prompts: Sequence[str], counted: bool) -> list[int]:
         return [self.rows] * len(prompts)
@@ -152,6 +153,14 @@ class SeparateTexts:
     def announce(self, prompts: Sequence[str]) -> None:
         for texts in self.every:
             texts.announce(prompts)
+
+    def others(self, prompts: Sequence[str]) -> list[str]:
+        """Return the announced prompts behind the first of `prompts`, without these."""
+        return [one for one in self.every[0].upcoming(prompts[0]) if one not in prompts]
+
+    def pooled_already(self, prompts: Sequence[str]) -> list[str]:
+        """Return those of `prompts` whose pooled vectors need no text encoder any more."""
+        return [prompt for prompt in prompts if all(texts.has([prompt]) for texts in self.pooling)]
 
     def renew(self, encoders: Mapping[str, Component]) -> None:
         for texts in self.every:

@@ -66,6 +66,10 @@ class Texts(ABC, Generic[Key]):
         self._announced = list(dict.fromkeys(keys))
         self.arrays(self._announced[:1])
 
+    def upcoming(self, first: Key) -> list[Key]:
+        """Return the announced keys from `first` on; none if it was not announced."""
+        return self._announced[self._announced.index(first) :] if first in self._announced else []
+
     def arrays(self, needed: Sequence[Key]) -> list[States]:
         """Return the states of `needed`, encoded if they are neither in memory nor on the disk."""
         missing = [key for key in self._chosen(needed) if not self._read(key)]
@@ -101,9 +105,8 @@ class Texts(ABC, Generic[Key]):
             return []
         if self._bytes > self.budget // 2:
             self._kept = {key: self._kept[key] for key in needed if key in self._kept}
-        start = self._announced.index(needed[0]) if needed[0] in self._announced else len(self._announced)
         free, chosen = self.budget - self._bytes, list[Key]()
-        for key in dict.fromkeys([*needed, *self._announced[start:]]):
+        for key in dict.fromkeys([*needed, *self.upcoming(needed[0])]):
             if key in self._kept:
                 continue
             free -= 4 * sum(map(prod, self.shapes(key)))

@@ -206,9 +206,13 @@ class Component:
         temb = briefly(
             "time_text_embed.", lambda: mx.concatenate([embed(times, scale, text) for text in pooled], axis=0)
         )
-        final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        count = len(pooled)
+        final = briefly("norm_out.", lambda: ops.apart(self.model.norm_out.modulation, temb, count))
         double, single = (
-            [briefly(f"{path}.{i}.", partial(block.modulation, temb)) for i, block in enumerate(blocks)]
+            [
+                briefly(f"{path}.{i}.", partial(ops.apart, block.modulation, temb, count))
+                for i, block in enumerate(blocks)
+            ]
             for path, blocks in self._blocks()
         )
         return Modulation(double, single, final)

@@ -249,10 +249,12 @@ class Component:
         embed = self.model.time_text_embed
         briefly = partial(load.briefly, self.model, self.plan, self.device)
         temb = briefly("time_text_embed.", lambda: torch.cat([embed(times, text) for text in texts], dim=0))
-        final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
+        count = len(pooled)
+        final = briefly("norm_out.", lambda: ops.apart(self.model.norm_out.modulation, temb, count))
         layers: Iterable[Any] = self.model.transformer_blocks
         blocks = [
-            briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
+            briefly(f"transformer_blocks.{i}.", partial(ops.apart, block.modulation, temb, count))
+            for i, block in enumerate(layers)
         ]
         return Modulation(blocks, final)
 
