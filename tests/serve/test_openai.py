@@ -204,7 +204,7 @@ def test_faults_that_only_the_model_knows(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("files", "param"),
     [
-        ([], "image"), ([("image", b""), ("image", b"")], "image"), ([("image[]", b"")] * 3, "image"),
+        ([], "image"), ([("image[]", b"")] * 17, "image"), ([("image", b""), ("image", b"")], "prompt"),
         ([("image", b""), ("mask", b""), ("mask", b"")], "mask"), ([("image", b""), ("other", b"")], "other"),
     ],
 )  # fmt: skip
