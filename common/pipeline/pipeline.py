@@ -154,8 +154,7 @@ class Pipeline:
         """Return the options of a call with the settings of its `few_steps`: steps, sampler, schedule, guidance and
         LoRA, unless the call gives them itself. Raises UsageError."""
         self._turns.check_open()
-        options = self.model.guidance.settled(call_options.converted(asked))
-        options = few_steps.settled(options, self.model.few_steps)
+        options = few_steps.settled(self.model.guidance.settled(call_options.converted(asked)), self.model.few_steps)
         return options | {"lora": self._find_lora(options["lora"])} if options.get("lora") else options
 
     @call_options.described

@@ -194,8 +194,8 @@ def pads_left_out(patch: pytest.MonkeyPatch) -> None:
 def rows_of_the_first_branch(patch: pytest.MonkeyPatch) -> None:
     modulation = Flux._modulation
 
-    def of_one(self: Any, request: Any, plan: Any, pooled: Any, transformer: Any) -> Any:
-        return modulation(self, request, plan, [pooled[0]] * len(pooled), transformer)
+    def of_one(self: Any, request: Any, plan: Any, transformer: Any, prompts: Any) -> Any:
+        return modulation(self, request, plan, transformer, [prompts[0]] * len(prompts))
 
     patch.setattr(Flux, "_modulation", of_one)
 

@@ -14,6 +14,9 @@ from qwenimg.common.runtime.observers import seen
 FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused attention kernel
 
 
+PART = 32  # keys that are added in order
+
+
 def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False) -> Array:
     """Return softmax(q k^T / sqrt(D)) v for q [B L H D] and k, v [B S Hk D] -> [B L H*D], in v's dtype.
 
@@ -41,8 +44,8 @@ def biased_attention(q: Array, k: Array, v: Array, bias: Array) -> Array:
     All of it is float32, since kernels take the bias in the dtype of q. Scores are not divided by sqrt(D).
     """
     q, k, wide = (at_least_float32(x).transpose(0, 2, 1, 3) for x in (q, k, v))
-    out = _attend(q, k, wide, 1.0, bias).astype(v.dtype)
-    return seen("attention", "", out.transpose(0, 2, 1, 3).flatten(2))
+    out = _attend(q, k, wide, 1.0, bias) if on_gpu() else _in_parts(q, k, wide, bias)
+    return seen("attention", "", out.astype(v.dtype).transpose(0, 2, 1, 3).flatten(2))
 
 
 class Attend(mlx.nn.Module):
@@ -104,6 +107,18 @@ def _in_chunks(q: Array, k: Array, v: Array, scale: float, fused: bool, mask: Ar
         if rows < L:
             mx.eval(parts[-1])
     return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
+
+
+def _in_parts(q: Array, k: Array, v: Array, bias: Array) -> Array:
+    """Return softmax(q k^T + bias) v, summed over PART keys and then over these parts.
+
+    MLX's products and sums on a CPU add in order. Padding has the same value hundreds of times, which are then all
+    rounded the same way: the error grows with their number."""
+    scores = q @ k.swapaxes(-1, -2) + bias
+    weights = mx.exp(scores - mx.max(scores, axis=-1, keepdims=True))
+    parts = [(weights[..., i : i + PART], v[:, :, i : i + PART]) for i in range(0, k.shape[2], PART)]
+    total = sum((part.sum(axis=-1, keepdims=True) for part, _ in parts[1:]), parts[0][0].sum(axis=-1, keepdims=True))
+    return sum((part @ values for part, values in parts[1:]), parts[0][0] @ parts[0][1]) / total
 
 
 def _attend(q: Array, k: Array, v: Array, scale: float, mask: Array | str | None) -> Array:
