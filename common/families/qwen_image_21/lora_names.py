@@ -3,11 +3,10 @@ two layers of the feed-forward that are one there."""
 
 from __future__ import annotations
 
-from qwenimg.common.weights.lora_names import DENOISER, TEXT, Names, component_names
-
 from qwenimg.common.families.qwen_image_21.transformer_file import place
 from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.weights.loras.lora_names import DENOISER, TEXT, Names, component_names
 
 _HALVES = (".img_mlp.gate_layer.weight", ".img_mlp.proj.weight")
 

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import inf
 
-from qwenimg.common.weights.lora_names import Names
-
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image_21 import lora_names, memory, references
 from qwenimg.common.families.qwen_image_21.checkpoint import without_tower
@@ -51,6 +49,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.weights.loras.lora_names import Names
 
 MULTIPLE = 32  # pixels: an image has whole slots of 2 x 2 tokens
 
