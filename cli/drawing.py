@@ -22,7 +22,7 @@ from qwenimg.common.jobs.legal import check_cache, check_forms, check_replay, re
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.jobs.replay import Replay, read_replay
-from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, passing, prepare, run
+from qwenimg.common.jobs.run import Job, Outcome, check_files, completed, estimated, passing, prepare, run
 from qwenimg.common.request.parts import PARTS
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Flags:
     overwrite: bool
     save_latents: Path | None
     no_metadata: bool
+    stack: bool
+    sheet: bool
     json: bool
     quiet: bool
     debug: str | None
@@ -88,6 +90,7 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     try:
         pipe = qwenimg.open_pipeline(replace(_replayed(flags, opening, replay), compile="auto"), report.notify)
         wanted = [completed(picture, pipe, job) for picture in wanted]
+        check_files(job, wanted)
         sizes = dict.fromkeys((picture.said("width"), picture.said("height")) for picture in wanted)
         for line in notes if advice is None else [*notes, *advice.sizes(sizes)]:
             report.notify("warning", line)
@@ -246,6 +249,7 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
         images=images,
         mask=mask,
         noise=noise,
+        noise_rows=1 if noise is None else max(1, len(noise) // len(wanted)),
         replay=replay,
         overwrite=flags.overwrite,
         metadata=not flags.no_metadata,
@@ -253,6 +257,7 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
         new_folder=makes_folder(flags.output),
         save_latents=flags.save_latents,
         put=streams.put,
+        views=tuple(name for name in ("stack", "sheet") if getattr(flags, name)),
     )
 
 

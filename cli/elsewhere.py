@@ -73,6 +73,7 @@ OPTIONS = {
     **dict.fromkeys(("--ip-adapter", "--ip-adapter-image"), "the IP-adapter is not built yet"),
     **dict.fromkeys(("--embedding", "--embeddings", "--textual-inversion"), "textual inversion is not built yet"),
     **dict.fromkeys(("--upscale", "--upscaler", "--hires", "--hires-fix"), "upscaling is not built yet"),
+    "--resolution": "give --size; a model that makes layers names the sizes that it was trained with",
     "--edit": "give the picture as -i PICTURE, with -m qwen-image-edit",
     **dict.fromkeys(("--listen", "--port", "--host"), "that is for the server: qwenimg serve"),
     **dict.fromkeys(("--stepwise-image-output-dir", "--preview-dir", "--preview-method", "--preview-path"), _PREVIEW),

@@ -162,15 +162,16 @@ class RunPrinter:
             self._event(
                 "image",
                 index=picture.index,
-                path=str(picture.path),
+                **_places(picture),
                 seed=picture.seed,
                 seconds=seconds,
                 warnings=result.warnings,
                 timing=result.timing,
                 recipe=result.recipe,
             )
-        elif picture.path is not None:
-            streams.put(os.fsencode(picture.path) + b"\n")
+        else:
+            for path in picture.files:
+                streams.put(os.fsencode(path) + b"\n")
 
     def failure(self, picture: Picture, error: Exception) -> int:
         """Print the error of an image that was not generated, and return its exit code."""
@@ -212,6 +213,16 @@ class RunPrinter:
     def _event(self, name: str, **fields: object) -> None:
         if self.as_json:
             streams.put(failures.record(name, **fields))
+
+
+def _places(picture: Picture) -> dict[str, object]:
+    """Return where an image is: its `path`, or that of its first layer, `layers` and each view of all of them."""
+    files = [str(path) for path in picture.files]
+    places: dict[str, object] = {"path": files[0]}
+    if not picture.layers:
+        return places
+    views = zip(picture.views, files[picture.layers :], strict=True)
+    return places | {"layers": files[: picture.layers]} | dict(views)
 
 
 class StepBar:

@@ -215,6 +215,18 @@ def tiny_qwen21(shared_folder: Path) -> Iterator[dict[str, Path]]:
 
 
 @pytest.fixture(scope="session")
+def tiny_layered(shared_folder: Path) -> Path:
+    """A tiny Qwen-Image-Layered folder written by diffusers; see `tiny_layered`."""
+    folder = shared_folder / "tiny-qwen-layered"
+    with filelock.FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            from tiny_layered import write_tiny_layered
+
+            write_tiny_layered(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],

@@ -43,7 +43,7 @@ from wide_checkpoint import write as write_weights
 from qwenimg.common.base.amounts import parse_max
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
-from qwenimg.common.families.qwen_image.variants import EDIT_2511
+from qwenimg.common.families.qwen_image.variants import EDIT_2511, LAYERED, QwenVariant, of_kind
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
@@ -67,6 +67,7 @@ SEEING = QwenVLVisionConfig(
 PICTURE = "seen.png"  # of models that edit one
 # Of more layers, so that two of them are little of it.
 DEEP = replace(DIT, num_layers=24)
+OF_DIFFUSERS = "diffusion_pytorch_model"
 RESULTS, ALLOCATOR = (DOCS / "results" / name for name in ("memory.json", "allocator.json"))
 NEAR, NEAR_COUNTED = 0.10, 0.15  # of what is measured, and of what the allocator counts
 KEPT = 16 * 10**6  # bytes that a stage may be off in any case: what Python and allocators keep
@@ -105,6 +106,8 @@ class Run:
         draw |= {"image": seen} if seen else {}
         if "--guidance" in given:
             draw["guidance"] = float(given.pop("--guidance"))
+        if "--layers" in given:
+            draw["layers"] = int(given.pop("--layers"))
         named = {"-q": "quantize"}
         load = {named.get(name, name.removeprefix("--").replace("-", "_")): value for name, value in given.items()}
         return {"model": str(path)} | load, draw
@@ -118,6 +121,7 @@ RUNS = (
     Run("qwen", "mlx", "--size 256x256 --precision fp32"),
     Run("edit", "cpu", "--size 256x256 --precision fp32 -i seen.png"),
     Run("qwen", "mlx", "--size 128x128 --precision fp32 -q 4"),
+    Run("layered", "cpu", "--size 640x512 --precision fp32 --layers 2 -i seen.png"),
     Run("flux", "cpu", "--size 512x512 --precision fp32"),
     Run("flux", "cpu", "--size 512x512 --precision fp32 -q 8"),
     Run("flux", "cpu", "--size 512x384 --precision bf16"),
@@ -227,56 +231,39 @@ print(json.dumps({"idle": idle, "stages": {name: peak - idle for name, peak in p
 """
 
 
-def write_qwen(folder: Path, dit: QwenDiTConfig, dtype: str = "BF16", text: QwenVLConfig = TEXT) -> None:
-    """Of published proportions, narrower and of fewer layers; model_index.json is written last. text: a text encoder
-    with a vision tower makes it Qwen-Image-Edit-2511."""
+def write_qwen(folder: Path, dit: QwenDiTConfig, kind: QwenVariant = variants.TEXT) -> None:
+    """Write a model of published proportions, narrower and of fewer layers; model_index.json is written last."""
+    dit, vae, text = of_kind(dit, kind), of_kind(VAE, kind), SEEING if kind.edits else TEXT
     heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
-    network = qwen_vl_vision if (edits := isinstance(text, QwenVLVisionConfig)) else qwen_vl
+    network = qwen_vl_vision if kind.edits else qwen_vl
     keys = {network.NETWORK.published(key): shape for key, shape in network.manifest(text).items()}
     for name, config, manifest, stem in (
-        (
-            "transformer",
-            {"_class_name": qwen_dit.CLASS_NAME} | vars(dit),
-            qwen_dit.manifest(dit),
-            "diffusion_pytorch_model",
-        ),
-        ("vae", {"_class_name": qwen_vae.CLASS_NAME} | vars(VAE), qwen_vae.manifest(VAE), "diffusion_pytorch_model"),
+        ("transformer", {"_class_name": qwen_dit.CLASS_NAME} | vars(dit), qwen_dit.manifest(dit), OF_DIFFUSERS),
+        ("vae", {"_class_name": qwen_vae.CLASS_NAME} | vars(vae), qwen_vae.manifest(vae), OF_DIFFUSERS),
         ("text_encoder", heading | network.NETWORK.written(text), keys, "model"),
     ):
-        write_weights(folder / name / f"{stem}.safetensors", manifest, dtype)
+        write_weights(folder / name / f"{stem}.safetensors", manifest, "BF16")
         (folder / name / "config.json").write_text(json.dumps(config))
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
-    write_picture(folder)
-    pipeline = (EDIT_2511 if edits else variants.TEXT).pipeline
-    (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": pipeline}))
+    (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": kind.pipeline}))
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
+    "qwen": lambda path: write_qwen(path, DIT), "deep": lambda path: write_qwen(path, DEEP),
+    "edit": lambda path: write_qwen(path, DIT, EDIT_2511), "layered": lambda path: write_qwen(path, DIT, LAYERED),
+    "sd15": lambda path: write_random_sd(path, "sd15"), "sdxl": lambda path: write_random_sd(path, "sdxl"),
     "z-image": write_random_zimage, "flux": write_random_flux, "flux2": write_random_flux2, "sd3": write_random_sd3,
     "qwen21": write_random_qwen21,
 }  # fmt: skip
 
 
-def write_picture(folder: Path) -> None:
-    """Write the picture that a model of `folder` sees."""
-    random_pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
-    Image.fromarray(random_pixels).save(folder / PICTURE)
-
-
 def made(folder: Path, model: str) -> Path:
     path = folder / model
     if not (path / "model_index.json").exists():
-        if model in ("qwen", "deep"):
-            write_qwen(path, DIT if model == "qwen" else DEEP)
-        elif model == "edit":
-            write_qwen(path, replace(DIT, zero_cond_t=True), text=SEEING)
-        elif model in WRITERS:
-            WRITERS[model](path)
-            write_picture(path)
-        else:
-            write_random_sd(path, "sdxl" if model == "sdxl" else "sd15")
+        WRITERS[model](path)
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)).save(path / PICTURE)
     return path
 
 

@@ -58,8 +58,10 @@ def _of_pictures(command: _F) -> _F:
     "-o",
     "--output",
     metavar="PATH",
-    help="File (.png .jpg .webp; {seed} {index} {prompt} {date} are filled in), folder/, or - for standard output.",
+    help="File (.png .jpg .webp; {seed} {index} {prompt} {date} {layer} are filled in), folder/, or - for stdout.",
 )
+@click.option("--stack", is_flag=True, help="Also write the layers over each other, to compare with the -i picture.")
+@click.option("--sheet", is_flag=True, help="Also write the layers side by side, as a contact sheet.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @click.option(
     "--save-latents",
@@ -100,6 +102,10 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
         if all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in given):
             streams.show(ctx.get_help())
+        if given["image"]:
+            raise UsageError(
+                'no prompt: describing a picture is not built; give one, as in: qwenimg "a cat" -i PICTURE'
+            )
         raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
     config.settle(ctx, given)
     if given["output"] in streams.NAMES_OF_STDOUT:

@@ -24,12 +24,13 @@ from qwenimg.common.jobs.pace import PreviewPace, is_due
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import Job, completed, estimated, prepare
 from qwenimg.common.jobs.schema import request_schema
+from qwenimg.common.pictures import layer_files
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
     from qwenimg.common.pictures.pixels import Uint8
     from qwenimg.common.pipeline.pipeline import Pipeline
-    from qwenimg.common.pipeline.result import Step
+    from qwenimg.common.pipeline.result import Result, Step
 
 THUMBNAIL = 320  # pixels
 
@@ -125,7 +126,7 @@ class DrawingProcess:
             pipe = self._opened(order.model)
             job, notes = _job(order)
             wanted = [completed(_picture(order, index), pipe, job) for index in range(len(order.seeds))]
-            wanted = wanted[order.first :]
+            wanted = wanted[order.first // max(1, wanted[0].layers) :]  # layers are kept one by one
             if wanted:  # else a server was killed between the last picture and the end of the job
                 _check(pipe, job, wanted[0], order.suffix)
                 prepare(pipe, wanted, job.images)
@@ -145,23 +146,14 @@ class DrawingProcess:
         self, pipe: Pipeline, job: Job, order: messages.Draw, picture: Picture, notes: tuple[str, ...]
     ) -> None:
         """Draw one picture and send it, unless a halt comes between two steps."""
-        from qwenimg.common.pipeline.encode import encode
         from qwenimg.common.pipeline.result import Result
 
-        seconds, index, previews = 0.0, picture.index - 1, Previews(order.preview_suffix, order.partial)
+        seconds, index = 0.0, (picture.index - 1) * max(1, picture.layers)
+        previews = Previews(order.preview_suffix, order.partial)
         with closing(pipe.stream(**job.asked(picture))) as events:
             for event in events:
                 if isinstance(event, Result):
-                    data = encode(event.pixels, event.recipe, order.suffix)
-                    # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
-                    recipe = json.loads(json.dumps(event.recipe))
-                    self._send(
-                        messages.PictureDrawn(
-                            order=order.order, index=index, data=data, recipe=recipe,
-                            seconds=sum(event.timing.values()) or seconds, warnings=(*notes, *event.warnings),
-                            thumbnail=_thumbnail(event.pixels) if order.thumbnail else b"",
-                        )
-                    )  # fmt: skip
+                    self._send_pictures(order, index, event, seconds, notes)
                     return
                 seconds += event.seconds
                 seen = previews.after(event) if self._previews else b""
@@ -173,6 +165,26 @@ class DrawingProcess:
                 )  # fmt: skip
                 if event.index < event.total and (order.order in self._halts or order.order in self._skips):
                     return
+
+    def _send_pictures(
+        self, order: messages.Draw, first: int, result: Result, seconds: float, notes: tuple[str, ...]
+    ) -> None:
+        """Send the image, or each layer as a picture of its own; not those that an earlier server has kept."""
+        from qwenimg.common.pipeline.encode import encode
+
+        # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
+        recipe = json.loads(json.dumps(result.recipe))
+        pictures = result.layers or (result.pixels,)
+        for index, pixels in enumerate(pictures, first):
+            if index >= order.first:
+                self._send(
+                    messages.PictureDrawn(
+                        order=order.order, index=index, data=encode(pixels, result.recipe, order.suffix), recipe=recipe,
+                        seconds=(sum(result.timing.values()) or seconds) / len(pictures),
+                        warnings=(*notes, *result.warnings),
+                        thumbnail=_thumbnail(pixels) if order.thumbnail else b"",
+                    )
+                )  # fmt: skip
 
     def _send(self, message: messages.FromWorker) -> None:
         try:
@@ -245,6 +257,8 @@ def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:
 
     texts = picture.prompt + (picture.said("negative_prompt") or "")
     encode.check(suffix, picture.said("width"), picture.said("height"), texts)
+    if picture.layers:
+        layer_files.check(suffix)
     estimated(pipe, job, picture)
 
 

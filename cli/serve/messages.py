@@ -27,7 +27,7 @@ class Draw:
     model: str
     fields: Fields  # as `jobs.fields.fields` returns them, without seed and number
     seeds: tuple[int, ...]  # a picture for each
-    first: int = 0  # the number of seeds that are drawn already
+    first: int = 0  # the number of pictures that are drawn already: one for each seed, or one for each layer
     images: tuple[bytes, ...] = ()  # the files of the initial image, or of all that the model sees
     mask: bytes | None = None
     mask_alpha: bool = False  # True: a mask's transparent parts are drawn anew, else its white ones

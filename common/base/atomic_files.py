@@ -18,6 +18,7 @@ from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError, dis
 from qwenimg.common.base.text import clean, shown_path
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")  # the formats that `encode` writes
+JPEG = (".jpg", ".jpeg")
 DEVICES = ("/dev", "/dev/fd", "/proc")  # no file is written in these folders, nor anywhere below /proc
 STALE = 24 * 3600  # seconds after which a temporary file of a dead process is swept
 _OUR_TEMP = re.compile(r"\..+\.(\d{1,9})(-\d+)?\.qwenimg\.part", re.DOTALL)

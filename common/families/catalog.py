@@ -60,7 +60,6 @@ REFUSED = {
     **{piece.name: _SMALL + piece.name for piece in PIECES if piece.family},
     T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,
-    **qwen_image.REFUSED,
     **z_image.REFUSED,
     **flux.REFUSED,
     **flux2.REFUSED,

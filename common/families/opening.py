@@ -117,8 +117,9 @@ class Opening:
         checks=check_prediction,
     ))  # fmt: skip
     variant: str | None = option(None, Option(
-        help="which model a file is, where that is not known: for text, Qwen-Image-Edit's, or FLUX.1 Kontext",
-        call="which model a file is: text, edit, 2509 or 2511 of Qwen-Image, text or kontext of FLUX.1", section=_FILES,
+        help="which model a file is, where that is not known: for text, a Qwen-Image for pictures, FLUX.1 Kontext",
+        call="which model a file is: text, edit, 2509, 2511 or layered of Qwen-Image, text or kontext of FLUX.1",
+        section=_FILES,
         words=VARIANTS, checks=check_variant,
     ))  # fmt: skip
 

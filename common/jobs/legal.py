@@ -65,9 +65,10 @@ def check_replay(replay: Replay, given: Mapping[str, object], model: str | None)
 
 
 def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
-    """Return the latents [N, C, h, w] in a file, one for each image or one for all prompts. Raises UsageError."""
+    """Return the latents [N, C, h, w] in a file: the same number of rows for each image, or one row for all prompts.
+    Raises UsageError."""
     noise = latents_.read_latents(path)
-    if len(noise) not in (1, len(wanted)):
+    if len(noise) != 1 and len(noise) % len(wanted):
         raise UsageError(
             f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
             f"this run makes {counted(len(wanted), 'picture')}"

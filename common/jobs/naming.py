@@ -13,8 +13,9 @@ from pathlib import Path
 from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.pictures.layer_files import FIELD as LAYER
 
-FIELDS = ("seed", "index", "prompt", "date")
+FIELDS = ("seed", "index", "prompt", "date", "layer")
 # Fields of other programs: ComfyUI's %date:...%, strftime's %Y-%m-%d, C's and Python's widths, A1111's [seed].
 _OTHERS = re.compile(
     r"%(?P<percent>[A-Za-z]\w+)(?:[:.][^%/]*)?%|(?P<time>%[YmdHMS](?:[-_.:]?%[YmdHMS])+)|%\d*[di](?![A-Za-z])"
@@ -31,14 +32,15 @@ def output_path(
 
     None gives `qwenimg-<date>-<time>-s<seed>.png` in the working folder; a folder, or a name with a slash at its end,
     the same in there. Any other value is a file name in which {seed} {index} {prompt} {date} are filled in, with .png
-    if it has no suffix. With `several` images, `-<index>` goes before the suffix of a name with neither {seed} nor
-    {index}; the default name gets it only if the run has the `same_seeds` more than once.
+    if it has no suffix; {layer} stays until the number of layers is known. With `several` images, `-<index>` goes
+    before the suffix of a name with neither {seed} nor {index}; the default name gets it only if the run has the
+    `same_seeds` more than once.
 
     Raises UsageError for an unknown field, one of another program, a stray brace, a control character, a suffix that is
     none of PICTURES, and a device or pipe."""
     assert index >= 1, index
     date = now.strftime("%Y%m%d-%H%M%S")
-    fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date}
+    fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date, "layer": LAYER}
     name = "./" if pattern is None else _filled(pattern, fields)
     if name.endswith("/") or os.path.isdir(name):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
         name = os.path.join(name, f"qwenimg-{date}-s{seed}")  # noqa: PTH118

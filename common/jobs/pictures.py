@@ -15,6 +15,7 @@ from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, check, merged, seeds
 from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
+from qwenimg.common.pictures import layer_files
 from qwenimg.common.request.request import OPTIONS, random_seed
 
 
@@ -27,6 +28,8 @@ class Picture:
     asked: Fields  # arguments of a pipeline's call by name, with prompt and seed, without None
     aspect: Fraction | None  # in place of width and height
     path: Path | None  # absolute; None for standard output
+    layers: int = 0  # that a model with layers makes, each in a file of its own; 0 for other models
+    views: tuple[str, ...] = ()  # of all layers, in files beside them: stack, sheet
 
     @property
     def prompt(self) -> str:
@@ -35,6 +38,17 @@ class Picture:
     @property
     def seed(self) -> int:
         return int(self.asked["seed"])
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of the image: one, or those of the layers and then of the views, or none for standard output.
+        Raises UsageError for a name that cannot be that of layers."""
+        if self.path is None:
+            return []
+        if not self.layers:
+            return [self.path]
+        views = (layer_files.named(self.path, view) for view in self.views)
+        return [*layer_files.numbered(self.path, self.layers), *views]
 
     def said(self, name: str) -> Any:
         """Return the value of the option `name`; None leaves it to the model."""

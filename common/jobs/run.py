@@ -22,9 +22,10 @@ from qwenimg.common.base.errors import (
     out_of_memory,
 )
 from qwenimg.common.base.safe_files import bad
+from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.replay import Replay, differences
-from qwenimg.common.pictures import latents
+from qwenimg.common.pictures import latents, layer_files
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Job:
 
     images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] each: the initial image, or all that the model sees
     mask: NDArray[np.uint8] | None = None  # [H, W], white where the image is regenerated
-    noise: NDArray[np.float32] | None = None  # [N, C, h, w], one row for each image or one for all
+    noise: NDArray[np.float32] | None = None  # [N, C, h, w], `noise_rows` for each image or these for all
+    noise_rows: int = 1
     replay: Replay | None = None  # the recipe that is repeated
     overwrite: bool = False
     metadata: bool = True
@@ -50,12 +52,13 @@ class Job:
     new_folder: bool = False  # make the folder of an image if it is missing
     save_latents: Path | None = None  # a file for the latents of all images
     put: Callable[[bytes], object] | None = None  # receives an image without a path
+    views: tuple[str, ...] = ()  # of all layers of an image: `stack`, one over the other, and `sheet`, side by side
 
     def asked(self, picture: Picture) -> dict[str, Any]:
         """Return the arguments of `Pipeline.stream` for `picture`."""
-        i, noise = picture.index - 1, self.noise
-        row = noise if noise is None or len(noise) == 1 else noise[i : i + 1]
-        return picture.asked | {"image": self.images or None, "mask": self.mask, "latents": row}
+        i, noise, rows = picture.index - 1, self.noise, self.noise_rows
+        latents = noise if noise is None or len(noise) == rows else noise[i * rows : (i + 1) * rows]
+        return picture.asked | {"image": self.images or None, "mask": self.mask, "latents": latents}
 
 
 class Listener(Protocol):
@@ -94,7 +97,26 @@ def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
     else:
         width, height = d.sides(picture.said("width"), picture.said("height"), job.images)
     usual = {"steps": d.steps, "guidance": d.guidance}
-    return replace(picture, asked=usual | picture.asked | {"width": width, "height": height})
+    layers = (picture.said("layers") or OPTIONS["layers"].default) if "layers" in pipe.model.options else 0
+    asked = usual | picture.asked | {"width": width, "height": height}
+    return replace(picture, asked=asked, layers=layers, views=job.views)
+
+
+def check_files(job: Job, wanted: Sequence[Picture]) -> None:
+    """Check the names of the files of `completed` pictures, whose layers are known. Raises UsageError."""
+    for picture in wanted:
+        if picture.layers and picture.path is None:
+            raise UsageError(f"-o -: standard output takes one picture, this model makes {picture.layers} layers")
+        if picture.layers:
+            continue
+        if job.views:
+            raise UsageError(f"--{job.views[0]} is for a model that makes layers")
+        if layer_files.FIELD in str(picture.path):
+            raise UsageError(f"-o: {layer_files.FIELD} is for a model that makes layers; leave it out")
+    layered = [path for picture in wanted if picture.layers for path in picture.files]
+    check_distinct(layered)
+    for path in layered:
+        atomic_files.check_output(path, overwrite=job.overwrite, new_folder=job.new_folder)
 
 
 def passing(wanted: Sequence[Picture], check: Callable[[Picture], object]) -> tuple[list[Picture], list[ModelError]]:
@@ -203,7 +225,10 @@ def _check_cache(pipe: Pipeline, job: Job, picture: Picture, listener: Listener,
 
 
 def _write(job: Job, picture: Picture, result: Result) -> None:
-    """Write the image in the format of its suffix, or pass a PNG to `put`. Raises UsageError and DoesNotFit."""
+    """Write the image, or its layers and what shows all of them, in the format of the suffix, or pass a PNG to `put`.
+    Raises UsageError and DoesNotFit."""
+    import numpy as np
+
     from qwenimg.common.pipeline import encode
 
     recipe = result.recipe if job.metadata else None
@@ -211,8 +236,9 @@ def _write(job: Job, picture: Picture, result: Result) -> None:
         assert job.put is not None
         job.put(encode.encode(result.pixels, recipe, ".png"))
         return
-    if job.new_folder:
-        atomic_files.make_folder(picture.path.parent)
-    atomic_files.write_atomic(
-        picture.path, encode.encode(result.pixels, recipe, picture.path.suffix), overwrite=job.overwrite
-    )
+    views = {"stack": result.pixels, "sheet": np.asarray(result.sheet())} if picture.views else {}
+    images = [*(result.layers or (result.pixels,)), *(views[view] for view in picture.views)]
+    for path, pixels in zip(picture.files, images, strict=True):
+        if job.new_folder:
+            atomic_files.make_folder(path.parent)
+        atomic_files.write_atomic(path, encode.encode(pixels, recipe, path.suffix), overwrite=job.overwrite)

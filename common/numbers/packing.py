@@ -44,3 +44,15 @@ def unpack(tokens: NDArray[Any], h: int, w: int, *, channels_last: bool = False)
     else:
         x = tokens.reshape(B, h // 2, w // 2, C, 2, 2).transpose(0, 3, 1, 4, 2, 5)
     return x.reshape(B, C, h, w)
+
+
+def pack_frames(latents: NDArray[Any]) -> NDArray[Any]:
+    """Pack frames [F C h w] as tokens [1, F * h/2 * w/2, 4C], one frame after the other. Raises as `pack` does."""
+    tokens = pack(latents)
+    return tokens.reshape(1, -1, tokens.shape[-1])
+
+
+def unpack_frames(tokens: NDArray[Any], frames: int, h: int, w: int) -> NDArray[Any]:
+    """Unpack tokens [1, F * h/2 * w/2, 4C] to frames [F C h w], the inverse of `pack_frames`. Raises as `unpack`
+    does."""
+    return unpack(tokens.reshape(frames, -1, tokens.shape[-1]), h, w)

@@ -25,7 +25,7 @@ from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.traced import Call, leaves
 from qwenimg.common.weights.plan import LoadPlan
 
-ENCODE, DECODE = "vae.encode", "vae.decode"  # of each picture that the model sees; the last station
+ENCODE, DECODE = "vae.encode", "vae.decode"  # of each picture that the model sees; the last station, or of each layer
 
 
 class Tape:
@@ -46,7 +46,7 @@ class Tape:
         if not self.running:
             return None
         self._counts[kind] = count = self._counts.get(kind, 0) + 1
-        name = kind if kind == DECODE else f"{kind} {count}"
+        name = kind if kind == DECODE and count == 1 else f"{kind} {count}"
         self._passed[name] = Station(name=name, inputs=_copied(inputs), outputs=_copied(outputs))
         then = self.recorded.get(name)
         fits = then is not None and [one.shape for one in then.outputs] == [one.shape for one in outputs]

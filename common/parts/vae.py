@@ -145,7 +145,7 @@ class VAEHalves:
     # The run
 
     def encode(self, pixels: Float32) -> tuple[Float32, Float32]:
-        """Encode pixels [1, 3, H, W] in -1..1. Return mean and deviation of the latents [1, z, h, w], in the sampler's
+        """Encode pixels [1, C, H, W] in -1..1. Return mean and deviation of the latents [1, z, h, w], in the sampler's
         scale. Raises DoesNotFit and NumericsError."""
         height, width = (side // self.scale for side in pixels.shape[2:])
         encoder, split = self.residents.enter(self.encoding(LatentShape(1, height, width)))
@@ -159,7 +159,7 @@ class VAEHalves:
         return stats.to_sampler(mean - stats.shift, stats.scale), stats.to_sampler(deviation, stats.scale)
 
     def decode(self, latents: Float32) -> NDArray[Any]:
-        """Decode latents in the sampler's scale to pixels [1, 3, H, W], about -1 to 1, all finite; in bands if the
+        """Decode latents in the sampler's scale to pixels [1, C, H, W], about -1 to 1, all finite; in bands if the
         whole does not fit. Raises DoesNotFit and NumericsError."""
         z = self.statistics.to_vae(latents, self.statistics.scale) + self.statistics.shift
         self.engine.release()

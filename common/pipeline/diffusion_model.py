@@ -73,6 +73,11 @@ class DiffusionModel(Protocol):
 
     def warnings(self, request: Request) -> list[str]: ...
 
+    def frames(self, request: Request) -> int:
+        """Return the number of images that are drawn at once: 1, or of a model that makes layers, these and before them
+        their composite, which is dropped."""
+        ...
+
     def references(self, request: Request) -> list[Latents]:
         """Return the pixels [1, C, H, W] in -1..1 of images that the model sees beside the text, each in a size of its
         own that the VAE takes."""

@@ -10,7 +10,7 @@ import json
 
 import numpy as np
 
-from qwenimg.common.base.atomic_files import PICTURES
+from qwenimg.common.base.atomic_files import JPEG, PICTURES
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pictures.pixels import Uint8, over_white
 from qwenimg.common.pictures.png import encode_png, storable
@@ -19,7 +19,6 @@ from qwenimg.common.request.recipe import XMP, Recipe, png_text
 
 QUALITY = 95  # JPEG's
 EFFORT = 20  # WebP's, 0 to 100
-JPEG = (".jpg", ".jpeg")
 MAX_JPEG_TEXT = 65_000  # bytes: a segment of a JPEG holds 65,533 with its name
 _BESIDE = 10_000  # the most bytes of a recipe without its prompts; the longest of the tests has 2,500
 _MAX_SIDE = {".webp": 16_383, ".jpg": 65_500, ".jpeg": 65_500}  # limits of the formats in Pillow

@@ -90,6 +90,9 @@ class FlowModel(ABC):
         cuts = [(name, self.texts.cut(prompt)) for name, prompt in named]
         return [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
 
+    def frames(self, request: Request) -> int:
+        return 1
+
     # Images that the model sees beside the text
 
     def references(self, request: Request) -> list[Latents]:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import Any, Self, Unpack, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import NumericsError, QwenimgError, UsageError, out_of_memory
@@ -21,7 +21,7 @@ from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import preview, start
+from qwenimg.common.pipeline import finish, preview, start
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import FitCheck, with_loras
@@ -294,13 +294,14 @@ class Pipeline:
 
         decoded = self._decoded(request, latents, warnings)
         if self._preview is not None and plan.steps > 1:  # one step leaves latents that are no picture
-            self._preview.learn(latents, decoded)
-        pixels = image.crop(image.to_uint8(decoded[0]), request.width, request.height)
+            self._preview.learn(finish.frames(latents), decoded)
+        pixels, layers = finish.images(request, decoded, layered=len(latents) > 1)
         if blank := image.blank_warning(pixels):
             self.notify("warning", blank)
             warnings.append(blank)
         yield Result(
             pixels=pixels,
+            layers=layers,
             latents=latents,
             recipe=self._recipe(request, plan, initial.noise, warnings, cache),
             timing=dict(self.runtime.clock.seconds),
@@ -308,11 +309,11 @@ class Pipeline:
             warnings=warnings,
         )
 
-    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> NDArray[Any]:
-        """Return pixels [1, 3, H, W]. Decoding falls back alone only if the VAE has not encoded for this image too."""
-        if request.image is not None or self.model.sees_mask:
-            return self.model.vae.decode(latents)
-        return self.fallback.calling(lambda: self.model.vae.decode(latents), warnings)
+    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> finish.Decoded:
+        """Return the values of each image. Decoding falls back alone only if the VAE has not encoded for it too."""
+        decoded = partial(finish.decoded, self.model.vae, latents)
+        alone = request.image is None and not self.model.sees_mask
+        return self.fallback.calling(decoded, warnings) if alone else decoded()
 
     def _adapt(self, lora: str, mode: str) -> None:
         """Replace the model's LoRAs by those of `lora`, if they differ."""
@@ -340,8 +341,7 @@ class Pipeline:
         denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
         denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(generator.normal(initial.noise.shape)))
-        i = 0
-        while True:
+        for i in count():
             self._turns.check_process()  # a stream that the parent process began
             begun = time.perf_counter()
             try:
@@ -356,7 +356,6 @@ class Pipeline:
             if cache is not None:
                 cache.timed(seconds)
             yield x, denoiser.latest, sigmas[min(i, len(sigmas) - 2)], seconds
-            i += 1
 
     # Warnings and the recipe
 

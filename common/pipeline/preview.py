@@ -8,7 +8,7 @@ downloaded. One matrix of sums is kept in the user's cache folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,14 +43,16 @@ class PreviewMap:
         self._weights = _fitted(sums)
 
     def colours(self, latents: NDArray[np.float32]) -> Uint8:
-        """Return the colours [h, w, 3] of latents [1, C, h, w]."""
+        """Return the colours [h, w, 3] of latents [F, C, h, w], of the first of several frames: their composite."""
         return to_uint8(_applied(self._weights, np.nan_to_num(latents[0])))
 
-    def learn(self, latents: NDArray[np.float32], pixels: NDArray[Any]) -> None:
-        """Fit the map also to latents [1, C, h, w] and the pixels [1, 3, H, W] in -1..1 that they were decoded to."""
-        if self._sums[0, 0] >= ENOUGH:
+    def learn(self, latents: Sequence[NDArray[np.float32]], pixels: Sequence[NDArray[Any]]) -> None:
+        """Fit the map also to images: the latents [1, C, h, w] of each, and the pixels [1, C, H, W] in -1..1 that they
+        were decoded to."""
+        more = list(zip(latents, pixels, strict=True))[: ENOUGH - round(self._sums[0, 0])]
+        if not more:
             return
-        self._sums = self._sums + sums_of(latents, pixels)
+        self._sums = sum((sums_of(*one) for one in more), self._sums)
         self._weights = _fitted(self._sums)
         self.keep()
 
@@ -114,11 +116,19 @@ def sums_of(latents: NDArray[np.float32], pixels: NDArray[Any]) -> Sums:
 
 
 def means(latents: NDArray[np.float32], pixels: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the mean colours [3, h, w] of the pixels [1, 3, H, W] of each latent."""
+    """Return the mean colours [3, h, w] of the pixels [1, C, H, W] of each latent, on white."""
     rows, columns = latents.shape[2:]
-    tiles = pixels[0].reshape(3, rows, pixels.shape[2] // rows, columns, pixels.shape[3] // columns)
-    colours: NDArray[np.float64] = np.clip(tiles, -1, 1).mean(axis=(2, 4), dtype=np.float64)
+    tiles = _on_white(np.clip(pixels[0], -1, 1)).reshape(
+        3, rows, pixels.shape[2] // rows, columns, pixels.shape[3] // columns
+    )
+    colours: NDArray[np.float64] = tiles.mean(axis=(2, 4), dtype=np.float64)
     return colours
+
+
+def _on_white(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Return pixels [3 or 4, H, W] in -1..1 as [3, H, W]."""
+    alpha = (pixels[3:] + 1) / 2
+    return 1 - alpha * (1 - pixels[:3]) if len(alpha) else pixels
 
 
 def difference(weights: NDArray[np.float64], latents: NDArray[np.float32], pixels: NDArray[Any]) -> float:

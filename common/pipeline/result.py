@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base import arguments
 from qwenimg.common.base.atomic_files import picture_path, write_atomic
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.pictures import layer_files
+from qwenimg.common.pictures.contact_sheet import contact_sheet
 from qwenimg.common.pipeline.encode import encode
 from qwenimg.common.request.recipe import Recipe
 
@@ -46,9 +49,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Result:
-    """An image. `latents` are float32 [1, C, H/8, W/8], before the VAE's statistics."""
+    """An image, or one in layers. `latents` are float32 [F, C, H/8, W/8], before the VAE's statistics: F is 1, or one
+    more than the layers, whose composite is the first."""
 
-    pixels: NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha
+    pixels: NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha; of layers all of them, one over the other
+    layers: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 4] each, the lowest first; () for a model without
     latents: NDArray[np.float32]
     recipe: Recipe
     timing: dict[str, float] = field(default_factory=dict)  # seconds by stage
@@ -68,18 +73,27 @@ class Result:
 
     @property
     def image(self) -> Image:
-        """The image as a PIL image."""
+        """The image as a PIL image; of layers all of them, one over the other."""
         from PIL import Image
 
         return Image.fromarray(self.pixels)
 
     @property
     def images(self) -> list[Image]:
-        """A list with only the image, as in diffusers."""
-        return [self.image]
+        """The layers as PIL images, the lowest first; of a model without, a list with only the image, as in
+        diffusers."""
+        from PIL import Image
+
+        return [Image.fromarray(layer) for layer in self.layers or (self.pixels,)]
+
+    def sheet(self) -> Image:
+        """Return all layers side by side over squares of grey, as a PIL image."""
+        from PIL import Image
+
+        return Image.fromarray(contact_sheet(self.layers or (self.pixels,)))
 
     def save(self, path: str | Path, *, overwrite: bool = False, metadata: bool = True) -> Path:
-        """Write the image with its recipe, whole or not at all, in the format of the suffix (.png, .jpg, .jpeg or
+        """Write `image` with its recipe, whole or not at all, in the format of the suffix (.png, .jpg, .jpeg or
         .webp; .png is added if there is none), and return its absolute path.
 
         Raises UsageError for a file that exists, unless `overwrite`, for another format, and for a size or prompt that
@@ -88,6 +102,18 @@ class Result:
         file = picture_path(path)
         write_atomic(file, encode(self.pixels, self.recipe if metadata else None, file.suffix), overwrite=overwrite)
         return file.absolute()
+
+    def save_layers(self, path: str | Path, *, overwrite: bool = False, metadata: bool = True) -> list[Path]:
+        """Write each layer as `save` does, and return the paths. {layer} in the name stands for the number of a layer,
+        from 0; without it the number goes before the suffix. Raises as `save` does, and UsageError for JPEG, which has
+        no alpha, and if there are no layers."""
+        arguments.check_flags(overwrite=overwrite, metadata=metadata)
+        if not self.layers:
+            raise UsageError("this picture has no layers; give save")
+        files = layer_files.numbered(picture_path(path), len(self.layers))
+        for file, layer in zip(files, self.layers, strict=True):
+            write_atomic(file, encode(layer, self.recipe if metadata else None, file.suffix), overwrite=overwrite)
+        return [file.absolute() for file in files]
 
     def png(self, metadata: bool = True) -> bytes:
         """Return the image as a PNG file, with its recipe and the mark of AI origin unless `metadata` is false."""

@@ -24,7 +24,7 @@ from qwenimg.common.request.request import Request
 def latent_shape(model: DiffusionModel, request: Request) -> LatentShape:
     """Return the shape of the latents."""
     width, height = sizes.render_size(request.width, request.height, model.multiple)
-    return LatentShape(1, height // model.scale, width // model.scale)
+    return LatentShape(model.frames(request), height // model.scale, width // model.scale)
 
 
 def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
@@ -73,7 +73,7 @@ def check_images(model: DiffusionModel, name: str, count: int) -> None:
     least, most = model.images
     shown = clean(name, 60)
     if count < least:
-        raise UsageError(f"{shown} edits a picture: give it, as in qwenimg PROMPT -i PICTURE -m {shown}")
+        raise UsageError(f"{shown} needs a picture: give it, as in qwenimg PROMPT -i PICTURE -m {shown}")
     if count > most:
         others = "; several are for qwen-image-edit-2511 and -2509, and for FLUX.2 klein" if most == 1 else ""
         raise UsageError(
@@ -127,7 +127,7 @@ def starts_from_noise(request: Request) -> bool:
 
 
 def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Latents:
-    """Return the initial noise [1, C, h, w]: the seed's, or the given one. Raises UsageError and NumericsError."""
+    """Return the initial noise [F, C, h, w]: the seed's, or the given one. Raises UsageError and NumericsError."""
     shape = _noise_shape(model, request)
     if request.latents is None:
         return generator.normal(shape)

@@ -36,6 +36,7 @@ class CallOptions(TypedDict, total=False):
     lora: Loras | None
     lora_mode: str | None
     few_steps: str | None
+    layers: int | None
     latents: NDArray[np.float32] | None
     image: Pictures | None
     strength: float | None

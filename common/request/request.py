@@ -27,12 +27,18 @@ MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE = 100
 MAX_CLIP_SKIP = 11
+MAX_LAYERS = 20
 
 
 def _check_seed(seed: int) -> None:
     from qwenimg.common.numbers import noise
 
     noise.check_seed(seed)
+
+
+def _check_layers(count: int) -> None:
+    if not 1 <= count <= MAX_LAYERS:
+        raise UsageError(f"layers is {count}; choose 1 to {MAX_LAYERS}, as in --layers 4")
 
 
 def _check_sampler(name: str) -> None:
@@ -177,6 +183,12 @@ class Request:
     few_steps: str = option("", Option(
         help="draw in 1 to 8 steps: lightning, lcm, hyper, hyper-cfg, hyper-unified, hyper-unet, turbo",
         section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
+    ))  # fmt: skip
+    layers: int = option(4, Option(
+        help="{bounds}, layers that the picture of -i is taken apart into, for qwen-image-layered",
+        call="{bounds}, layers that image is taken apart into, for qwen-image-layered", section="Picture",
+        metavar="N", least=1, most=MAX_LAYERS, checks=_check_layers, recorded="changed", special=True,
+        elsewhere="this model draws one picture",
     ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
         help="noise from a .npy or .safetensors file, in place of the seed's",

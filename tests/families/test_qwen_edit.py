@@ -118,7 +118,7 @@ def test_a_file_is_what_its_name_or_the_user_says(
 def test_a_variant_is_for_these_models(folders: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="--variant is for Qwen-Image"):
         opened(folders["sd15"], variant="2511")
-    with pytest.raises(UsageError, match="variant is '2512'; choose one of text, edit, 2509, 2511, kontext"):
+    with pytest.raises(UsageError, match="variant is '2512'; choose one of text, edit, 2509, 2511, layered, kontext"):
         opened(folders["sd15"], variant="2512")
 
 
@@ -320,7 +320,7 @@ def test_several_pictures(folder: Path, files: list[str], tmp_path: Path) -> Non
 
 
 def test_no_picture_and_too_many(folder: Path, tiny_edit: dict[str, Path], tiny_folder: Path, files: list[str]) -> None:
-    cli("a ring", "-m", str(folder), *SHORT).refused(2, "edits a picture: give it, as in qwenimg PROMPT -i PICTURE -m")
+    cli("a ring", "-m", str(folder), *SHORT).refused(2, "needs a picture: give it, as in qwenimg PROMPT -i PICTURE -m")
     one = str(tiny_edit["qwen-edit"])
     cli("a ring", "-m", one, "-i", files[0], "-i", files[1], *SHORT).refused(2, "takes one", "qwen-image-edit-2511")
     cli("a ring", "-m", str(tiny_folder), "-i", files[0], "-i", files[1], *SHORT).refused(2, "takes one")

@@ -94,7 +94,7 @@ def test_it_learns_from_pictures_and_then_no_more() -> None:
     sums = preview.sums_of(np.zeros((1, 4, 2, 2), np.float32), np.zeros((1, 3, 2, 2)))
     made = PreviewMap(sums, None)
     for i in range(preview.ENOUGH + 3):
-        made.learn(np.full((1, 4, 2, 2), i, np.float32), np.full((1, 3, 2, 2), 0.01 * i))
+        made.learn([np.full((1, 4, 2, 2), i, np.float32)], [np.full((1, 3, 2, 2), 0.01 * i)])
     assert made._sums[0, 0] == preview.ENOUGH
 
 

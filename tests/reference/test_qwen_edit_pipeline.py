@@ -199,7 +199,7 @@ def test_narrow_pictures_are_refused(opened: Callable[[str, str], Pipeline]) -> 
 
 
 def test_a_model_that_edits_needs_a_picture(opened: Callable[[str, str], Pipeline]) -> None:
-    with pytest.raises(UsageError, match=r"edits a picture: give it, as in qwenimg PROMPT -i PICTURE -m "):
+    with pytest.raises(UsageError, match=r"needs a picture: give it, as in qwenimg PROMPT -i PICTURE -m "):
         opened("qwen-2511", "cpu").check("a ring")
 
 

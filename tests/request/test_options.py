@@ -291,7 +291,7 @@ def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
         "refine_at": 0.8,
         "clip_skip": 0,
     }
-    ours |= {"cfg_normalization": 0.0, "cfg_truncation": 1.0, "num_images": 1}
+    ours |= {"layers": 4, "cfg_normalization": 0.0, "cfg_truncation": 1.0, "num_images": 1}
     assert defaults == ours
     assert fields({"prompt": "x", "size": "8x16"}) == {"prompt": "x", "width": 8, "height": 16}
 

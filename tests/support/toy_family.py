@@ -114,6 +114,9 @@ class ToyModel:
     def warnings(self, request: Request) -> list[str]:
         return []
 
+    def frames(self, request: Request) -> int:
+        return 1
+
     def references(self, request: Request) -> list[Latents]:
         return []
 

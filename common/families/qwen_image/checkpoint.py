@@ -3,8 +3,7 @@ before a weight is read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,6 @@ from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.plan import closed_on_failure
 
 _PARTS = ("transformer", "text_encoder", "vae")
-# The start of a class's name, and why it is not supported.
-REFUSED = {
-    "QwenImageLayered": "is a Qwen-Image-Layered model, which makes layers of an image: not supported yet",
-}
 
 
 def networks(kind: QwenVariant) -> dict[str, Network]:
@@ -69,8 +64,10 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     kind = _kind(folder, choices, config("transformer", qwen_dit.NETWORK))
     parts = networks(kind)
     configs = {name: config(name, network) for name, network in parts.items()}
-    configs["transformer"] = replace(configs["transformer"], zero_cond_t=kind.zero_cond_t)
-    _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
+    configs["transformer"] = variants.of_kind(configs["transformer"], kind)
+    if not is_file(places["vae"] / "config.json"):  # the configuration is that of another VAE, or the published one
+        configs["vae"] = variants.of_kind(configs["vae"], kind)
+    _check_fit(folder, kind, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
     tokenizer = folder / "tokenizer" if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
     if kind.edits:
@@ -106,15 +103,33 @@ def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVar
     if (chosen := choices.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
         return variants.VARIANTS[chosen]
     index, elsewhere = folder / "model_index.json", choices.part("transformer")
+    place = elsewhere or folder / "transformer"
+    if not is_file(place / "config.json") and _has_addition(place):
+        return variants.LAYERED
     named = variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
     if named is not None:
         return named
     if not is_file(index):
         return variants.of_name(folder.name) or variants.TEXT
     try:
-        return variants.of_pipeline(str(read_json(index).get("_class_name")), transformer.zero_cond_t)
+        return variants.of_pipeline(
+            str(read_json(index).get("_class_name")), transformer.zero_cond_t, transformer.use_layer3d_rope
+        )
     except ModelError as error:
         raise ModelError(f"{clean(folder)}: {error}") from None
+
+
+def _has_addition(place: Path) -> bool:
+    """Return whether the file or folder of a transformer has the tensor that only Qwen-Image-Layered has. Raise
+    ModelError."""
+    rename = RENAMES["transformer"](qwen_dit.manifest(variants.published_config(qwen_dit.NETWORK, variants.LAYERED)))
+    return any(rename(key) == qwen_dit.ADDITION for key in _keys(place))
+
+
+def _keys(place: Path) -> Iterator[str]:
+    """Yield the names of the tensors in a file or folder. Raise ModelError."""
+    for path in find_files(place).files:
+        yield from peek(path).tensors
 
 
 def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
@@ -122,7 +137,7 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
     source = next((folder for folder in folders if is_file(folder / "config.json")), None)
     if source is None and published:
         return network.config()
-    return read_config(network, source or folders[-1], REFUSED)
+    return read_config(network, source or folders[-1])
 
 
 def _language_first(first: Path, second: Path) -> tuple[Path, Path]:
@@ -140,18 +155,21 @@ def _language_first(first: Path, second: Path) -> tuple[Path, Path]:
 def _check_sees(places: Sequence[Path]) -> None:
     """Raise ModelError for a text encoder without its vision tower."""
     rename = RENAMES["text_encoder"](qwen_vl_vision.manifest(QwenVLVisionConfig()))
-    for path in (path for place in places for path in find_files(place).files):
-        header = peek(path)
-        if any((rename(key) or "").startswith(qwen_vl_vision.PREFIX) for key in header.tensors):
-            return
+    if any((rename(key) or "").startswith(qwen_vl_vision.PREFIX) for place in places for key in _keys(place)):
+        return
     raise ModelError(
         f"{clean(places[0])}: is a text encoder without its vision tower, by which Qwen-Image-Edit sees pictures: give "
         "a whole one, or its tower too (--text-encoder FILE --text-encoder mmproj.gguf)"
     )
 
 
-def _check_fit(folder: Path, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:
+def _check_fit(folder: Path, kind: QwenVariant, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:
     """Check that the components of a folder belong together. Raise ModelError."""
+    if vae.input_channels != kind.channels:
+        raise ModelError(
+            f"{clean(folder)}: the VAE is of pictures of {vae.input_channels} channels, "
+            f"{kind.title.partition(',')[0]} needs one of {kind.channels}: give its own with --vae"
+        )
     if dit.joint_attention_dim != text.hidden_size:
         raise ModelError(
             f"{clean(folder)}: the transformer wants text states of {dit.joint_attention_dim} channels, "

@@ -8,10 +8,12 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, listed, summary, weights_summary
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
+from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae, qwen_vae
 from qwenimg.common.weights.keys import named_weights
 
@@ -57,14 +59,15 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     part = part_of(header)
     if part is None or header.format == "GGUF":
         return None
-    sign, size = _SIGNS[part]
-    manifest = NETWORKS[part].manifest(NETWORKS[part].config())
+    (sign, size), network = _SIGNS[part], NETWORKS[part]
+    variant = _variant(part, network, header)
+    manifest = network.manifest(published_config(network, variant))
     rename = RENAMES[part](manifest)
     names = {name: key for key in header.tensors if (name := rename(key)) is not None}
     if size not in names:
         return None
     published = header.tensors[names[size]].shape == manifest[size]
-    description = Description(lines=[f"layout: {_layout(part, sign, names[sign])}"])
+    description = Description(lines=[f"layout: {_layout(part, variant, sign, names[sign])}"])
     if not published:
         description.lines.append(summary("file", header.tensors))
         description.lines.append("size: not the published model's; give its folder with -m")
@@ -87,11 +90,22 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     return description
 
 
-def _layout(part: str, sign: str, key: str) -> str:
+def _variant(part: str, network: Network, header: Header) -> QwenVariant:
+    """Return LAYERED for a file with what only a part of Qwen-Image-Layered has, else TEXT: a tensor of the
+    transformer, a channel of the VAE's pictures."""
+    rename = RENAMES[part](network.manifest(published_config(network, LAYERED)))
+    shapes = {name: stored.shape for key, stored in header.tensors.items() if (name := rename(key)) is not None}
+    first = shapes.get("encoder.conv_in.weight", ())
+    sees_alpha = part == "vae" and len(first) > 1 and first[1] == LAYERED.channels
+    return LAYERED if qwen_dit.ADDITION in shapes or sees_alpha else TEXT
+
+
+def _layout(part: str, variant: QwenVariant, sign: str, key: str) -> str:
     """Return the part and the layout of its names, by the file's name `key` for the tensor `sign`."""
     names = "Wan's names, as ComfyUI has it" if part == "vae" and ".conv3d." not in key else "mflux's names"
     if key.endswith(sign) and not key.startswith("encoder.layers."):
         prefix = key.removesuffix(sign)
         names = "transformers' names" if part == "text_encoder" else "diffusers' names"
         names += f" behind {prefix}" if prefix else ""
-    return f"Qwen-Image's {part.replace('_', ' ')}, {names}"
+    model = "Qwen-Image-Layered" if variant.layered else "Qwen-Image"
+    return f"{model}'s {part.replace('_', ' ')}, {names}"

@@ -9,9 +9,10 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import lora_names, mflux, references, variants
-from qwenimg.common.families.qwen_image.checkpoint import REFUSED, open_folder
+from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
+from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.families.qwen_image.published import published
@@ -42,12 +43,16 @@ SIZES = {
 def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:
     assert refiner is None
     kind = variants.VARIANTS[checkpoint.variant]
-    return QwenImageEdit(runtime, checkpoint, kind) if kind.edits else QwenImage(runtime, checkpoint, kind)
+    cls = QwenImageEdit if kind.edits else QwenImageLayered if kind.layered else QwenImage
+    return cls(runtime, checkpoint, kind)
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:
-    if variants.VARIANTS[checkpoint.variant].edits:
+    kind = variants.VARIANTS[checkpoint.variant]
+    if kind.edits:
         return Defaults(strength=1.0, edited=references.AREA)
+    if kind.layered:
+        return Defaults(width=640, height=640, strength=1.0, edited=AREAS[0])
     return Defaults(trained=SIZES if checkpoint["transformer"].config.dim == PUBLISHED_WIDTH else {})
 
 
@@ -56,22 +61,21 @@ def _described(folder: Path) -> str:
     index, transformer = folder / "model_index.json", folder / "transformer" / "config.json"
     if not (is_file(index) and is_file(transformer)):
         return (variants.of_name(folder.name) or variants.TEXT).title
-    return variants.of_pipeline(
-        str(read_json(index).get("_class_name")), bool(read_json(transformer).get("zero_cond_t"))
-    ).title
+    config = read_json(transformer)
+    flags = bool(config.get("zero_cond_t")), bool(config.get("use_layer3d_rope"))
+    return variants.of_pipeline(str(read_json(index).get("_class_name")), *flags).title
 
 
 FAMILY = Family(
     name="qwen-image",
     title="Qwen-Image",
     pipelines=variants.PIPELINES,
-    refused=REFUSED,
     networks=(qwen_dit.NETWORK, qwen_vl.NETWORK, qwen_vae.NETWORK, qwen_vl_vision.NETWORK),
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     published=published,
-    options=QwenImage.options,
+    options=QwenImageLayered.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=open_folder,
     reads_folder=mflux.layout,

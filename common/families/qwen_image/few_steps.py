@@ -24,8 +24,8 @@ def _files(start: str, versions: Sequence[str]) -> tuple[str, ...]:
 
 def few_steps(folder: str, kind: QwenVariant) -> Mapping[str, FewSteps]:
     """Return the few-step LoRAs of the model in `folder`. The model of December 2025, known by its name only, has its
-    own LoRAs, and so does each that edits; the built-in model has none."""
-    if folder.endswith(BUILT_IN.name):
+    own LoRAs, and so does each that edits; the built-in model and the one that makes layers have none."""
+    if folder.endswith(BUILT_IN.name) or kind.layered:
         return {}
     versions: tuple[str, ...]
     steps = (4,) if kind is EDIT_2511 else (8, 4)

@@ -85,6 +85,22 @@ KNOWN = (
         family="qwen-image",
         files=("qwen_image_edit_bf16",),
     ),
+    KnownModel(
+        name="qwen-image-layered",
+        repo="Qwen/Qwen-Image-Layered",
+        title="Qwen-Image-Layered, 20B",
+        license="Apache-2.0",
+        purpose="takes a picture apart into layers with transparency: -i",
+        width=640,
+        height=640,
+        steps=50,
+        guidance=4.0,
+        negative_prompt=" ",
+        bytes=57_700_000_000,
+        memory=30_000_000_000,
+        family="qwen-image",
+        files=("qwen_image_layered_bf16",),
+    ),
 )
 BUILT_IN = KnownModel(
     name="shapes-v1",
@@ -103,8 +119,3 @@ BUILT_IN = KnownModel(
     aliases=("shapes",),
 )
 """The model that ships with this package: `qwenimg selftest` judges its images."""
-
-# Why others are not supported
-REFUSED = {
-    "qwen-image-layered": "makes the layers of an image; this version makes images from text",
-}

@@ -48,7 +48,7 @@ class QwenImage(FlowModel):
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
         residents, vae_config = Residents(runtime), checkpoint["vae"].config
         statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
-        halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics, samples=not kind.edits)
+        halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics, samples=not kind.images[0])
         texts: TemplateTexts | PictureTexts
         if kind.edits:
             texts = PictureTexts(residents, checkpoint, kind.around)
@@ -129,8 +129,9 @@ class QwenImage(FlowModel):
         transformer, split = self.residents.enter(stages[-1])
 
         def make_phases(initial: Initial) -> list[Phase]:
-            tokens = [self.engine.array(packing.pack(latents)) for latents in initial.references]
-            grids = [(1, *grid), *((1, one.shape[2] // patch, one.shape[3] // patch) for one in initial.references)]
+            tokens = [self.engine.array(packing.pack_frames(latents)) for latents in initial.references]
+            seen = ((1, one.shape[2] // patch, one.shape[3] // patch) for one in initial.references)
+            grids = [*[(1, *grid)] * shape.frames, *seen]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 condition = transformer.condition([texts[i] for i in positions], grids, tokens)
@@ -143,6 +144,6 @@ class QwenImage(FlowModel):
             request,
             make_phases,
             shapes_of(texts, grid),
-            pack=packing.pack,
-            unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
+            pack=packing.pack_frames,
+            unpack=partial(packing.unpack_frames, frames=shape.frames, h=shape.rows, w=shape.columns),
         )

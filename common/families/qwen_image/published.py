@@ -1,14 +1,13 @@
-"""Qwen-Image as it is published, for code that reads no weight: both models have the same configurations."""
+"""Qwen-Image as it is published, for code that reads no weight."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.qwen_image.checkpoint import networks
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
-from qwenimg.common.families.qwen_image.variants import EDIT, EDIT_2509, EDIT_2511, TEXT
+from qwenimg.common.families.qwen_image.variants import EDIT, EDIT_2509, EDIT_2511, LAYERED, TEXT, published_config
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -19,6 +18,7 @@ KINDS = {
     "qwen-image-edit": EDIT,
     "qwen-image-edit-2509": EDIT_2509,
     "qwen-image-edit-2511": EDIT_2511,
+    "qwen-image-layered": LAYERED,
 }
 
 
@@ -26,8 +26,7 @@ def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
     if (kind := KINDS.get(name)) is None:
         return None
-    configs = {part: network.config() for part, network in networks(kind).items()}
-    configs["transformer"] = replace(configs["transformer"], zero_cond_t=kind.zero_cond_t)
+    configs = {part: published_config(network, kind) for part, network in networks(kind).items()}
     return Checkpoint(
         source=Path(name),
         components={part: on_paper(network, configs[part], "bfloat16") for part, network in networks(kind).items()},

@@ -1,16 +1,21 @@
-"""The models that share Qwen-Image's networks: text to image, and three that edit pictures.
+"""The models that share Qwen-Image's networks: text to image, three that edit pictures, and one that makes layers.
 
-Files of weights alone do not tell them apart: all have the same tensors. A folder in diffusers layout does, by the
-class of its pipeline and the configuration of its transformer; else the user says it, or the name of the file.
+Files of weights alone tell only the last one, which has a tensor more: all others have the same tensors. A folder in
+diffusers layout does, by the class of its pipeline and the configuration of its transformer; else the user says it, or
+the name of the file.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.texts.picture_texts import NO_LIMIT, VISION, PictureTemplate
 from qwenimg.common.pictures.patches import QWEN2_VL
 from qwenimg.common.prompts.qwen import Template
@@ -54,6 +59,12 @@ class QwenVariant:
     copy: int = 0  # pixels of a picture for the text encoder; 0: it sees none
     numbered: bool = False  # each picture has its number before it in the prompt
     zero_cond_t: bool = False  # it sees pictures at timestep 0
+    layered: bool = False  # it takes a picture apart into layers
+
+    @property
+    def channels(self) -> int:
+        """The channels of a picture for the VAE."""
+        return 4 if self.layered else 3
 
     @property
     def edits(self) -> bool:
@@ -90,22 +101,47 @@ EDIT_2511 = QwenVariant(
     numbered=True,
     zero_cond_t=True,
 )
-VARIANTS = {"text": TEXT, "edit": EDIT, "2509": EDIT_2509, "2511": EDIT_2511}  # `choices.VARIANTS`
+LAYERED = QwenVariant(
+    name="layered",
+    pipeline="QwenImageLayeredPipeline",
+    title="Qwen-Image-Layered, takes a picture apart into layers",
+    template=DRAWS,
+    images=(1, 1),
+    layered=True,
+)
+VARIANTS = {one.name: one for one in (TEXT, EDIT, EDIT_2509, EDIT_2511, LAYERED)}  # `choices.VARIANTS`
 PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {"QwenImageEditInpaintPipeline"}
 _EDIT = re.compile(r"(?<![a-z])edit", re.ASCII)
+_LAYERED = re.compile(r"(?<![a-z])layered", re.ASCII)
 _PLAIN = re.compile(r"qwen[-_. ]?image[-_. ]?edit(?![-_. ]?plus)", re.ASCII)
 
 
-def of_pipeline(pipeline: str, zero_cond_t: bool) -> QwenVariant:
+def published_config(network: Network, kind: QwenVariant) -> Any:
+    """Return the configuration of one of a variant's networks as it is published."""
+    return of_kind(network.config(), kind)
+
+
+def of_kind(config: Any, kind: QwenVariant) -> Any:
+    """Return `config`, of any network, with the fields that tell a variant from the others."""
+    if isinstance(config, QwenDiTConfig):
+        layered = kind.layered
+        return replace(config, zero_cond_t=kind.zero_cond_t, use_additional_t_cond=layered, use_layer3d_rope=layered)
+    return replace(config, input_channels=kind.channels) if isinstance(config, QwenVAEConfig) else config
+
+
+def of_pipeline(pipeline: str, zero_cond_t: bool, layered: bool) -> QwenVariant:
     """Return the variant of a folder in diffusers layout, by its pipeline and its transformer's configuration. Raises
     ModelError if these do not go together."""
     name = pipeline.replace("Inpaint", "")
     for variant in VARIANTS.values():
-        if (variant.pipeline, variant.zero_cond_t) == (name, zero_cond_t):
+        if (variant.pipeline, variant.zero_cond_t, variant.layered) == (name, zero_cond_t, layered):
             return variant
+    flags = {"zero_cond_t": zero_cond_t, "use_layer3d_rope": layered}
+    has = " and ".join(flag for flag, is_on in flags.items() if is_on) or "no use_layer3d_rope"
+    known = EDIT_2511 if zero_cond_t else LAYERED if layered else TEXT
     raise ModelError(
-        f"its transformer has zero_cond_t, but its pipeline is {clean(pipeline, 60)}: if the transformer is that of "
-        "Qwen-Image-Edit-2511, say --variant 2511"
+        f"its transformer has {has}, but its pipeline is {clean(pipeline, 60)}: if the transformer is that of "
+        f"{known.title.partition(',')[0]}, say --variant {known.name}"
     )
 
 
@@ -113,6 +149,8 @@ def of_name(name: str) -> QwenVariant | None:
     """Return the variant that the `name` of a file or folder says; None if it says nothing. Raises UsageError for one
     that may be several."""
     plain = name.lower()
+    if _LAYERED.search(plain):
+        return LAYERED
     if not _EDIT.search(plain):
         return None
     numbers = [variant for variant in (EDIT_2509, EDIT_2511) if variant.name in plain]

@@ -75,6 +75,9 @@ class StableDiffusion:
     def warnings(self, request: Request) -> list[str]:
         return []
 
+    def frames(self, request: Request) -> int:
+        return 1
+
     def references(self, request: Request) -> list[Latents]:
         return []
 

@@ -32,6 +32,8 @@ TIME_CHANNELS = 256
 MLP_RATIO = 4
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
+ADDITION = "time_text_embed.addition_t_embedding.weight"
+"""The table of the additional embedding, which only a model with `use_additional_t_cond` has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ class QwenDiTConfig:
 def manifest(config: QwenDiTConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
     dim = config.dim
-    addition = {"time_text_embed.addition_t_embedding.weight": (2, dim)}
+    addition = {ADDITION: (2, dim)}
     return params.merge(
         diffusion_transformer.vector_embedding("time_text_embed.timestep_embedder", dim, TIME_CHANNELS),
         addition if config.use_additional_t_cond else {},
@@ -127,7 +129,7 @@ NETWORK = Network(
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     compiled=re.compile(r"transformer_blocks\.\d+"),
     deep=deep,
-    tables=frozenset({"time_text_embed.addition_t_embedding.weight"}),
+    tables=frozenset({ADDITION}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
         Block(name="modulation", paths=re.compile(r"transformer_blocks\.\d+"), method="modulation", once=True),

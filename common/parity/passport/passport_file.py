@@ -270,7 +270,7 @@ def _picture(data: PictureJson, arrays: Arrays) -> RecordedImage:
     latents, pixels = _tensor(arrays, data.latents, "F32"), _tensor(arrays, data.pixels, "U8")
     if latents.ndim != 4 or not np.isfinite(latents).all():
         raise ValueError(f"latents of shape {clean(latents.shape, 40)}, expected four axes of finite numbers")
-    if pixels.shape != (data.asked.height, data.asked.width, 3):
+    if pixels.shape not in [(data.asked.height, data.asked.width, channels) for channels in (3, 4)]:
         raise ValueError(f"pixels of shape {clean(pixels.shape, 40)}, which is not the size that was asked for")
     return RecordedImage(asked=data.asked.said(), sigmas=data.sigmas, noise=data.noise, latents=latents, pixels=pixels)
 

@@ -1,0 +1,90 @@
+"""Qwen-Image-Layered: Qwen-Image that takes a picture apart into layers, each of which has alpha.
+
+All layers are drawn at once, as frames behind one more that is their composite and is dropped. The transformer sees the
+picture as tokens of its own, in the size of the layers; the text encoder does not see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.qwen_image import references
+from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.pictures import pixels
+from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
+
+AREAS = (640**2, 1024**2)  # pixels of the pictures that it was trained with, the usual ones first
+BASE_TOKENS = 256  # of a picture whose noise levels are shifted by 1
+
+
+def shift(config: FlowMatchConfig, tokens: int, steps: int) -> float:
+    """Return the shift of the noise levels for a picture of so many `tokens`."""
+    return math.sqrt(tokens / BASE_TOKENS)
+
+
+def guided(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Apply classifier-free guidance; with --cfg-normalization 1 each token keeps the norm of the prompt's."""
+    conditional, unconditional = predictions
+    if request.cfg_normalization:
+        return engine.guide(conditional, unconditional, request.guidance)
+    return unconditional + request.guidance * (conditional - unconditional)
+
+
+class QwenImageLayered(QwenImage):
+    """A Qwen-Image-Layered model for `Pipeline`."""
+
+    sees_alpha = True
+    levels = FlowLevels(mu=shift)
+    guidance = Guidance(formula=guided)
+    options = QwenImage.options | {"layers", "cfg_normalization"}
+
+    def frames(self, request: Request) -> int:
+        return request.layers + 1
+
+    def plan(self, request: Request) -> SamplingPlan:
+        if request.mask is not None or request.strength != 1:
+            option = "--strength" if request.mask is None else "--mask"
+            raise UsageError(f"{option} is for models that draw from a picture; this one takes all of it apart")
+        if request.cfg_normalization not in (0, 1):
+            raise UsageError(f"cfg-normalization is {request.cfg_normalization:g}; this model takes 0, without, or 1")
+        trained_sizes(request.images[0])  # only for its errors
+        return super().plan(request)
+
+    def references(self, request: Request) -> list[Latents]:
+        usual, large = trained_sizes(request.images[0])
+        if (request.width, request.height) == usual:
+            larger, usual_size = (f"{width}x{height}" for width, height in (large, usual))
+            self.runtime.notify("stage", f"layers of {usual_size}; --size {larger} makes larger ones")
+        width, height = sizes.render_size(request.width, request.height, self.multiple)
+        fitted = (pixels.fit(pixels.with_alpha(one), request.width, request.height) for one in request.images)
+        return [pixels.from_uint8(pixels.extend(one, width, height)) for one in fitted]
+
+    def reference_shapes(self, request: Request) -> list[LatentShape]:
+        width, height = sizes.render_size(request.width, request.height, self.multiple)
+        return [LatentShape(1, height // self.scale, width // self.scale) for _ in request.images]
+
+    def warnings(self, request: Request) -> list[str]:
+        lines, size = super().warnings(request), (request.width, request.height)
+        trained = trained_sizes(request.images[0])
+        if size not in trained:
+            shown = " or ".join(f"{width}x{height}" for width, height in trained)
+            lines.append(
+                f"{size[0]}x{size[1]}: for this picture the model was trained with {shown}; give one as --size"
+            )
+        return lines
+
+
+def trained_sizes(picture: Uint8) -> list[tuple[int, int]]:
+    """Return width and height of layers of `picture`, for each of AREAS. Raises UsageError for one that is too
+    narrow."""
+    return [references.size(picture, area) for area in AREAS]
