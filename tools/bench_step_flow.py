@@ -17,6 +17,7 @@ import inspect
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from qwenimg.common.networks.denoisers import (
     flux2_dit,
     flux_conditioning,
     flux_dit,
+    qwen21_conditioning,
+    qwen21_dit,
     qwen_conditioning,
     qwen_dit,
     sd3_conditioning,
@@ -43,6 +46,7 @@ from qwenimg.common.networks.denoisers import (
     zimage_dit,
 )
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.network import Network
@@ -51,6 +55,7 @@ from qwenimg.common.numbers.timesteps import timestep_features
 from qwenimg.common.precision.precision import DenoiserKind, bases
 from qwenimg.common.weights import keys
 
+QWEN21_WORDS = 5  # in front of the picture
 SIGMA, GUIDANCE = 0.25, 3.5  # times that bfloat16 holds, so that no arm rounds them
 POLICIES = {"fp32": ("fp32",), "bf16": ("bf16", "bf16-plain")}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -147,6 +152,49 @@ def _zimage_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndar
     )
 
 
+# Qwen-Image-2.1, which sees a picture like the latents behind the first words
+
+
+def _qwen21_parts(latents: Any, text: Any) -> tuple[Any, Any, Any]:
+    """Return tokens [1 L C], the text's states with those of slots among them, and which of them are slots."""
+    count, words = latents.shape[2] * latents.shape[3] // 4, QWEN21_WORDS
+    slots = torch.zeros(1, count, text.shape[2], device=text.device, dtype=text.dtype)
+    states = torch.cat((text[:, :words], slots, text[:, words:]), dim=1)
+    mask = torch.zeros(1, states.shape[1], dtype=torch.bool, device=text.device)
+    mask[:, words : words + count] = True
+    return latents.flatten(2).transpose(1, 2), states, mask
+
+
+def _qwen21_theirs(model: Any, latents: Any, text: Any, pooled: Any, kept: bool = False) -> Step:
+    """A step as it is without keys and values that are `kept`, or with them."""
+    from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
+
+    tokens, states, mask = _qwen21_parts(latents, text)
+    shape, count = (1, *latents.shape[2:]), tokens.shape[1]
+    every = torch.cat((mask, torch.ones_like(mask[:, :1]).expand(1, count // 4)), dim=1)
+    time = torch.full((1,), SIGMA, device=text.device, dtype=text.dtype)
+    more = {"img_shapes": [[shape, shape]], "img_mask": every, "return_dict": False}
+    cache = QwenImage21KVCache(len(model.transformer_blocks)) if kept else None
+
+    def step(mode: str | None) -> Any:
+        given = torch.cat((tokens, tokens), dim=1), states, time
+        return model(*given, **more, kv_cache=cache, kv_cache_mode=mode)[0][:, -count:]
+
+    if kept:
+        with torch.inference_mode():
+            step("extract")
+    return lambda: step("cached" if kept else None)
+
+
+def _qwen21_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    tokens, states, _ = _qwen21_parts(torch.from_numpy(latents), torch.from_numpy(text))
+    (h, w), x = latents.shape[2:], engine.array(tokens.contiguous().numpy())
+    places = [(QWEN21_WORDS, h // 2, w // 2)]
+    condition = component.condition(engine.array(states.numpy()), ((h, w), places, [x]))
+    features = qwen21_conditioning.time_row(1000 * SIGMA, "float32")
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+
+
 # Qwen-Image-Edit-2511, which sees two pictures like the latents
 
 
@@ -189,7 +237,14 @@ def cases() -> dict[str, Case]:
     medium = SD3Config(num_layers=2, dual_attention_layers=(0,), qk_norm="rms_norm", pos_embed_max_size=384)
     dev = FluxConfig(num_layers=1, num_single_layers=1, guidance_embeds=True)
     edit = QwenDiTConfig(num_layers=2, zero_cond_t=True)
+    qwen21 = Case(
+        family="qwen-image-2.1", network=qwen21_dit.NETWORK, config=Qwen21Config(num_layers=2),
+        oracle="QwenImage21Transformer2DModel", embedding="time_text_embed.time_proj", text=4096, pooled=1,
+        theirs=_qwen21_theirs, ours=_qwen21_ours,
+    )  # fmt: skip
     return {
+        "qwen21": qwen21,  # diffusers makes keys and values of text and picture anew in each step
+        "qwen21-kept": replace(qwen21, theirs=partial(_qwen21_theirs, kept=True)),
         "edit": Case(
             family="qwen-image", network=qwen_dit.NETWORK, config=edit, oracle="QwenImageTransformer2DModel",
             embedding="time_text_embed.time_proj", text=edit.joint_attention_dim, pooled=1, theirs=_edit_theirs,
@@ -221,7 +276,7 @@ def cases() -> dict[str, Case]:
 def inputs(case: Case, image: int, text: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the same numbers for every arm: latents, text and pooled text, all exact in bfloat16."""
     rows = max(r for r in range(1, int(image**0.5) + 1) if image % r == 0)
-    patch, channels = (1, case.config.in_channels) if case.family == "flux2" else (2, 16)
+    patch, channels = (1, case.config.in_channels) if case.family in ("flux2", "qwen-image-2.1") else (2, 16)
     shapes = ((1, channels, rows * patch, image // rows * patch), (1, text, case.text), (1, case.pooled))
     rng = np.random.default_rng(7)
     given = (torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for shape in shapes)
@@ -249,6 +304,12 @@ def oracle(case: Case, file: Path, dtype: torch.dtype, device: str) -> Any:
 
         model.pos_embed = QwenEmbedRope(theta=10000, axes_dim=list(case.config.axes_dims_rope), scale_rope=True)
         model.time_text_embed.time_proj = bench_step.ExactTimes()
+        return model.eval()
+    if case.family == "qwen-image-2.1":
+        from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Rope
+
+        model.pos_embed = QwenImage21Rope(theta=10000, axes_dim=list(case.config.axes_dims_rope))
+        maker.forward = lambda times: torch.cat([_sinusoids(1000 * time) for time in times])
         return model.eval()
     setattr(maker, "timestep_embedding" if case.family == "z-image" else "forward", _sinusoids)
     return model.eval()
@@ -314,7 +375,9 @@ def measure(case: Case, options: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="edit, z-image, flux, flux2, sd3; all without it")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="qwen21, edit, z-image, flux, flux2, sd3; all without it"
+    )
     parser.add_argument("--tokens", nargs="+", metavar="IMAGE+TEXT", default=["256+40"])
     parser.add_argument("--dtypes", nargs="+", choices=POLICIES, default=["fp32"])
     parser.add_argument("--runs", type=int, default=5, help="of every arm, after one that is not counted")
