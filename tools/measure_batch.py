@@ -1,35 +1,55 @@
-"""The most pictures a second that the driver of a batch takes from its workers: these draw nothing and answer at once.
+"""The most pictures a second that the driver of a batch takes from workers that draw nothing and answer at once.
 
     python tools/measure_batch.py --pictures 2000 --workers 64 --bytes 2000000
+    python tools/measure_batch.py --engine local --workers 8        # processes, as of --engine local
+    python tools/measure_batch.py --engine ray --workers 8          # actors
 
-It prints what a picture costs the driver in all, and in its parts: the file, the journal and the rest.
+Without an engine the workers are objects of the driver's own process: what it takes is then the driver's alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from qwenimg.cli.batch import ray_engine
 from qwenimg.cli.batch.driver import Driver
+from qwenimg.cli.batch.engines import MakeWorker
 from qwenimg.cli.batch.record import BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
-from qwenimg.cli.serve.messages import Finished, PictureDrawn, Ready, Settings
+from qwenimg.cli.serve import workers as processes
+from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready, Settings
 from qwenimg.cli.serve.orders import PictureOrder
 from qwenimg.common.families.opening import Opening
 
+_PROCESS = """\
+import sys
+from multiprocessing.connection import Connection
+from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready
+
+pipe, data = Connection(int(sys.argv[1])), bytes({bytes})
+pipe.recv()
+pipe.send(Ready())
+while isinstance(order := pipe.recv(), Draw):
+    pipe.send(PictureDrawn(order=order.order, index=0, data=data, recipe={{}}, seconds=0.1))
+    pipe.send(Finished(order=order.order))
+"""
+
 
 class IdleWorker:
-    """A worker without a process, which has `data` for every picture at once."""
+    """A worker without a process, which has a picture of `size` bytes at once."""
 
-    data = b""
+    size = 0
 
     def __init__(self, backend: str, settings: Settings) -> None:
-        self.backend, self.order = backend, None
+        self.backend, self.data = backend, bytes(self.size)
+        self.order: PictureOrder | None = None
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
 
     def start(self) -> asyncio.Queue[Any]:
@@ -44,57 +64,73 @@ class IdleWorker:
     async def close(self) -> None: ...
 
 
-def timed(seconds: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, whose time is added under `name`."""
+@contextlib.contextmanager
+def opened(engine: str, settings: Settings, size: int) -> Iterator[MakeWorker]:
+    """Yield the function that makes workers of `engine` that draw nothing."""
+    if engine == "none":
+        IdleWorker.size = size
+        yield IdleWorker
+    elif engine == "local":
+        processes._CODE = _PROCESS.format(bytes=size)
+        yield processes.Worker
+    else:
 
-    def run(*given: Any, **named: Any) -> Any:
-        begun = time.perf_counter()
-        try:
-            return function(*given, **named)
-        finally:
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begun
+        class IdleDrawer:
+            def __init__(self, models: Any) -> None:
+                self.data = bytes(size)
 
-    return run
+            def begin(self) -> list[Any]:
+                return [Ready()]
+
+            def draw(self, order: Draw) -> list[Any]:
+                drawn = PictureDrawn(order=order.order, index=0, data=self.data, recipe={}, seconds=0.1)
+                return [drawn, Finished(order=order.order)]
+
+        ray_engine.Drawer = IdleDrawer  # type: ignore[assignment,misc]
+        with ray_engine.cluster(settings) as make_worker:
+            yield make_worker
 
 
-def measure(folder: Path, pictures: int, workers: int) -> tuple[float, dict[str, float]]:
-    """Return the seconds of a batch, and those of its parts, summed over threads."""
+def measure(folder: Path, engine: str, pictures: int, count: int, size: int) -> float:
+    """Return the seconds from the first picture to the last."""
     tasks = [
         BatchTask(key=f"{i:064x}", where=f"r:{i}", fields={"prompt": f"a red circle {i}"}, seed=i)
         for i in range(pictures)
     ]
-    settings = Settings(models={"model": Opening()}, backends=("cpu",) * workers)
-    journal, seconds = BatchJournal(folder, (0, 1)), dict[str, float]()
-    journal.publish = timed(seconds, "publish", journal.publish)  # type: ignore[method-assign]
-    journal.add = timed(seconds, "journal", journal.add)  # type: ignore[method-assign]
+    settings = Settings(models={"model": Opening()}, backends=("cpu",) * count, threads=1)
+    journal, ends = BatchJournal(folder, (0, 1)), list[float]()
+    with opened(engine, settings, size) as make_worker:
 
-    async def run() -> None:
-        outcome = await Driver(tasks, frozenset(), journal, settings, lambda *ended: None, print, IdleWorker).run()
-        assert outcome.done == pictures
+        async def run() -> None:
+            outcome = await Driver(
+                tasks,
+                frozenset(),
+                journal,
+                settings,
+                lambda task, error, seconds: ends.append(time.perf_counter()),
+                print,
+                make_worker,
+            ).run()
+            assert outcome.done == pictures
 
-    begun = time.perf_counter()
-    asyncio.run(run())
-    whole = time.perf_counter() - begun
+        asyncio.run(run())
     journal.close()
-    return whole, seconds
+    return ends[-1] - ends[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("none", "local", "ray"), default="none")
     parser.add_argument("--pictures", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--bytes", type=int, default=2_000_000)
     parser.add_argument("--folder", type=Path, help="where the pictures are written; default a temporary folder")
     asked = parser.parse_args()
-    IdleWorker.data = bytes(asked.bytes)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        whole, parts = measure(Path(folder), asked.pictures, asked.workers)
-    journal, publish = (1000 * parts[name] / asked.pictures for name in ("journal", "publish"))
-    print(
-        f"{asked.pictures / whole:.0f} pictures/s with {asked.workers} workers and {asked.bytes} bytes each: "
-        f"{1000 * whole / asked.pictures:.2f} ms a picture; in its thread {publish - journal:.2f} ms for the file and "
-        f"{journal:.2f} ms for the journal, waiting for others included"
-    )
+        seconds = measure(Path(folder), asked.engine, asked.pictures, asked.workers, asked.bytes)
+    rate = (asked.pictures - 1) / seconds
+    about = f"{asked.engine}, {asked.workers} workers, {asked.bytes} bytes"
+    print(f"{about}: {rate:.0f} pictures/s, {1000 / rate:.1f} ms each")
 
 
 if __name__ == "__main__":
