@@ -27,6 +27,7 @@ from qwenimg.common.request.parts import PARTS
 
 if TYPE_CHECKING:
     from qwenimg import Step
+    from qwenimg.cli.ranks.lead import Leader
     from qwenimg.common.memory.estimate import Estimate
 
 MOST = 20  # the most faults of a prompt file that are reported one by one if they end the run
@@ -44,6 +45,7 @@ class Flags:
     replay: Path | None
     image: tuple[Path, ...]
     mask: Path | None
+    devices: int
     step_cache_check: bool
     latents: Path | None
     output: str | None
@@ -63,12 +65,35 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     model is opened.
 
     warnings: about the options."""
-    from qwenimg.common.hub import resolve
-
     report = RunPrinter(as_json=flags.json, quiet=flags.quiet, debug=parse_debug(flags.debug))
     for line in warnings:
         report.notify("warning", line)
     opening = opening_of(flags.opening)
+    leader = None if flags.devices == 1 else _leader(flags.devices, opening, stop)
+    try:
+        return _draw(flags, opening, leader, stop, report)
+    finally:
+        if leader is not None:
+            leader.leave()
+
+
+def _leader(devices: int, opening: Opening, stop: Stop) -> Leader:
+    """Return rank 0 of several devices. Never returns on another rank, which follows that one. Raises QwenimgError."""
+    from qwenimg.backends import ranks
+    from qwenimg.cli.ranks import follow
+    from qwenimg.cli.ranks.lead import Leader
+
+    place = ranks.place(devices)
+    if place is not None and place.rank:
+        follow.ignore_signals()
+        follow.follow(place, ranks.check_backend(opening.backend, launched_by_mlx=ranks.by_mlx()), tuple(sys.argv[1:]))
+    return Leader(devices, place, opening, stop)
+
+
+def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, report: RunPrinter) -> int:
+    """Generate all images, with other ranks if there is a leader of them; return the exit code."""
+    from qwenimg.common.hub import resolve
+
     check_forms(flags.options, flags.output, flags.latents, flags.save_latents)
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
@@ -88,7 +113,8 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         atomic_files.sweep(folder)
     try:
-        pipe = qwenimg.open_pipeline(replace(_replayed(flags, opening, replay), compile="auto"), report.notify)
+        opens = qwenimg.open_pipeline if leader is None else leader.open_pipeline
+        pipe = opens(replace(_replayed(flags, opening, replay), compile="auto"), report.notify)
         wanted = [completed(picture, pipe, job) for picture in wanted]
         check_files(job, wanted)
         sizes = dict.fromkeys((picture.said("width"), picture.said("height")) for picture in wanted)
@@ -104,7 +130,8 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
             failed,
             keep_going=flags.keep_going,
         )
-        compiled = pipe.compile(opening.compile, sum(one.seconds for one in expected))
+        compile = opening.compile if leader is None else "off"
+        compiled = pipe.compile(compile, sum(one.seconds for one in expected))
         step = max(one.step for one in expected)
         report.headline(pipe.headline(), expected)
         report.decided(opening.compile, compiled)
@@ -113,17 +140,18 @@ def draw(flags: Flags, stop: Stop, warnings: Iterable[str] = ()) -> int:
             report.previews(pipe)
         prepare(pipe, wanted, job.images)
         with stop.waits(step):
-            listener = RunReport(report, stop, failed)
+            listener = RunReport(report, stop, failed, alone=leader is None)
             return listener.code(run(pipe, job, wanted, listener))
     finally:
         report.give_up()
 
 
 class RunReport:
-    """A listener that prints reports, and ends the run after a signal. `codes`: exit codes of failed images."""
+    """A listener that prints reports, and ends the run after a signal. `codes`: exit codes of failed images. alone:
+    no other ranks draw with this process."""
 
-    def __init__(self, report: RunPrinter, stop: Stop, codes: list[int]) -> None:
-        self.report, self.stop, self.codes = report, stop, codes
+    def __init__(self, report: RunPrinter, stop: Stop, codes: list[int], *, alone: bool = True) -> None:
+        self.report, self.stop, self.codes, self.alone = report, stop, codes, alone
         self.notify, self.image = report.notify, report.image
 
     def begin(self, picture: Picture) -> None:
@@ -136,6 +164,8 @@ class RunReport:
 
     def failure(self, picture: Picture, error: Exception) -> None:
         self.stop.check()
+        if not self.alone:
+            self.stop.claim()  # what ends the others too is said once
         self.codes.append(self.report.failure(picture, error))
 
     def code(self, outcome: Outcome) -> int:

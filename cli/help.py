@@ -38,7 +38,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
     "Picture to start from": (),
-    "Model": ("step_cache_check",),
+    "Model": ("devices", "step_cache_check"),
     "Output": ("output", "overwrite", "save_latents", "preview", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip
 # The options that most people need, in that order; --help-all shows the rest.

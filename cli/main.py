@@ -110,7 +110,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
     from click.exceptions import Exit
 
-    from qwenimg.cli import failures, signals
+    from qwenimg.cli import failures
     from qwenimg.cli.help import HELP_NAMES
     from qwenimg.cli.words import cli, wants_json
     from qwenimg.common.base.safe_files import absolute
@@ -118,7 +118,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
     absolute(Path())  # torch ends the process if there is no working folder
     if wants_json(args):
-        stop.event = lambda code: failures.event(code, signals.STOPPED)
+        stop.event = failures.event
     try:
         with cli.make_context("qwenimg", args.copy(), obj=stop) as ctx:
             if not {*HELP_NAMES, "--help-all", "--version"} & {*args}:
@@ -134,8 +134,8 @@ def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
     from qwenimg.cli import failures, signals, streams
     from qwenimg.cli.words import wants_json
 
+    stop.claim()
     if stop.exit_code is not None:
-        stop.claim()
         code, text = stop.exit_code, signals.STOPPED
         streams.say(f"qwenimg: error: {text}")
     else:

@@ -33,9 +33,11 @@ class Stop:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.event: Callable[[int], bytes] | None = None  # returns the `error` event of --json for an exit code
+        self.event: Callable[[int, str], bytes] | None = None  # returns the `error` event of --json
         self.until = 0.0  # a time of the monotonic clock; infinite while a picture whose steps are done is written
         self.hears: Callable[[], None] | None = None  # called by the thread that watches, at the first signal
+        self.last: Callable[[], None] | None = None  # called before the end of the process by another thread
+        self._claimed = False  # True: the main thread ends the run
         self._step = 0.0  # seconds of the last step, or the expected ones
         self._ending = threading.Lock()
 
@@ -54,7 +56,7 @@ class Stop:
     def claim(self) -> None:
         """Claim the end of the run for the main thread. Never returns if the other thread already ends the process."""
         with self._ending:
-            self.until = math.inf
+            self.until, self._claimed = math.inf, True
 
     @contextmanager
     def waits(self, step: float = 0.0) -> Iterator[None]:
@@ -110,14 +112,26 @@ class Stop:
         return f"stopping {what}; again to stop at once"
 
     def end(self, number: int) -> None:
-        """End the process, with no temporary files left."""
+        """End the process after a signal, with no temporary files left."""
+        self._end(STOPPING[signal.Signals(number)], STOPPED)
+
+    def fail(self, code: int, text: str) -> None:
+        """End the process with an error that another thread has met, unless the main thread ends the run already. An
+        empty text was said by another process."""
+        with self._ending:
+            if not self._claimed:
+                self._end(code, text)
+
+    def _end(self, code: int, text: str) -> None:
+        if self.last is not None:
+            self.last()
         leftovers = sys.modules.get("qwenimg.common.base.leftovers")  # an import might wait for the main thread's
         if leftovers is not None:
             leftovers.remove_all()
-        code = STOPPING[signal.Signals(number)]
-        _tell(f"qwenimg: error: {STOPPED}")
+        if text:
+            _tell(f"qwenimg: error: {text}")
         if self.event is not None and sys.stdout is not None:
-            _write(1, self.event(code))
+            _write(1, self.event(code, text))
         os._exit(code)
 
     def end_if_due(self) -> None:

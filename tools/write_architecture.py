@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = "architecture.md"
 FACES = {
     "cli": "The command line: options in, lines and files out; touches no array and names no backend.",
-    "cli/batch": "A file of requests drawn by several workers, which are those of the server: keys, journal, driver.",
+    "cli/batch": "A file of requests drawn by several workers, local ones or on Ray: keys, journal, driver, engines.",
+    "cli/ranks": "One picture on several devices: rank 0, which reads and writes, and others that compute with it.",
     "cli/serve": "The HTTP server. Its process imports no framework; a worker process for each device draws.",
     "backends/torch": "PyTorch on an NVIDIA GPU and on any CPU. The networks here are written by hand.",
     "backends/mlx": "MLX on Apple silicon and on Linux. The networks here are translated from those on torch.",

@@ -14,6 +14,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import compile, load, ops, stream
 from qwenimg.backends.mlx.blocks import NetworkBlocks
+from qwenimg.backends.mlx.group import MLXGroup
 from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
 from qwenimg.backends.mlx.ops import crossing, images
 from qwenimg.backends.mlx.ops.functions import on_gpu
@@ -30,6 +31,7 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
+from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
@@ -50,8 +52,15 @@ class MLXEngine:
         if self.on_gpu and not mx.metal.is_available():
             name_gpu_folder()
         self.workspace = MLX_GPU if self.on_gpu else MLX_CPU
+        self.group: Group | None = None
+        self._neighbours = 1  # ranks on this machine
         self.device = _device_name() if self.on_gpu else "CPU (mlx)"
         self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
+
+    def meet(self, place: RankPlace, store: None = None) -> None:
+        """Meet the other ranks, of which this is the one of `place`. Raises UsageError and RankLost."""
+        self._neighbours = place.neighbours
+        self.group = MLXGroup(place)
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
@@ -133,7 +142,7 @@ class MLXEngine:
         """Return the free bytes of the working set that the system recommends for the GPU; on the CPU, the bytes
         that the system can still give."""
         limit = mx.device_info().get("max_recommended_working_set_size") if self.on_gpu else None
-        return int(limit) - mx.get_active_memory() if limit else free_ram()
+        return int(limit) - mx.get_active_memory() if limit else free_ram() // self._neighbours
 
     def machine(self) -> tuple[int, str]:
         return (0, "") if self.on_gpu else machine_ram()

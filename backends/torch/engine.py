@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import NetworkBlocks
+from qwenimg.backends.torch.group import TorchGroup
 from qwenimg.backends.torch.ops import crossing, images
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.workspaces import TORCH, TORCH_CPU
@@ -30,6 +31,7 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import compiling, traced
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
+from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
@@ -39,6 +41,10 @@ from qwenimg.common.weights.plan import LoadPlan
 def has_cuda() -> bool:
     """Return whether torch sees an NVIDIA GPU. Queries the driver."""
     return torch.cuda.is_available() and torch.version.hip is None
+
+
+def _processor() -> str:
+    return f"CPU (torch, {counted(torch.get_num_threads(), 'thread')})"
 
 
 class TorchEngine:
@@ -56,9 +62,11 @@ class TorchEngine:
         self.on_gpu = name == "cuda"
         self.workspace = TORCH if self.on_gpu else TORCH_CPU
         self._device = torch.device("cuda", number) if self.on_gpu else torch.device("cpu")
-        threads = counted(torch.get_num_threads(), "thread")
-        self.device = torch.cuda.get_device_name(self._device) if self.on_gpu else f"CPU (torch, {threads})"
+        self.device = torch.cuda.get_device_name(self._device) if self.on_gpu else _processor()
         self.facts = self._facts()
+        self.group: Group | None = None
+        self._ranks: TorchGroup | None = None  # the same
+        self._neighbours = 1  # ranks on this machine
         self._compiles = False
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
@@ -66,12 +74,25 @@ class TorchEngine:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
+    def meet(self, place: RankPlace, store: Any = None) -> None:
+        """Meet the other ranks, of which this is the one of `place`. store: rank 0's, if it is open. Raises UsageError
+        and RankLost."""
+        if not self.on_gpu and place.neighbours > 1:
+            self._neighbours = place.neighbours
+            torch.set_num_threads(max(1, torch.get_num_threads() // self._neighbours))
+            self.device = _processor()
+        if self.on_gpu:
+            torch.cuda.set_device(self._device)
+        self._ranks = self.group = TorchGroup(place, self._device, store)
+
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_network("qwenimg.backends.torch.networks", network)
         opened = module.Component(config, plan, precision, self._device)
         if streaming.streamed_blocks(plan):
             opened.streamed = stream.Stream(opened.model, plan, self._device)
+        if self._ranks is not None:
+            ops.share_tokens(opened.model, self._ranks)
         return opened
 
     def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
@@ -154,7 +175,7 @@ class TorchEngine:
         """Return the free bytes of the GPU, torch's own cache included; on the CPU, the bytes that the system can
         still give."""
         if not self.on_gpu:
-            return free_ram()
+            return free_ram() // self._neighbours
         free, _ = torch.cuda.mem_get_info(self._device)
         return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 

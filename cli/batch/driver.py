@@ -9,11 +9,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from qwenimg.cli.batch.engines import BatchWorker, MakeWorker
 from qwenimg.cli.batch.record import BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
 from qwenimg.cli.serve.messages import Finished, PictureDrawn, Ready, Settings, Unusable
 from qwenimg.cli.serve.orders import PictureOrder
-from qwenimg.cli.serve.workers import Lost, Worker
+from qwenimg.cli.serve.workers import Lost
 
 TRIES = 3  # workers that one picture may end
 STARTS = 3  # losses of a worker without a picture to draw, after which it is not started again
@@ -44,14 +45,15 @@ class Driver:
         settings: Settings,
         report: Report,
         say: Callable[[str], None],
+        make_worker: MakeWorker,
     ) -> None:
         """Create a driver for the pictures that are still to be drawn. replaced: the keys of those whose file is there,
-        and is not what the journal says. say: prints a line."""
+        and is not what the journal says. say: prints a line. make_worker: that of an engine."""
         self.waiting, self.replaced, self.journal = deque(tasks), replaced, journal
         self.report, self.say = report, say
         self.outcome = BatchOutcome()
         self.is_stopping = False
-        self.workers = [Worker(backend, settings) for backend in settings.backends[: len(tasks)]]
+        self.workers = [make_worker(backend, settings) for backend in settings.backends[: len(tasks)]]
         self._model = next(iter(settings.models))
         self._tries: Counter[str] = Counter()
         self._closing: list[asyncio.Task[None]] = []
@@ -75,7 +77,7 @@ class Driver:
         self.outcome.left = len(self.waiting)
         return self.outcome
 
-    async def _tend(self, worker: Worker) -> None:
+    async def _tend(self, worker: BatchWorker) -> None:
         """Have a worker draw until nothing is left, and start it again when it is lost."""
         losses = 0
         while self.waiting and not self.is_stopping and losses < STARTS:
@@ -101,7 +103,7 @@ class Driver:
                 self.say(f"the worker on {worker.backend} has ended before it was ready")
             await asyncio.sleep(PAUSE)
 
-    def _begin(self, worker: Worker) -> BatchTask | None:
+    def _begin(self, worker: BatchWorker) -> BatchTask | None:
         """Give a worker the next picture, and return it; None if there is none."""
         worker.order = None
         if not self.waiting or self.is_stopping:

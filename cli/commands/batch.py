@@ -13,7 +13,9 @@ from typing import Any
 import click
 
 from qwenimg.cli import failures, places, streams
+from qwenimg.cli.batch import engines
 from qwenimg.cli.batch.driver import BatchOutcome, Driver
+from qwenimg.cli.batch.engines import MakeWorker
 from qwenimg.cli.batch.record import BatchJournal, Known
 from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shard_of, tasks_of
 from qwenimg.cli.options import FILE
@@ -31,6 +33,9 @@ _OF_ALL = (*places.WEIGHTS, "refiner", "models_dir", "preset", "precision", "com
 @click.argument("file", metavar="FILE")
 @click.option("-o", "--output", type=FILE, required=True, metavar="FOLDER", help="For the pictures and their journal.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, metavar="N", help="Processes that draw; default 1.")
+@click.option(
+    "--engine", type=click.Choice(engines.NAMES), default="local", help="What starts the processes; default local."
+)
 @click.option("--shard", metavar="I/N", help="Draw part I of N, from 0; else that of SLURM's array or a launcher.")
 @click.option("--retry-failed", is_flag=True, help="Draw what an earlier run has given up.")
 @places.declared("model")
@@ -43,6 +48,7 @@ def batch(
     file: str,
     output: Path,
     workers: int,
+    engine: str,
     shard: str | None,
     retry_failed: bool,
     **given: Any,
@@ -52,6 +58,7 @@ def batch(
     Run the same command again to go on. It prints the path of each picture."""
     from qwenimg.common.hub import part_files
 
+    engines.check(engine)
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     place = parse_shard(shard)
     backends = given.pop("backend") or ("auto",)
@@ -75,7 +82,10 @@ def batch(
             report.say(f"error: {fault}")
         if skipped:
             report.say(f"{len(skipped)} pictures were given up by an earlier run; --retry-failed draws them")
-        outcome = asyncio.run(_run(left, replaced, journal, settings, report, stop)) if left else BatchOutcome()
+        outcome = BatchOutcome()
+        if left:  # else no engine is started
+            with engines.opened(engine, settings) as make_worker:
+                outcome = asyncio.run(_run(left, replaced, journal, settings, report, stop, make_worker))
     return report.code(outcome, [*(1 for _ in skipped), *(fault.exit_code for fault in faults)])
 
 
@@ -86,9 +96,10 @@ async def _run(
     settings: Settings,
     report: BatchReport,
     stop: Stop,
+    make_worker: MakeWorker,
 ) -> BatchOutcome:
     loop = asyncio.get_running_loop()
-    driver = Driver(left, replaced, journal, settings, report.ended, report.say)
+    driver = Driver(left, replaced, journal, settings, report.ended, report.say, make_worker)
 
     def hears() -> None:
         loop.call_soon_threadsafe(driver.stop)

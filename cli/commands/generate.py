@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from qwenimg.backends.ranks import MOST
 from qwenimg.cli import options, parts, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
@@ -50,6 +51,9 @@ def _of_pictures(command: _F) -> _F:
 @click.option("--lightning", type=int, metavar="N", help="Draw Qwen-Image in 4 or 8 steps, with a LoRA made for that.")
 @places.declared(*OPENING)
 @parts.options
+@click.option(
+    "--devices", type=click.IntRange(1, MOST), default=1, metavar="N", help="Draw each picture on N devices together."
+)
 @click.option(
     "--step-cache-check", is_flag=True, help="Draw a second time without --step-cache and print the difference."
 )

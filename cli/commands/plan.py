@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +17,7 @@ from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
+    from qwenimg.common.families.opening import Opening
     from qwenimg.common.hub.outlook import Outlook, Times
     from qwenimg.common.memory.memory_plan import MemoryPlan
     from qwenimg.common.pipeline.fit_options import OptionChange
@@ -116,7 +117,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     parts.taken(given)
     folders, opening = located(opening_of(places.taken(given) | ({} if what is None else {"model": what})))
     given["lora"] = tuple(map(folders.lora, given["lora"]))
-    engine = _engine(opening.backend, memory, on)
+    engine = _engine(opening, memory, on, given["devices"])
     if not (opening.model or opening.parts or opening.refiner or given["replay"]):
         return _put_all(engine, as_json=given["json"])
     pipe, here = plan_pipeline(opening, engine)
@@ -141,13 +142,21 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
     given["words"] = ()
 
 
-def _engine(backend: str, memory: str | None, on: str | None) -> OnPaper:
+def _engine(opening: Opening, memory: str | None, on: str | None, devices: int) -> OnPaper:
+    """Return one of `devices`, each with the memory that is given. Raises UsageError and BackendMissing."""
     from qwenimg.backends.paper import on_paper
+    from qwenimg.cli.ranks.lead import check
     from qwenimg.common.base.amounts import parse_bytes
     from qwenimg.common.measure.machines import machine
+    from qwenimg.common.runtime.group import PaperRanks
 
     amount = None if memory is None else parse_bytes(memory, "--memory")
-    return on_paper(backend, amount, None if on is None else machine(on))
+    engine = on_paper(opening.backend, amount, None if on is None else machine(on))
+    if devices == 1:
+        return engine
+    check(opening)
+    free = engine.free if engine.on_gpu or amount else engine.free // devices
+    return replace(engine, free=free, group=PaperRanks(devices, by_tokens=engine.name != "mlx"))
 
 
 # All models
@@ -290,6 +299,7 @@ def _as_json(planned: _Plan) -> dict[str, object]:
         "backend": pipe.backend,
         "device": pipe.device,
         "precision": pipe.precision.name,
+        "devices": pipe.model.sharing(request).as_json(),
         "size": [request.width, request.height],
         "memory_bytes": planned.now.needs.budget,
         **planned.now.as_json(),
@@ -309,6 +319,8 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
 
     pipe, request, now = planned.pipe, planned.request, planned.now
     lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}"]
+    if shared := pipe.model.sharing(request).text:
+        lines.append(shared)
     if not planned.here:
         lines.append(f"{pipe.model_name} is not here: planned from its published configuration, for the longest prompt")
     stages: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
@@ -345,6 +357,8 @@ def _about_steps(planned: _Plan, engine: OnPaper) -> list[str]:
     if most := max(row.streamed for row in planned.rows):
         rate = size_text(streaming_rate(planned.pipe.engine.facts))
         lines.append(f"streamed: up to {size_text(most)} a step, read at {rate} a second while others compute")
+    if engine.group is not None:
+        lines.append("times leave out what the devices send each other")
     return [*lines, *_about_times(engine, now.times)]
 
 

@@ -12,7 +12,7 @@ import threading
 from contextlib import closing
 from dataclasses import asdict
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import qwenimg
 from qwenimg.cli import failures
@@ -41,14 +41,20 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     pipe = Connection(descriptor)
     process = DrawingProcess(pipe, pipe.recv())
-    threading.Thread(target=process.listen, daemon=True).start()
+    threading.Thread(target=process.listen, args=(pipe,), daemon=True).start()
     process.run()
+
+
+class Outlet(Protocol):
+    """The way of a worker's messages: its pipe, or Ray's."""
+
+    def send(self, message: messages.FromWorker) -> object: ...
 
 
 class DrawingProcess:
     """The loop of a worker, with at most one model open."""
 
-    def __init__(self, pipe: Connection, start: messages.Start) -> None:
+    def __init__(self, pipe: Outlet, start: messages.Start) -> None:
         self.models = start.models
         self._pipe = pipe
         self._orders: queue.SimpleQueue[messages.Draw] = queue.SimpleQueue()
@@ -57,11 +63,11 @@ class DrawingProcess:
         self._open: tuple[str, Pipeline] | None = None
         self._previews = False  # True: the open model has them
 
-    def listen(self) -> None:
+    def listen(self, pipe: Connection) -> None:
         """Receive messages in a thread of its own, and end the process when the server's has ended."""
         try:
             while True:
-                message = self._pipe.recv()
+                message = pipe.recv()
                 if isinstance(message, messages.End):
                     raise EOFError
                 if isinstance(message, messages.Halt):
@@ -73,16 +79,20 @@ class DrawingProcess:
             os._exit(0)
 
     def run(self) -> None:
-        """Open the first model, draw a picture of one step, and then every order."""
+        """Open the first model, and draw every order."""
+        self.begin()
+        while True:
+            self.draw(self._orders.get())
+
+    def begin(self) -> None:
+        """Open the first model, and draw a picture of one step; say whether the worker is ready."""
         try:
             self._warm_up()
         except Exception as error:
             code, text = failures.report(error)
             self._send(messages.Unusable(exit_code=code, text=text))
-            self._orders.get()  # until the end
-        self._send(messages.Ready(schema=request_schema()))
-        while True:
-            self._draw(self._orders.get())
+        else:
+            self._send(messages.Ready(schema=request_schema()))
 
     def _warm_up(self) -> None:
         from qwenimg.common.hub.open_model import open_files
@@ -120,7 +130,8 @@ class DrawingProcess:
             self._previews = False
         return pipe
 
-    def _draw(self, order: messages.Draw) -> None:
+    def draw(self, order: messages.Draw) -> None:
+        """Draw the pictures of `order`, and say how it ended."""
         code, text = 0, ""
         try:
             pipe = self._opened(order.model)

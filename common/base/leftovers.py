@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,10 +32,21 @@ def remove(path: Path) -> None:
 @contextmanager
 def running(child: subprocess.Popen[str]) -> Iterator[None]:
     """Kill `child` when the context ends, or in `remove_all` before that."""
-    _CHILDREN.add(child)
+    add(child)
     try:
         yield
     finally:
+        end([child])
+
+
+def add(child: subprocess.Popen[str]) -> None:
+    """Have `remove_all` kill `child`."""
+    _CHILDREN.add(child)
+
+
+def end(children: Iterable[subprocess.Popen[str]]) -> None:
+    """Kill `children` that have not ended."""
+    for child in children:
         _CHILDREN.discard(child)
         child.kill()
 

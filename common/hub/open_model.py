@@ -17,6 +17,7 @@ from qwenimg.common.hub.origin import model_hash, origin, with_refiner
 from qwenimg.common.hub.part_files import check_alone, located
 from qwenimg.common.hub.resolve import Resolved, resolve, with_parts_found
 from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.rank_pipeline import RankPipeline
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -118,7 +119,7 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
         if opening.cache_prompts:
             runtime.keep_prompts()
         checkpoint, entries = _reduced(runtime, files.opened.checkpoint, entries)
-        pipeline = Pipeline(
+        pipeline = _kind_of(ready)(
             files.opened.family.model(runtime, checkpoint, files.refining and files.refining[1]),
             name=files.resolved.name,
             family=files.opened.family.name,
@@ -146,7 +147,7 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
         policies.parse(opening.precision, on_gpu=False, kind=kind)
         runtime = _runtime(files, opening, engine, ignore)
         checkpoint = runtime.reduced(files.opened.checkpoint)
-        pipeline = Pipeline(
+        pipeline = _kind_of(engine)(
             files.opened.family.model(runtime, checkpoint, files.refining and files.refining[1]),
             name=files.resolved.name,
             family=files.opened.family.name,
@@ -154,6 +155,11 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
         )
         stack.pop_all()
         return pipeline, files.here
+
+
+def _kind_of(engine: Engine | OnPaper) -> type[Pipeline]:
+    """Return the class of a pipeline on `engine`, which may be that of one rank of several."""
+    return Pipeline if engine.group is None else RankPipeline
 
 
 def _entries(files: ModelFiles) -> dict[str, Any]:

@@ -192,6 +192,9 @@ def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener)
         except Exception as error:
             listener.failure(picture, error)
             outcome.failed.append(error)
+            if pipe.engine.group is not None:  # the other ranks may be in the midst of this picture
+                outcome.fatal = True
+                break
             if isinstance(error, DoesNotFit) or out_of_memory(error) or disk_full(error):
                 if drawn or not outcome.written:  # a full disk stays full, memory that never sufficed will not suffice
                     break

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.pipeline.evaluation import Evaluate, serial
 from qwenimg.common.pipeline.guidance import Branch
 from qwenimg.common.pipeline.inpaint import Blend
 from qwenimg.common.pipeline.plan import SamplingPlan
@@ -50,11 +51,12 @@ class Denoiser:
         combined: Callable[[Sequence[Array]], Array],
         *,
         blend: Blend | None = None,
+        evaluate: Evaluate = serial,
     ):
         """Set the parts. phases: from the highest noise level on. denoised: makes the denoised latents of x,
         sigma and a prediction. combined: makes the prediction of those of the branches, the prompt's first."""
         self.runtime, self.title, self.phases, self.denoised = runtime, title, phases, denoised
-        self.combined, self.blend = combined, blend
+        self.combined, self.blend, self.evaluate = combined, blend, evaluate
         self.cache: StepCache | None = None  # of the run
         self.recent: deque[tuple[Array, float]] = deque(maxlen=RECENT)
         self.latest: Array = None  # the denoised latents of the last evaluation, for a preview
@@ -83,7 +85,7 @@ class Denoiser:
         self.recent.append((x, sigma))
         phase = self._phase(sigma)
         if self.cache is None:
-            results = [one(x, sigma) for one in phase.passes]
+            results = self.evaluate(phase.passes, x, sigma)
         else:
             results = self.cache.predictions(phase.passes, x, sigma)
         in_batch = len(results) < phase.branches

@@ -18,6 +18,7 @@ from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
@@ -69,6 +70,10 @@ class DiffusionModel(Protocol):
 
     def plan(self, request: Request) -> SamplingPlan:
         """Return sampler and schedule. Loads nothing. Raises UsageError."""
+        ...
+
+    def sharing(self, request: Request) -> Sharing:
+        """Return how the ranks share a run. Raises UsageError."""
         ...
 
     def warnings(self, request: Request) -> list[str]: ...

@@ -23,13 +23,16 @@ from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline import inpaint, start
 from qwenimg.common.pipeline.denoiser import Denoiser, Phase
 from qwenimg.common.pipeline.diffusion_model import Image
+from qwenimg.common.pipeline.evaluation import Evaluate, serial, strategy
 from qwenimg.common.pipeline.guidance import Branch, Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
+from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
@@ -71,6 +74,11 @@ class FlowModel(ABC):
     def lora_names(self) -> Names:
         """The names of the layers that LoRAs may change."""
 
+    @property
+    def heads(self) -> int:
+        """The number of the transformer's attention heads, if ranks can share its tokens; else 0."""
+        return 0
+
     @abstractmethod
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer, for latents of `shape` and texts of `lengths` tokens, one for each
@@ -82,6 +90,7 @@ class FlowModel(ABC):
 
     def plan(self, request: Request) -> SamplingPlan:
         self.reference_shapes(request)  # only for its errors
+        self.sharing(request)  # likewise
         width, height = sizes.render_size(request.width, request.height, self.multiple)
         return flow_plan(self.schedule_config, request, width * height // TOKEN**2, self.levels)
 
@@ -131,6 +140,9 @@ class FlowModel(ABC):
             self.vae.decoding(shape),
         ]
 
+    def sharing(self, request: Request) -> Sharing:
+        return group.sharing(self.engine.group, len(self.guidance.branches(request)), self.heads)
+
     def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
         """Return the timesteps of the transformer's evaluations, in their order."""
         return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
@@ -139,6 +151,7 @@ class FlowModel(ABC):
         self,
         plan: SamplingPlan,
         branches: Sequence[Branch],
+        sharing: Sharing,
         activations: int,
         operations: Iterable[float],
         *,
@@ -150,9 +163,11 @@ class FlowModel(ABC):
             name="denoise",
             resident="transformer",
             component=self.checkpoint["transformer"],
-            splits=(Split(activations=activations, size=1, passes=plan.passes(branches)),),
+            splits=(Split(activations=activations, size=1, passes=plan.passes(branches, sharing.branches)),),
             checked=checked,
-            operations=sum(plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)),
+            operations=sharing.operations(
+                plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
+            ),
         )
 
     def check_weights(self) -> None:
@@ -175,7 +190,9 @@ class FlowModel(ABC):
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:
+        evaluate = strategy(self.engine.group, self.sharing(request))
         run = self.start(request, plan, shape)
+        run.evaluate = evaluate
         try:
             yield run
         finally:
@@ -229,6 +246,7 @@ class FlowRun:
     ):
         self.model, self.request, self.phases, self.shapes = model, request, phases, shapes
         self.pack, self.unpack, self.denoised = pack, unpack, denoised
+        self.evaluate: Evaluate = serial
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
         return Denoiser(
@@ -238,6 +256,7 @@ class FlowRun:
             self.denoised,
             partial(self.model.guidance.combined, self.model.engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
+            evaluate=self.evaluate,
         )
 
     def array(self, latents: Latents) -> Array:

@@ -17,6 +17,7 @@ from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
+from qwenimg.common.runtime.group import Group
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.runtime.traced import BlockRunner, Look
 from qwenimg.common.weights.plan import LoadPlan
@@ -107,6 +108,7 @@ class Engine(Protocol):
     on_gpu: bool
     facts: Device  # properties of the device
     workspace: Workspace
+    group: Group | None  # the ranks that share a run, if there are several
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         """Open `network`, a file of `common/networks/`, as a TextEncoder, DenoiserNetwork, VAE or ClipEncoder.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.runtime.engine import Array, NumpyArray
+from qwenimg.common.runtime.group import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class OnPaper:
     total: int = 0  # the first result of `Engine.machine`
     limit: str = ""  # the second
     rate: float | None  # operations a second of its products, if measured here
+    group: Ranks | None = None  # of which it is one
 
     @property
     def device(self) -> str:

@@ -29,6 +29,7 @@ OPTIONAL = {
     "certifi": "certificates for a Python without any; huggingface_hub brings it along",
 }
 FRAMEWORKS = {"mlx", "torch"}
+RAY = {"ray"}  # of the extra of that name
 SERVE = {"prometheus_client", "starlette", "uvicorn"}  # of the extra `serve`, and starlette imports python-multipart
 
 
@@ -183,7 +184,7 @@ def _imported(text: str) -> set[str]:
 
 def test_every_core_dependency_is_used_and_every_import_declared():
     declared = {requirement(text) for text in PROJECT["dependencies"]}
-    used = imports("src", "common", "cli") - SERVE
+    used = imports("src", "common", "cli") - SERVE - RAY
     print(f"declared {sorted(declared)}, imported {sorted(used)}")
     assert declared <= AGREED
     assert {MODULES.get(name, name) for name in declared} == used - OPTIONAL.keys()
@@ -194,6 +195,7 @@ def test_frameworks_and_references_are_extras():
     extras = {name: {requirement(text) for text in texts} for name, texts in PROJECT["optional-dependencies"].items()}
     core = {requirement(text) for text in PROJECT["dependencies"]}
     assert (extras["mlx"], extras["torch"]) == ({"mlx"}, {"torch"})
+    assert extras["ray"] == RAY and not RAY & extras["dev"]
     assert extras["serve"] == {"prometheus-client", "python-multipart", "starlette", "uvicorn"}
     assert imports("cli/serve") >= SERVE
     assert not SERVE & imports("src", "common", "cli/commands")

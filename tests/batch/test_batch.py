@@ -10,8 +10,10 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
+import poison
 import psutil
 import pytest
 from cli_runner import cli
@@ -19,6 +21,10 @@ from processes import COMMAND, ENVIRONMENT, pixels, qwenimg
 
 SMALL = {"steps": 12, "size": "64x64"}
 OPENED = ("-m", "shapes", "--backend", "cpu")
+ENGINES = [
+    "local",
+    pytest.param("ray", marks=pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: .[ray]")),
+]
 
 
 def requests(folder: Path, count: int) -> Path:
@@ -35,11 +41,16 @@ def pictures(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in folder.glob("*.png")}
 
 
-def broken_off(file: Path, out: Path, published: int, *, worker: bool, chance: random.Random) -> None:
+def workers_of(driver: psutil.Process, engine: str) -> list[psutil.Process]:
+    below = driver.children(recursive=True)
+    return below if engine == "local" else [one for one in below if "ray::Drawer" in "".join(one.cmdline()[:1])]
+
+
+def broken_off(file: Path, out: Path, published: int, engine: str, *, worker: bool, chance: random.Random) -> None:
     """Run until so many more pictures are printed, then kill the driver at a random moment within the next ones; with
     `worker` one of the workers first, and the driver when another picture is printed."""
     process = subprocess.Popen(
-        [*COMMAND, "batch", file, "-o", out, *OPENED, "--workers", "2"],
+        [*COMMAND, "batch", file, "-o", out, *OPENED, "--workers", "2", "--engine", engine],
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -48,13 +59,14 @@ def broken_off(file: Path, out: Path, published: int, *, worker: bool, chance: r
         start_new_session=True,
     )
     assert process.stdout is not None
-    workers: list[psutil.Process] = []
+    below: list[psutil.Process] = []
     try:
         for i, _ in enumerate(process.stdout, 1):
             if i == published:
-                workers = psutil.Process(process.pid).children()
+                driver = psutil.Process(process.pid)
+                below = driver.children(recursive=True)
                 if worker:
-                    chance.choice(workers).kill()
+                    chance.choice(workers_of(driver, engine)).kill()
             if i >= published + worker:
                 time.sleep(chance.random() / 5)  # no wait: any moment will do
                 process.kill()
@@ -63,19 +75,19 @@ def broken_off(file: Path, out: Path, published: int, *, worker: bool, chance: r
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    psutil.wait_procs(workers)
+    assert psutil.wait_procs(below, timeout=60)[1] == [], "nothing outlives a killed driver"
 
 
-def check_kills(tmp_path: Path, count: int, kills: int) -> None:
+def check_kills(tmp_path: Path, count: int, kills: int, engine: str = "local") -> None:
     """Break a batch off at random, until it is done: no picture is lost, none is there twice, all have the pixels of an
     unbroken run."""
     file, out, whole = requests(tmp_path, count), tmp_path / "out", tmp_path / "whole"
     chance = random.Random(7)
     for i in range(kills):
-        broken_off(file, out, chance.randint(1, 2), worker=i % 2 == 1, chance=chance)
+        broken_off(file, out, chance.randint(1, 2), engine, worker=i % 2 == 1, chance=chance)
         names = pictures(out)
         print(f"after kill {i + 1}: {len(names)} pictures")
-    code, _, err = qwenimg("batch", file, "-o", out, *OPENED, cwd=tmp_path)
+    code, _, err = qwenimg("batch", file, "-o", out, *OPENED, "--engine", engine, cwd=tmp_path)
     assert code == 0, err
     assert qwenimg("batch", file, "-o", whole, *OPENED, cwd=tmp_path)[0] == 0
     assert pictures(out).keys() == pictures(whole).keys() and len(pictures(out)) == count
@@ -90,8 +102,35 @@ def test_nothing_is_lost_and_nothing_is_twice_after_kills(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_twenty_kills(tmp_path: Path) -> None:
-    check_kills(tmp_path, 50, 20)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_twenty_kills(tmp_path: Path, engine: str) -> None:
+    check_kills(tmp_path, 50, 20, engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_request_that_ends_its_workers_is_given_up_after_three_tries(tmp_path: Path, engine: str) -> None:
+    """The others are drawn, each once, with the pixels of a run without it."""
+    file = requests(tmp_path, 6)
+    lines = file.read_text().splitlines()
+    lines.insert(2, json.dumps({"prompt": "poison", **SMALL}))
+    (tmp_path / "poisoned.jsonl").write_text("\n".join(lines) + "\n")
+    process = subprocess.run(
+        [*COMMAND, "batch", "poisoned.jsonl", "-o", "out", *OPENED, "--workers", "2", "--engine", engine],
+        cwd=tmp_path,
+        env=ENVIRONMENT | poison.environment(tmp_path / "poison"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 7, process.stderr
+    assert "poisoned.jsonl:3: its worker" in process.stderr and "try 3 of 3" in process.stderr
+    assert qwenimg("batch", file, "-o", "whole", *OPENED, cwd=tmp_path)[0] == 0
+    assert pictures(tmp_path / "out").keys() == pictures(tmp_path / "whole").keys()
+    for name, path in pictures(tmp_path / "out").items():
+        assert (pixels(path) == pixels(tmp_path / "whole" / name)).all()
+    states = Counter((row["state"], row.get("tries")) for row in rows(tmp_path / "out"))
+    assert states == {("done", None): 6, ("failed", 3): 1}
 
 
 def test_a_second_run_draws_nothing_and_faults_are_reported(tmp_path: Path) -> None:

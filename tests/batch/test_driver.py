@@ -31,7 +31,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     """Run a driver with `count` pictures while `body(driver, workers)` says what happens."""
 
     def runs(body: Body, count: int, workers: int = 1) -> tuple[BatchOutcome, list[Any]]:
-        monkeypatch.setattr(module, "Worker", FakeWorker)
         monkeypatch.setattr(module, "PAUSE", 0.0)
         monkeypatch.setattr(asyncio, "to_thread", at_once)
         journal, ended = BatchJournal(tmp_path / "out", (0, 1)), list[Any]()
@@ -40,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         async def whole() -> BatchOutcome:
             driver = Driver(
                 [task(i) for i in range(count)], frozenset(), journal, settings,
-                lambda one, error, seconds: ended.append((one.seed, error)), lambda line: None,
+                lambda one, error, seconds: ended.append((one.seed, error)), lambda line: None, FakeWorker,
             )  # fmt: skip
             running = asyncio.create_task(driver.run())
             await settle()

@@ -15,13 +15,14 @@ VERBS = frozenset(
         r"\w+",
         """
     Add Advance Announce Answer Append Apply Attend Begin Bring Build Call Cast Check Choose Claim Clean Climb Close
-    Compare Compile Compute Concatenate Convert Convolve Copy Count Create Cut Decide Declare Decode Delete Describe
-    Do Download Draw Drop Embed Encode End Escape Evaluate Execute Fill Find Finish Fit Fix Free Generate Get Give
-    Guard Hash Have Hold Interpolate Judge Keep Kill Let Link List Load Lock Look Make Map Mark Measure Move
-    Multiply Name Note Observe Open Pack Pad Parse Place Plan Predict Prefer Prepare Print Put Quantize Raise Read
-    Receive Record Redirect Remove Rename Render Repeat Replace Report Resample Return Round Run Sample Save Say
-    Scale Search Send Serve Set Shift Show Skip Sort Split Spread Stack Stand Start Stop Store Stream Stretch Switch
-    Sync Take Tell Test Time Turn Unpack Update Validate Verify Wait Watch Wrap Write Yield
+    Compare Compile Compute Concatenate Connect Convert Convolve Copy Count Create Cut Decide Declare Decode Delete
+    Describe Do Download Draw Drop Embed Encode End Escape Evaluate Exchange Execute Fill Find Finish Fit Fix Follow
+    Free Generate Get Give Guard Hash Have Hold Ignore Interpolate Judge Keep Kill Leave Let Link List Load Lock
+    Look Make Map Mark Measure Meet Move Multiply Name Note Observe Open Pack Pad Parse Place Plan Predict Prefer
+    Prepare Print Put Quantize Raise Read Receive Record Redirect Remove Rename Render Repeat Replace Report
+    Resample Return Round Run Sample Save Say Scale Search Send Serve Set Shift Show Skip Sort Split Spread Stack
+    Stand Start Stop Store Stream Stretch Switch Sync Take Tell Test Time Turn Unpack Update Validate Verify Wait
+    Watch Wrap Write Yield
     """,
     )
 )

@@ -14,3 +14,4 @@ from qwenimg.backends.mlx.ops.functions import *
 from qwenimg.backends.mlx.ops.layers import *
 from qwenimg.backends.mlx.ops.operate import operate as operate
 from qwenimg.backends.mlx.ops.products import *
+from qwenimg.backends.mlx.ops.tokens import Tokens as Tokens

@@ -64,6 +64,11 @@ class Attend(mlx.nn.Module):
         """Return the result of `attention` on such values, scaled back in float32."""
         return out if self.compute is None else at_least_float32(out) / self.compute.scale
 
+    def __call__(self, q: Array, k: Array, v: Array, mask: Array | None = None, text_last: bool = False) -> Array:
+        """Return `attention` on such values, scaled back in float32. text_last: the image's tokens come before the
+        text's."""
+        return self.result(attention(q, k, v, mask))
+
 
 def spatial_attention(qkv: Array) -> Array:
     """Compute single-head attention over all pixels: [B h w 3C] -> [B h w C]."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
 from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
 
+Shared: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Tensor]
 SCORE_BYTES = 2**28  # attention runs over chunks of queries whose scores take at most this much
 
 
@@ -85,6 +87,7 @@ class Attend(torch.nn.Module):
 
     path = ""
     compute: Compute | None = None
+    shared: Shared | None = None  # computes an attention with other ranks
 
     def values(self, v: Tensor) -> Tensor:
         """Return the values as `attention` takes them: scaled, in the dtype in which it computes."""
@@ -95,6 +98,12 @@ class Attend(torch.nn.Module):
     def result(self, out: Tensor) -> Tensor:
         """Return the result of `attention` on such values, scaled back in float32."""
         return out if self.compute is None else at_least_float32(out) / self.compute.scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, text_last: bool = False) -> Tensor:
+        """Return `attention` on such values, scaled back in float32. text_last: the image's tokens come before the
+        text's."""
+        out = attention(q, k, v, mask) if self.shared is None else self.shared(q, k, v, mask, text_last)
+        return self.result(out)
 
 
 def spatial_attention(qkv: Tensor) -> Tensor:

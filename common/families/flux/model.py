@@ -64,6 +64,10 @@ class Flux(FlowModel):
         self.sees_mask = self.scale if kind == FILL.name else 0
         self.few_steps = few_steps.few_steps(guided=guided) if kind == TEXT.name else {}
 
+    @property
+    def heads(self) -> int:
+        return self.config.num_attention_heads
+
     @cached_property
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
@@ -99,12 +103,14 @@ class Flux(FlowModel):
         latents = sum(one.count for one in [shape, *self.reference_shapes(request)])
         prompts, schedule = self._own_prompts(request), self._schedule(request, plan)
         tokens, kept = latents // PATCH**2, self.modulations.has(schedule, prompts)
-        longest = tokens + max(lengths)
-        score_bytes = scores(self.config.num_attention_heads, 1, longest, self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
+        text, sharing = max(lengths), self.sharing(request)
+        longest, mine = tokens + text, sharing.part(tokens) + text
+        score_bytes = scores(self.heads // sharing.tokens, 1, longest, self.engine.workspace.score_bytes)
+        step_bytes = memory.step_peak(self.config, mine) + score_bytes + sharing.exchanged(self.config.dim, tokens)
+        activations = self.runtime.call_bytes(component, step_bytes)
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         operations = [memory.step_operations(self.config, longest)] * len(branches)
-        denoise = self.denoising(plan, branches, activations, operations, checked=kept)
+        denoise = self.denoising(plan, branches, sharing, activations, operations, checked=kept)
         if kept:
             return [denoise]
         rows = memory.modulation_rows(self.config, self.runtime.load_plan(component), len(plan.evaluated_sigmas()))

@@ -80,6 +80,10 @@ class Flux2(FlowModel):
         self.scale, self.channels = halves.scale, self.config.in_channels
         self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
 
+    @property
+    def heads(self) -> int:
+        return self.config.num_attention_heads
+
     @cached_property
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
@@ -104,11 +108,14 @@ class Flux2(FlowModel):
         branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
         tokens = sum(one.count for one in [shape, *self.reference_shapes(request)])
         counts = [tokens + length for length in lengths]
-        score_bytes = scores(self.config.num_attention_heads, 1, max(counts), self.engine.workspace.score_bytes)
-        activations = memory.step_peak(self.config, max(counts)) + score_bytes
+        sharing = self.sharing(request)
+        mine = max(counts) - tokens + sharing.part(tokens)
+        score_bytes = scores(self.heads // sharing.tokens, 1, max(counts), self.engine.workspace.score_bytes)
+        step_bytes = memory.step_peak(self.config, mine) + score_bytes + sharing.exchanged(self.config.dim, tokens)
         cache = kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
-        return [self.denoising(plan, branches, self.runtime.call_bytes(component, activations) + cache, operations)]
+        activations = self.runtime.call_bytes(component, step_bytes) + cache
+        return [self.denoising(plan, branches, sharing, activations, operations)]
 
     def variant(self, change: Change) -> Flux2:
         return Flux2(*self.runtime.changed(self.checkpoint, change, self.residents.weights))

@@ -28,6 +28,7 @@ from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.group import ALONE, Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
@@ -59,6 +60,10 @@ class QwenImage(FlowModel):
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = few_steps.few_steps(str(checkpoint.source), kind)
 
+    @property
+    def heads(self) -> int:
+        return self.config.num_attention_heads
+
     @cached_property
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
@@ -68,24 +73,27 @@ class QwenImage(FlowModel):
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
         seen = sum(one.count for one in self.reference_shapes(request)) // self.config.patch_size**2
         tokens = shape.count // self.config.patch_size**2 + seen
-        count, longest = len(branches), tokens + max(lengths)
+        count, text, sharing = len(branches), max(lengths), self.sharing(request)
+        sizes = self._batches(count, tokens) if sharing == ALONE else [1]
         more = memory.reference_bytes(self.config, count, seen, tokens)
         more += kept_bytes(self.config.dim, [tokens] * count) if request.caches else 0
-        operations = (memory.step_operations(self.config, tokens + text) for text in lengths)
+        operations = [memory.step_operations(self.config, tokens + length) for length in lengths]
         denoise = Stage(
             name="denoise",
             resident="transformer",
             component=self.checkpoint["transformer"],
             splits=tuple(
                 Split(
-                    activations=self._step_bytes(size, longest) + more,
+                    activations=self._step_bytes(size, tokens, text, sharing) + more,
                     size=size,
-                    passes=plan.passes(branches, size),
+                    passes=plan.passes(branches, size * sharing.branches),
                 )
-                for size in self._batches(count, tokens)
+                for size in sizes
             ),
             checked=self.modulations.has(timesteps),
-            operations=sum(plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)),
+            operations=sharing.operations(
+                plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
+            ),
         )
         if self.modulations.has(timesteps):
             return [denoise]
@@ -94,10 +102,12 @@ class QwenImage(FlowModel):
         activations = [split.activations for split in denoise.splits]
         return [self.modulations.stage(denoise.component, rows, "transformer_blocks.0.", activations), denoise]
 
-    def _step_bytes(self, branches: int, tokens: int) -> int:
-        """Return the bytes of a step with `branches` in one batch, of `tokens` image and text tokens each."""
-        score_bytes = scores(self.config.num_attention_heads, branches, tokens, self.engine.workspace.score_bytes)
-        activations = memory.step_peak(self.config, branches, tokens) + score_bytes
+    def _step_bytes(self, branches: int, tokens: int, text: int, sharing: Sharing) -> int:
+        """Return the bytes of a step with `branches` in one batch, of so many tokens of images and of text each."""
+        heads, mine = self.heads // sharing.tokens, sharing.part(tokens) + text
+        score_bytes = scores(heads, branches, tokens + text, self.engine.workspace.score_bytes)
+        activations = memory.step_peak(self.config, branches, mine) + score_bytes
+        activations += sharing.exchanged(self.config.dim, tokens)
         return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
 
     def _batches(self, count: int, tokens: int) -> list[int]:

@@ -140,11 +140,12 @@ class QwenImage21(FlowModel):
         activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
         itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
         known = sum(memory.known_bytes(self.config, context, itemsize) for context in contexts)
-        passes = plan.passes(branches)
+        sharing = self.sharing(request)
+        passes = plan.passes(branches, sharing.branches)
         anew = "with text and references computed anew in each step"
         each = (memory.step_operations(self.config, tokens, tokens + context) for context in contexts)
         once = sum(memory.step_operations(self.config, context, context) for context in contexts)
-        operations = sum(plan.passes([branch]) * one for branch, one in zip(branches, each, strict=True))
+        operations = sharing.operations(plan.passes([branch]) * one for branch, one in zip(branches, each, strict=True))
         return [
             Stage(
                 name="denoise",

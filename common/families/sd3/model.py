@@ -69,6 +69,10 @@ class SD3(FlowModel):
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
 
+    @property
+    def heads(self) -> int:
+        return self.config.num_attention_heads
+
     @cached_property
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
@@ -82,14 +86,16 @@ class SD3(FlowModel):
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, tokens, text = self.guidance.branches(request), shape.count // PATCH**2, max(lengths)
-        component = self.checkpoint["transformer"]
-        score_bytes = scores(self.config.num_attention_heads, 1, tokens + text, self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(component, memory.step_peak(self.config, tokens + text) + score_bytes)
+        component, sharing = self.checkpoint["transformer"], self.sharing(request)
+        score_bytes = scores(self.heads // sharing.tokens, 1, tokens + text, self.engine.workspace.score_bytes)
+        mine = memory.step_peak(self.config, sharing.part(tokens) + text)
+        step_bytes = mine + score_bytes + sharing.exchanged(self.config.dim, tokens)
+        activations = self.runtime.call_bytes(component, step_bytes)
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         timesteps, prompts = self.timesteps(plan), self._own_prompts(request)
         operations = [memory.step_operations(self.config, tokens, text)] * len(branches)
         kept = self.modulations.has(timesteps, prompts)
-        denoise = self.denoising(plan, branches, activations, operations, checked=kept)
+        denoise = self.denoising(plan, branches, sharing, activations, operations, checked=kept)
         if kept:
             return [denoise]
         rows = memory.modulation_rows(self.config, self.runtime.load_plan(component), len(timesteps))

@@ -21,7 +21,9 @@ from qwenimg.common.pipeline.guidance import Guidance, cfg
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.group import ALONE
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.weights.loras.lora import Deltas
@@ -94,6 +96,8 @@ class Expert:
         """Return the stage of the UNet in a `segment` of the plan: all branches of guidance go in one batch if that
         fits, else one after the other."""
         unet, branches = self.checkpoint["unet"], GUIDANCE.branches(request)
+        sharing = group.sharing(self.runtime.engine.group, len(branches), heads=0)
+        sizes = dict.fromkeys((len(branches), 1)) if sharing == ALONE else [1]
         return Stage(
             name="refine" if self.facts.refiner else "denoise",
             resident=self.name,
@@ -102,12 +106,12 @@ class Expert:
                 Split(
                     activations=self.step_bytes(request, shape.rows, shape.columns, size),
                     size=size,
-                    passes=plan.passes(branches, size, segment),
-                    about="" if size == len(branches) else "one branch of guidance after the other",
+                    passes=plan.passes(branches, size * sharing.branches, segment),
+                    about="" if size == len(branches) or sharing != ALONE else "one branch of guidance after the other",
                 )
-                for size in dict.fromkeys((len(branches), 1))
+                for size in sizes
             ),
-            operations=plan.passes(branches, 1, segment)
+            operations=plan.passes(branches, sharing.branches, segment)
             * operations.unet(unet.plan, len(self.unet_config.block_out_channels), shape.rows, shape.columns),
         )
 

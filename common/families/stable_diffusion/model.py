@@ -23,12 +23,15 @@ from qwenimg.common.parts import vae
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.diffusion_model import Image
+from qwenimg.common.pipeline.evaluation import strategy
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, TimeStep
+from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
@@ -67,10 +70,14 @@ class StableDiffusion:
         return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
+        self.sharing(request)  # only for its errors
         for expert in self.experts():
             for text in expert.checkpoint.texts.values():
                 clip.used_states(text.config, expert.facts.sdxl, request.clip_skip)
         return _plan(self.checkpoint, request, self.engine, refined=self.refiner is not None)
+
+    def sharing(self, request: Request) -> Sharing:
+        return group.sharing(self.engine.group, len(GUIDANCE.branches(request)), heads=0)
 
     def warnings(self, request: Request) -> list[str]:
         return []
@@ -180,6 +187,7 @@ class DiffusionRun:
             denoised,
             partial(GUIDANCE.combined, engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
+            evaluate=strategy(engine.group, self.model.sharing(self.request)),
         )
 
     def _extra(self, initial: Initial) -> list[Latents]:

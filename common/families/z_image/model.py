@@ -58,6 +58,10 @@ class ZImage(FlowModel):
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
 
+    @property
+    def heads(self) -> int:
+        return self.config.n_heads
+
     @cached_property
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
@@ -75,12 +79,14 @@ class ZImage(FlowModel):
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         branches, tokens = self.guidance.branches(request), padded(shape.count // PATCH**2)
         counts = [tokens + padded(length) for length in lengths]
-        component, longest = self.checkpoint["transformer"], max(counts)
-        score_bytes = scores(self.config.n_heads, 1, longest, self.engine.workspace.score_bytes)
-        activations = self.runtime.call_bytes(component, memory.step_peak(self.config, longest) + score_bytes)
+        component, longest, sharing = self.checkpoint["transformer"], max(counts), self.sharing(request)
+        mine = longest - tokens + sharing.part(tokens)
+        score_bytes = scores(self.heads // sharing.tokens, 1, longest, self.engine.workspace.score_bytes)
+        step_bytes = memory.step_peak(self.config, mine) + score_bytes + sharing.exchanged(self.config.dim, tokens)
+        activations = self.runtime.call_bytes(component, step_bytes)
         activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
-        return [self.denoising(plan, branches, activations, operations)]
+        return [self.denoising(plan, branches, sharing, activations, operations)]
 
     def variant(self, change: Change) -> ZImage:
         return ZImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights))

@@ -69,9 +69,9 @@ class RotaryAttention(mlx.nn.Module):
         k = ops.rotate_pairs(self.norm_k(self.heads(self.to_k(x))), rope, v.dtype)
         return q, k, v
 
-    def attended(self, x: Array, rope: Array) -> Array:
-        """[B L C] -> [B L C]."""
-        return self.attend.result(ops.attention(*self.projected(x, rope)))
+    def attended(self, x: Array, rope: Array, text_last: bool = False) -> Array:
+        """[B L C] -> [B L C]. text_last: text is behind the image, else before it."""
+        return self.attend(*self.projected(x, rope), text_last=text_last)
 
     def __call__(self, x: Array, rope: Array) -> Array:
         """[B L C] -> [B L C]."""
@@ -111,7 +111,7 @@ class JointAttention(mlx.nn.Module):
         txt_k = ops.rotate_pairs(self.norm_added_k(self.heads(self.add_k_proj(txt))), txt_freqs, v.dtype)
 
         q, k = ops.joined(txt_q, img_q, v.dtype), ops.joined(txt_k, img_k, v.dtype)
-        out = self.attend.result(ops.attention(q, k, v, mask))
+        out = self.attend(q, k, v, mask)
 
         S = txt.shape[1]
         return self.to_out[0](out[:, S:]), self.to_add_out(out[:, :S])

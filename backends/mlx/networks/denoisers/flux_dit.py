@@ -118,6 +118,7 @@ class FluxTransformer(mlx.nn.Module):
     def __init__(self, config: FluxConfig, stream: mx.Dtype):
         super().__init__()
         self.stream = stream
+        self.tokens = ops.Tokens()
         self.time_text_embed = TimeTextEmbed(config)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim)
         self.x_embedder = ops.Linear(config.in_channels, config.dim)
@@ -151,14 +152,14 @@ class FluxTransformer(mlx.nn.Module):
         """
         tokens = latents if mask is None else mx.concatenate((latents, mask), axis=-1)
         img = ops.stream(self.x_embedder(tokens), self.stream)
-        img = img if references is None else ops.joined(img, references, self.stream)
+        img = self.tokens.part(img if references is None else ops.joined(img, references, self.stream))
         for block, mods in zip(self.transformer_blocks, double_mods, strict=True):
             img, txt = block(img, txt, mods, rope)
             ops.async_eval(img)
         for block, mod in zip(self.single_transformer_blocks, single_mods, strict=True):
             img, txt = block(img, txt, mod, joint_rope)
             ops.async_eval(img)
-        img = img[:, : latents.shape[1]]
+        img = self.tokens.whole(img)[:, : latents.shape[1]]
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
@@ -236,6 +237,7 @@ class Component:
         references: their packed latents [1 L C]; mask: Fill's further channels [1 L C] of the image."""
         tables = flux_conditioning.image_and_text_rope(self.config, grids, text.shape[1])
         img, txt = (ops.rope_freqs(*(ops.table(part, self.table_dtype) for part in table)) for table in tables)
+        img = self.model.tokens.rows(img)
         tokens = self.model.x_embedder(mx.concatenate(list(references), axis=1)) if references else None
         return Condition(
             txt=self.model.context(text),

@@ -104,7 +104,7 @@ class ParallelAttention(torch.nn.Module):
         v = self.attend.values(self.heads(y, 2))
         q = ops.rotate_pairs(self.norm_q(self.heads(y, 0)), rope, v.dtype)
         k = ops.rotate_pairs(self.norm_k(self.heads(y, 1)), rope, v.dtype)
-        out = self.attend.result(ops.attention(q, k, v))
+        out = self.attend(q, k, v)
 
         gate = 3 * self.dim
         hidden = ops.swiglu(y[..., gate : gate + self.hidden], y[..., gate + self.hidden :])
@@ -139,6 +139,7 @@ class Flux2Transformer(torch.nn.Module):
     def __init__(self, config: Flux2Config, stream: torch.dtype):
         super().__init__()
         self.stream = stream
+        self.tokens = ops.Tokens()
         self.time_guidance_embed = TimeGuidanceEmbed(config)
         self.double_stream_modulation_img = StreamModulation(config.dim, 6)
         self.double_stream_modulation_txt = StreamModulation(config.dim, 6)
@@ -166,7 +167,7 @@ class Flux2Transformer(torch.nn.Module):
         mod, final = self.single_stream_modulation(temb), self.norm_out.modulation(temb)
 
         img = ops.stream(self.x_embedder(latents), self.stream)
-        img = img if references is None else ops.joined(img, references, self.stream)
+        img = self.tokens.part(img if references is None else ops.joined(img, references, self.stream))
         for block in self.transformer_blocks:
             img, txt = block(img, txt, mods, rope)
             ops.async_eval(img)
@@ -174,7 +175,7 @@ class Flux2Transformer(torch.nn.Module):
         for block in self.single_transformer_blocks:
             img, txt = block(img, txt, mod, joint)
             ops.async_eval(img)
-        img = img[:, : latents.shape[1]]
+        img = self.tokens.whole(img)[:, : latents.shape[1]]
         return self.proj_out(self.norm_out(img, final, self.proj_out.dtype))
 
 
@@ -210,7 +211,7 @@ class Component:
         return Condition(
             txt=self.model.context(text),
             references=None if tokens is None else ops.stream(tokens, self.model.stream),
-            rope=(img, txt),
+            rope=(self.model.tokens.rows(img), txt),
         )
 
     @ops.computes

@@ -116,6 +116,7 @@ class FluxTransformer(torch.nn.Module):
     def __init__(self, config: FluxConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
+        self.tokens = ops.Tokens()
         self.time_text_embed = TimeTextEmbed(config)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim)
         self.x_embedder = ops.Linear(config.in_channels, config.dim)
@@ -149,14 +150,14 @@ class FluxTransformer(torch.nn.Module):
         """
         tokens = latents if mask is None else torch.cat((latents, mask), dim=-1)
         img = ops.stream(self.x_embedder(tokens), self.stream)
-        img = img if references is None else ops.joined(img, references, self.stream)
+        img = self.tokens.part(img if references is None else ops.joined(img, references, self.stream))
         for block, mods in zip(self.transformer_blocks, double_mods, strict=True):
             img, txt = block(img, txt, mods, rope)
             ops.async_eval(img)
         for block, mod in zip(self.single_transformer_blocks, single_mods, strict=True):
             img, txt = block(img, txt, mod, joint_rope)
             ops.async_eval(img)
-        img = img[:, : latents.shape[1]]
+        img = self.tokens.whole(img)[:, : latents.shape[1]]
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
@@ -235,6 +236,7 @@ class Component:
         img, txt = (
             ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
         )
+        img = self.model.tokens.rows(img)
         tokens = self.model.x_embedder(torch.cat(list(references), dim=1)) if references else None
         return Condition(
             txt=self.model.context(text),

@@ -75,6 +75,7 @@ class QwenImageTransformer(torch.nn.Module):
     def __init__(self, config: QwenDiTConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
+        self.tokens = ops.Tokens()
         self.time_text_embed = TimeTextEmbed(config)
         self.txt_norm = ops.RMSNorm(config.joint_attention_dim, NORM_EPS)
         self.img_in = ops.Linear(config.in_channels, config.dim)
@@ -111,10 +112,11 @@ class QwenImageTransformer(torch.nn.Module):
         img, L = self.image(latents), latents.shape[1]
         if references is not None:
             img = torch.cat((img, ops.repeated(references, img.shape[0])), dim=1)
+        img = self.tokens.part(img)
         for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask)
             ops.async_eval(img)
-        return self.proj_out(self.norm_out(img[:, :L], final_mod, self.proj_out.dtype))
+        return self.proj_out(self.norm_out(self.tokens.whole(img)[:, :L], final_mod, self.proj_out.dtype))
 
 
 # Component
@@ -176,10 +178,11 @@ class Component:
         img, txt = ([ops.table(part, self.table_dtype, self.device) for part in pair] for pair in tables)
         mask = qwen_conditioning.key_mask(lengths, sum(f * h * w for f, h, w in shapes))
         index = qwen_conditioning.zero_index(self.config, shapes)
+        rows = self.model.tokens.rows
         return Condition(
             txt=self.model.context(torch.cat(padded, dim=0)),
-            rope=(ops.rope_freqs(*img), ops.rope_freqs(*txt)),
-            index=None if index is None else ops.placed(index, self.device),
+            rope=(rows(ops.rope_freqs(*img)), ops.rope_freqs(*txt)),
+            index=None if index is None else rows(ops.placed(index, self.device)),
             mask=None if mask is None else ops.placed(mask, self.device),
             references=self.model.image(torch.cat(list(references), dim=1)) if references else None,
         )

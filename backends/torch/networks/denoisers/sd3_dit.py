@@ -93,7 +93,7 @@ class SelfAttention(torch.nn.Module):
         """[B L C] -> [B L C]."""
         v = self.attend.values(self.heads(self.to_v(x)))
         q, k = self.norm_q(self.heads(self.to_q(x))), self.norm_k(self.heads(self.to_k(x)))
-        return self.to_out[0](self.attend.result(ops.attention(q, k, v)))
+        return self.to_out[0](self.attend(q, k, v))
 
 
 class JointAttention(SelfAttention):
@@ -115,7 +115,7 @@ class JointAttention(SelfAttention):
         img_k, txt_k = self.norm_k(self.heads(self.to_k(img))), self.norm_added_k(self.heads(self.add_k_proj(txt)))
 
         q, k = ops.joined(img_q, txt_q, v.dtype), ops.joined(img_k, txt_k, v.dtype)
-        out = self.attend.result(ops.attention(q, k, v))
+        out = self.attend(q, k, v, text_last=True)
 
         L = img.shape[1]
         return self.to_out[0](out[:, :L]), self.to_add_out(out[:, L:])
@@ -175,6 +175,7 @@ class SD3Transformer(torch.nn.Module):
     def __init__(self, config: SD3Config, stream: torch.dtype):
         super().__init__()
         self.stream = stream
+        self.tokens = ops.Tokens()
         self.pos_embed = PatchEmbed(config)
         self.time_text_embed = TimeTextEmbed(config)
         self.context_embedder = ops.Linear(config.joint_attention_dim, config.dim)
@@ -201,11 +202,12 @@ class SD3Transformer(torch.nn.Module):
         positions [1 L C]; block_mods: per block one row of each modulation; final_mod [1 2C]; skipped: the numbers of
         blocks that are left out.
         """
-        img = self.pos_embed(latents, positions, self.stream)
+        img = self.tokens.part(self.pos_embed(latents, positions, self.stream))
         for layer, (block, mods) in enumerate(zip(self.transformer_blocks, block_mods, strict=True)):
             if layer not in skipped:
                 img, txt = block(img, txt, mods)
                 ops.async_eval(img)
+        img = self.tokens.whole(img)
         tokens = self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
         return images.joined_patches(tokens, latents, PATCH)
 

@@ -42,7 +42,7 @@ class Attention(RotaryAttention):
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         """[B L C] -> [B L C]."""
-        return self.to_out[0](self.attended(x, rope))
+        return self.to_out[0](self.attended(x, rope, text_last=True))
 
 
 class FeedForward(torch.nn.Module):
@@ -114,6 +114,7 @@ class ZImageTransformer(torch.nn.Module):
     def __init__(self, config: ZImageConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
+        self.tokens = ops.Tokens()
         self.t_embedder = TimestepEmbedder(config)
         self.x_embedder = ops.Linear(config.features, config.dim)
         text_norm, text_in = (
@@ -144,13 +145,14 @@ class ZImageTransformer(torch.nn.Module):
         txt [1 S C]: the refined text; pads [1 L-L']: zeros, the ids of pads; img_rope [L 1 D/2 2], rope [L+S 1 D/2 2].
         """
         temb = self.t_embedder(features)
-        img = ops.joined(self.x_embedder(latents), self.x_pad_token(pads), self.stream)
+        img = self.tokens.part(ops.joined(self.x_embedder(latents), self.x_pad_token(pads), self.stream))
         for block in self.noise_refiner:
             img = block(img, temb, img_rope)
         x = ops.joined(img, txt, self.stream)
         for block in self.layers:
             x = ops.async_eval(block(x, temb, rope))
-        return self.final_layer(x[:, : latents.shape[1]], temb)
+        img = self.tokens.whole(x[:, : img.shape[1]])
+        return self.final_layer(img[:, : latents.shape[1]], temb)
 
 
 # Component
@@ -181,6 +183,7 @@ class Component:
         img, txt = (
             ops.rope_freqs(*(ops.table(part, self.table_dtype, self.device) for part in table)) for table in tables
         )
+        img = self.model.tokens.rows(img)
         return Condition(
             txt=ops.eval(self.model.context(text, self._pads(length), txt)),
             pads=self._pads(tokens),

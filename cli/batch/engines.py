@@ -1,0 +1,54 @@
+"""The engines of a batch: what starts its workers. The driver knows no difference."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Protocol, TypeAlias
+
+from qwenimg.cli.serve.messages import FromWorker, Settings
+from qwenimg.cli.serve.orders import PictureOrder
+from qwenimg.cli.serve.workers import Lost, Worker
+from qwenimg.common.base.errors import BackendMissing
+
+NAMES = ("local", "ray")
+
+
+class BatchWorker(Protocol):
+    """A process that draws, on one device, and is started anew after its end."""
+
+    backend: str
+    order: PictureOrder | None  # that it draws
+
+    def start(self) -> asyncio.Queue[FromWorker | Lost]:
+        """Start the process, and return the queue that gets all that it says. The last is Lost."""
+        ...
+
+    def draw(self, order: PictureOrder) -> None: ...
+
+    async def close(self) -> None:
+        """End the process."""
+        ...
+
+
+MakeWorker: TypeAlias = Callable[[str, Settings], BatchWorker]
+
+
+def check(name: str) -> None:
+    """Raise BackendMissing for an engine that is not installed."""
+    if name == "ray" and find_spec("ray") is None:
+        raise BackendMissing("--engine ray needs ray; in the clone of qwenimg: pip install '.[ray]' (docs/fleet.md)")
+
+
+@contextmanager
+def opened(name: str, settings: Settings) -> Iterator[MakeWorker]:
+    """Yield the function that makes the workers of engine `name`. Raises BackendMissing and UsageError."""
+    if name == "local":
+        yield Worker
+        return
+    from qwenimg.cli.batch import ray_engine
+
+    with ray_engine.cluster(settings) as make_worker:
+        yield make_worker

@@ -1,0 +1,153 @@
+"""Workers that Ray starts, on this machine or on those of a cluster.
+
+An actor is never restarted by Ray: one that restarts refuses calls meanwhile, and the picture that ended it would be
+tried without end. The driver starts a new one, as it does with a local process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from qwenimg.cli.serve.messages import Draw, FromWorker, Settings, Start, Stepped
+from qwenimg.cli.serve.orders import PictureOrder
+from qwenimg.cli.serve.workers import Lost
+from qwenimg.cli.signals import STOPPING
+from qwenimg.common.base.errors import BackendMissing, UsageError
+from qwenimg.common.families.opening import Opening
+
+STORE = 200 << 20  # bytes of Ray's store of objects on this machine: a finished picture of each worker
+ENDED = 1  # the exit code of an actor that has ended: Ray does not say which signal it was
+
+
+class Drawer:
+    """The actor: a worker's process whose messages are the results of its methods."""
+
+    def __init__(self, models: Mapping[str, Opening]) -> None:
+        """Create a worker that may open `models`."""
+        from qwenimg.cli.serve.drawing_process import DrawingProcess
+
+        self.messages: list[FromWorker] = []
+        self.process = DrawingProcess(self, Start(models=models))
+
+    def send(self, message: FromWorker) -> None:
+        if not isinstance(message, Stepped):
+            self.messages.append(message)
+
+    def begin(self) -> list[FromWorker]:
+        """Open the first model. Return what the worker says: the last is Ready or Unusable."""
+        self.process.begin()
+        return self._said()
+
+    def draw(self, order: Draw) -> list[FromWorker]:
+        """Draw, and return what the worker says: the last is Finished."""
+        self.process.draw(order)
+        return self._said()
+
+    def _said(self) -> list[FromWorker]:
+        messages, self.messages = self.messages, []
+        return messages
+
+
+class RayWorker:
+    """An actor, and a new one after its end, as a worker of the driver's."""
+
+    def __init__(self, backend: str, settings: Settings) -> None:
+        self.backend, self._threads = backend, settings.threads
+        self.order: PictureOrder | None = None
+        self._models = {name: replace(opening, backend=backend) for name, opening in settings.models.items()}
+        self._actor: Any = None
+        self._inbox: asyncio.Queue[FromWorker | Lost] = asyncio.Queue()
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def start(self) -> asyncio.Queue[FromWorker | Lost]:
+        import ray
+
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}} if self._threads else {}
+        actor = ray.remote(
+            max_restarts=0,
+            max_task_retries=0,
+            num_cpus=0,  # a batch that asks for more workers than cores still has all of them
+            num_gpus=int(self.backend == "cuda"),
+            runtime_env=threads,
+            scheduling_strategy="SPREAD",
+        )(Drawer)
+        self.order, self._inbox, self._actor = None, asyncio.Queue(), actor.remote(self._models)
+        self._call(self._actor.begin.remote())
+        return self._inbox
+
+    def draw(self, order: PictureOrder) -> None:
+        self.order = order
+        self._call(self._actor.draw.remote(order.draw()))
+
+    async def close(self) -> None:
+        import ray
+
+        if self._actor is not None:
+            with suppress(Exception):  # it has ended
+                ray.kill(self._actor, no_restart=True)
+        for call in list(self._calls):
+            call.cancel()
+
+    def _call(self, result: Any) -> None:
+        """Put the messages of a call into the inbox when they come, or the end of the actor."""
+
+        async def received() -> None:
+            try:
+                for message in await result:
+                    self._inbox.put_nowait(message)
+            except ray_errors():
+                self._inbox.put_nowait(Lost(ENDED))
+
+        task = asyncio.get_running_loop().create_task(received())
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+
+def ray_errors() -> type[Exception]:
+    """Return the class of Ray's errors: of an actor that has ended, of its machine, and of a call that failed."""
+    import ray
+
+    return ray.exceptions.RayError  # type: ignore[no-any-return]
+
+
+@contextmanager
+def cluster(settings: Settings) -> Iterator[Callable[[str, Settings], RayWorker]]:
+    """Connect with the cluster of RAY_ADDRESS, or start Ray on this machine, while the context is open. Yield the
+    function that makes workers there. Raises BackendMissing if Ray does not start, and UsageError for more workers than
+    GPUs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    here = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": STORE}
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    try:
+        ray.init(**quiet, **({} if os.environ.get("RAY_ADDRESS") else here))
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        line = " ".join(str(error).split())[:120]
+        raise BackendMissing(f"Ray does not start: {line}") from None
+    finally:
+        for number, handler in handlers.items():  # Ray has its own, which raise in the main thread
+            signal.signal(number, handler)
+    try:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        auto = "cuda" if gpus else "auto"
+        check([auto if backend == "auto" else backend for backend in settings.backends], gpus)
+        yield lambda backend, settings: RayWorker(auto if backend == "auto" else backend, settings)
+    finally:
+        ray.shutdown()
+
+
+def check(backends: Sequence[str], gpus: int) -> None:
+    """Raise UsageError for a worker that the cluster has no GPU for, which would wait for ever."""
+    for backend in backends:
+        if ":" in backend:
+            raise UsageError(f"--backend {backend}: Ray chooses the GPU of each worker; give --backend cuda")
+    if (wanted := backends.count("cuda")) > gpus:
+        raise UsageError(f"--workers {wanted}: this Ray cluster has {gpus} GPUs; give as many, or --backend cpu")

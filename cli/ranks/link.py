@@ -1,0 +1,208 @@
+"""The connections between rank 0 and each other rank: orders one way, errors the other, and the end of either.
+
+They go beside the frameworks' exchanges of arrays, so that a rank waits for orders without a limit, and the end of
+another rank is seen at once, whatever both are computing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.version import __version__
+from qwenimg.common.families.opening import Opening
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.group import Group, RankLost, RankPlace
+
+PATIENCE = 60.0  # seconds until all ranks have connected, which have met already
+GREETING = 10.0  # seconds for one to say which it is
+# Until a machine that no longer answers counts as ended: 3 s of silence and three questions, 2 s apart
+_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPALIVE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
+_LOCAL = ("127.0.0.1", "localhost")
+
+# From rank 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """A model to open, and what it is on rank 0."""
+
+    opening: Opening
+    identity: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announce:
+    """Arguments for `Pipeline.prepare`."""
+
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawSteps:
+    """A request whose steps are computed, and the hashes of its LoRAs on rank 0."""
+
+    request: Request
+    hashes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """The end of the run."""
+
+
+# From another rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """The first message of a rank: its version and its command line, if a launcher gave it one."""
+
+    version: str
+    words: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelIsOpen:
+    """The model is open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """An error, by which this rank ends."""
+
+    exit_code: int
+    text: str
+
+
+class Hub:
+    """Rank 0's ends. `ends(exit code, text)` is called in another thread once a rank has ended or failed."""
+
+    def __init__(
+        self, group: Group, place: RankPlace, words: tuple[str, ...], ends: Callable[[int, str], None]
+    ) -> None:
+        """Tell the others an address, and wait until all have connected. words: this rank's command line. Raises
+        UsageError for a rank of another version or with other options, and RankLost."""
+        self.size, self._ends, self._left = group.size, ends, False
+        self._opened = threading.Semaphore(0)
+        token = secrets.token_hex(16)
+        with socket.create_server(("127.0.0.1" if place.host in _LOCAL else "", 0)) as server:
+            group.told(f"{place.host} {server.getsockname()[1]} {token}".encode())
+            server.settimeout(PATIENCE)
+            self._pipes: dict[int, Connection] = {}
+            while len(self._pipes) < self.size - 1:
+                try:
+                    caller, _ = server.accept()
+                except TimeoutError:
+                    raise RankLost(f"of {self.size} ranks {len(self._pipes) + 1} have connected") from None
+                if (rank := _greeted(caller, token)) is not None:
+                    self._pipes[rank] = Connection(caller.detach())
+        for rank, pipe in sorted(self._pipes.items()):
+            self._check(rank, pipe, words)
+        for rank, pipe in self._pipes.items():
+            threading.Thread(target=self._read, args=(rank, pipe), daemon=True).start()
+
+    def send(self, message: Open | Announce | DrawSteps | Leave) -> None:
+        for pipe in self._pipes.values():
+            with suppress(OSError):  # its end is noticed where it is read
+                pipe.send(message)
+
+    def wait_opened(self) -> None:
+        """Wait until all have opened the model."""
+        for _ in self._pipes:
+            self._opened.acquire()
+
+    def leave(self) -> None:
+        """Let the others end; what they do from now on is not an error."""
+        self._left = True
+        self.send(Leave())
+
+    def _check(self, rank: int, pipe: Connection, words: tuple[str, ...]) -> None:
+        try:
+            hello = pipe.recv()
+        except (EOFError, OSError):
+            raise RankLost(self._lost(rank)) from None
+        if hello.version != __version__:
+            raise UsageError(f"rank {rank} is qwenimg {hello.version}, rank 0 {__version__}: install one on all")
+        if hello.words not in (None, words):
+            raise UsageError(f"rank {rank} was started with other options than rank 0: give all ranks one command")
+
+    def _read(self, rank: int, pipe: Connection) -> None:
+        try:
+            while True:
+                message = pipe.recv()
+                if isinstance(message, Failed):
+                    return self._end(message.exit_code, f"rank {rank}: {message.text}")
+                self._opened.release()
+        except (EOFError, OSError):
+            self._end(RankLost.exit_code, self._lost(rank))
+
+    def _end(self, code: int, text: str) -> None:
+        if not self._left:
+            self._ends(code, text)
+
+    def _lost(self, rank: int) -> str:
+        return f"rank {rank} of {self.size} has ended, killed or with its machine, so the picture is not drawn"
+
+
+class Spoke:
+    """The end of another rank than 0."""
+
+    def __init__(self, group: Group, words: tuple[str, ...] | None) -> None:
+        """Connect with rank 0. Raises RankLost."""
+        self.size = group.size
+        host, port, token = group.told(b"").decode().split()
+        try:
+            caller = socket.create_connection((host, int(port)), PATIENCE)
+            _keep_alive(caller)
+            caller.sendall(f"{token} {group.rank:03d}".encode())
+            caller.settimeout(None)
+        except OSError as error:
+            reason = error.strerror or "no answer"
+            raise RankLost(f"rank {group.rank}: rank 0 cannot be reached at {host}:{port}: {reason}") from None
+        self._pipe = Connection(caller.detach())
+        self.send(Hello(version=__version__, words=words))
+
+    def send(self, message: Hello | ModelIsOpen | Failed) -> None:
+        with suppress(OSError):  # rank 0 has ended, and `receive` says so
+            self._pipe.send(message)
+
+    def receive(self) -> Any:
+        """Wait for a message. Raises EOFError once rank 0 has ended."""
+        try:
+            return self._pipe.recv()
+        except OSError:
+            raise EOFError from None
+
+
+def _greeted(caller: socket.socket, token: str) -> int | None:
+    """Return the rank that is calling; None for a stranger, whom this hangs up on."""
+    _keep_alive(caller)
+    caller.settimeout(GREETING)
+    expected = f"{token} 000"
+    data = b""
+    with suppress(OSError):
+        while len(data) < len(expected) and (piece := caller.recv(len(expected) - len(data))):
+            data += piece
+    given, _, rank = data.decode("latin-1").partition(" ")
+    if not (secrets.compare_digest(given.encode("latin-1"), token.encode()) and rank.isdecimal()):
+        caller.close()
+        return None
+    caller.settimeout(None)
+    return int(rank)
+
+
+def _keep_alive(caller: socket.socket) -> None:
+    """Have the system ask a silent machine whether it is there."""
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE.items():
+        if (number := getattr(socket, name, None)) is not None:
+            with suppress(OSError):
+                caller.setsockopt(socket.IPPROTO_TCP, number, value)

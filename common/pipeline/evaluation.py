@@ -1,0 +1,45 @@
+"""The ways to evaluate a network at one noise level: all branches in a batch, one after the other, or each by ranks of
+its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.group import Group, Sharing
+
+Evaluate: TypeAlias = Callable[[Sequence[Pass], Array, float], list[Array]]
+"""From the passes of an evaluation, x and sigma, the results of all passes."""
+
+
+def serial(passes: Sequence[Pass], x: Array, sigma: float) -> list[Array]:
+    """Compute one pass after the other; a batch of branches is one pass."""
+    return [one(x, sigma) for one in passes]
+
+
+def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
+    """Return the strategy of a run that is shared so, and have the ranks of `group` share it."""
+    if group is None:
+        return serial
+    group.share(sharing)
+    return serial if sharing.branches == 1 else parallel(group, sharing.branches)
+
+
+def parallel(group: Group, sets: int) -> Evaluate:
+    """Return a function by which each of `sets` of ranks computes every so many-th pass, and gets the results of the
+    others.
+
+    Where there are fewer passes than sets, several compute the same one, and all take that of the first: x then stays
+    the same on all ranks, bit for bit.
+    """
+
+    def evaluate(passes: Sequence[Pass], x: Array, sigma: float) -> list[Array]:
+        results: list[Array] = []
+        for first in range(0, len(passes), sets):
+            mine = passes[min(first + group.branch, len(passes) - 1)]
+            results += group.gather(mine(x, sigma))
+        return results[: len(passes)]
+
+    return evaluate

@@ -1,0 +1,80 @@
+"""A pipeline of a model that several ranks compute: rank 0 tells the others what it does, and decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, Unpack
+
+from numpy.typing import NDArray
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.request import call_options
+from qwenimg.common.request.asked import CallOptions
+from qwenimg.common.request.given import Pictures
+from qwenimg.common.request.request import Request
+
+
+class Followers(Protocol):
+    """The other ranks, which do what rank 0 does."""
+
+    def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
+        """Have them compute the steps of `request`. hashes: those of its LoRAs."""
+        ...
+
+    def announce(self, arguments: Mapping[str, Any]) -> None:
+        """Have them call `Pipeline.prepare` with these arguments."""
+        ...
+
+
+class StepsDone(Exception):
+    """The end of a run on another rank than 0, which decodes nothing."""
+
+
+class RankPipeline(Pipeline):
+    """The pipeline of one rank. On rank 0 it is called like any other, once it has `followers`."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """Create a pipeline of an opened model; the arguments are those of `Pipeline`."""
+        super().__init__(*given, **named)
+        self.device = f"{self.engine.group.size} x {self.engine.device}"  # type: ignore[union-attr]
+        self.followers: Followers | None = None
+
+    def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
+        request = super().check(prompt, **asked)
+        if request.caches:
+            raise UsageError("step-cache: it works on one device; leave out --devices, or the cache")
+        return request
+
+    def prepare(
+        self,
+        prompts: Sequence[str],
+        clip_skip: int = 0,
+        lora: str = "",
+        lora_mode: str = "auto",
+        image: Pictures | None = None,
+    ) -> None:
+        call_options.checked_prompts(prompts)
+        if self.followers is not None:
+            arguments = {"clip_skip": clip_skip, "lora": lora, "lora_mode": lora_mode, "image": image}
+            self.followers.announce({"prompts": list(prompts)} | arguments)
+        super().prepare(prompts, clip_skip, lora, lora_mode, image)
+
+    def follow(self, request: Request) -> None:
+        """Compute the steps of a request that rank 0 draws, with LoRAs by the same names. Raises QwenimgError."""
+        with suppress(StepsDone):
+            for _ in self._turns.driven(self._generate(request, []), 0.0):
+                pass
+
+    def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
+        if self.followers is not None:
+            self.followers.draw(request, self.loras.hashes(request.lora))
+        yield from super()._generate(request, warnings)
+
+    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> NDArray[Any]:
+        if self.engine.group is not None and self.engine.group.rank:
+            raise StepsDone
+        return super()._decoded(request, latents, warnings)

@@ -1,0 +1,124 @@
+"""Pictures of every family by several ranks, as threads: the latents of one process."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from relative import relative
+from thread_ranks import ThreadGroup, opened, together
+
+from qwenimg import UsageError
+from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.pipeline.result import Result
+from qwenimg.common.pipeline.step_cache import Pass
+
+# Branches on ranks of their own are computed as on one, except by the UNet, which alone has both in a batch: 1.2e-6
+# apart. With fewer tokens at once a library may multiply in another order: 9e-7 after three steps, in Z-Image alone.
+APART = 3e-6
+SIZE: dict[str, Any] = {"width": 80, "height": 112, "steps": 3, "seed": 3, "negative_prompt": "blue"}  # 35 tokens
+GUIDED: dict[str, dict[str, Any]] = {
+    "qwen": {"guidance": 3.0},
+    "z-image": {"guidance": 3.0, "cfg_truncation": 0.7},
+    "flux-dev": {"guidance": 3.0, "true_cfg": 2.0},
+    "sd3": {"guidance": 3.0, "cfg_end": 0.5},
+    "sd15": {"guidance": 3.0, "sampler": "euler_a"},
+}
+
+
+def latents(folder: Path, group: ThreadGroup | None, asked: dict[str, Any]) -> np.ndarray | None:
+    """Of a run on one rank; None where another one decodes."""
+    with closing(opened(folder, group, precision="fp32")) as pipe:
+        request = pipe.check("a red circle", **asked)
+        if group is not None and group.rank:
+            pipe.follow(request)
+            return None
+        result = list(pipe.stream("a red circle", **asked))[-1]
+        assert isinstance(result, Result)
+        assert pipe.headline().startswith("cpu on CPU" if group is None else f"cpu on {group.size} x CPU")
+        return result.latents
+
+
+def check(folder: Path, ranks: int, asked: dict[str, Any], exactly: bool, expected: np.ndarray) -> None:
+    found, *others = together(ranks, lambda group: latents(folder, group, asked))
+    assert others == [None] * (ranks - 1)
+    error = relative(found, expected)
+    print(f"{ranks} ranks: {error:.1e}")
+    assert error == 0 if exactly else error <= APART
+
+
+@pytest.mark.parametrize("kind", GUIDED)
+def test_branches_then_tokens_then_both(kind: str, tiny: dict[str, Path]) -> None:
+    asked = SIZE | GUIDED[kind]
+    expected = latents(tiny[kind], None, asked)
+    assert expected is not None
+    check(tiny[kind], 2, asked, kind != "sd15", expected)
+    if kind == "sd15":
+        with pytest.raises(UsageError, match="this picture has 2"):
+            check(tiny[kind], 3, asked, True, expected)
+        return
+    check(tiny[kind], 3, asked, False, expected)
+    if kind == "qwen":
+        check(tiny[kind], 6, asked, False, expected)
+
+
+def check_references(folder: Path, count: int) -> None:
+    """Tokens of pictures behind the image's."""
+    picture = np.random.default_rng(3).integers(0, 256, (36, 52, 3), np.uint8)
+    asked = SIZE | {"guidance": 1.0, "image": [picture, picture[:, ::-1].copy()][:count], "steps": 2}
+    expected = latents(folder, None, asked)
+    assert expected is not None
+    check(folder, 3, asked, False, expected)
+
+
+def test_references_are_shared_too(tiny: dict[str, Path]) -> None:
+    check_references(tiny["flux2-klein"], 2)
+
+
+@pytest.mark.slow
+def test_references_of_the_editing_model_are_shared_too(tiny_edit: dict[str, Path]) -> None:
+    """With a modulation of their own, and of a million pixels each."""
+    check_references(tiny_edit["qwen-2511"], 2)
+
+
+def test_a_third_branch(tiny: dict[str, Path]) -> None:
+    """Skip-layer guidance, in some of the steps: of 3 ranks two repeat a branch where there is one."""
+    asked = SIZE | {"guidance": 3.0, "steps": 6, "cfg_end": 0.8, "skip_layers": "1"}
+    with closing(opened(tiny["sd3"], None, precision="fp32")) as pipe:
+        assert len(pipe.model.guidance.branches(pipe.check("x", **asked))) == 3
+    expected = latents(tiny["sd3"], None, asked)
+    assert expected is not None
+    check(tiny["sd3"], 3, asked, True, expected)
+
+
+def test_a_step_cache_is_refused(tiny: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="step-cache: it works on one device"):
+        together(2, lambda group: latents(tiny["qwen"], group, SIZE | {"step_cache": 0.1}))
+
+
+def test_the_plan_of_a_rank(tiny: dict[str, Path]) -> None:
+    """Half of the passes and operations by two ranks; a part of the activations by three."""
+
+    def planned(group: ThreadGroup | None) -> tuple[float, int, float]:
+        with closing(opened(tiny["qwen"], group, precision="fp32")) as pipe:
+            asked = SIZE | {"width": 512, "height": 512, "guidance": 3.0}
+            request = pipe.check("a red circle", **asked)
+            stages = pipe.model.stages(request, pipe.model.plan(request), LatentShape(1, 64, 64))
+            stage = next(one for one in stages if one.name == "denoise")
+            return stage.operations, stage.splits[0].activations, stage.splits[0].passes
+
+    alone, two, three = planned(None), together(2, planned)[1], together(3, planned)[1]
+    print(alone, two, three)
+    assert two == (alone[0] / 2, alone[1], alone[2] / 2)
+    assert three[0] == alone[0] / 3 and alone[1] / 3 < three[1] < alone[1] and three[2] == alone[2]
+
+
+def test_the_passes_of_a_rank(tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two ranks computes one branch of three steps: three calls in place of six."""
+    calls, call = list[int](), Pass.__call__
+    monkeypatch.setattr(Pass, "__call__", lambda one, x, sigma: (calls.append(0), call(one, x, sigma))[1])
+    together(2, lambda group: latents(tiny["qwen"], group, SIZE | {"guidance": 3.0}))
+    assert len(calls) == 2 * 3

@@ -1,0 +1,170 @@
+"""The connections of ranks, in threads: orders, errors, strangers, and the end of either side."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qwenimg.cli.ranks import link
+from qwenimg.cli.ranks.identity import check_same
+from qwenimg.cli.ranks.link import Announce, DrawSteps, Failed, Hub, Leave, ModelIsOpen, Spoke
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.group import RankLost, RankPlace
+
+WORDS = ("a red circle", "--devices", "3")
+PLACE = RankPlace(rank=0, size=3)
+
+
+class Told:
+    """The part of a group that tells rank 0's address."""
+
+    def __init__(self, rank: int, size: int, told: queue.SimpleQueue[bytes]) -> None:
+        self.rank, self.size, self._told = rank, size, told
+
+    def told(self, data: bytes) -> bytes:
+        if self.rank == 0:
+            for _ in range(self.size):
+                self._told.put(data)
+        return self._told.get()
+
+
+Connected = tuple[Hub, list[Spoke], "queue.SimpleQueue[tuple[int, str]]"]
+
+
+def connected(
+    words: tuple[str, ...] | None = WORDS, size: int = 3, before: Callable[[int, str], None] = lambda port, token: None
+) -> Connected:
+    """A hub and its spokes; before: is called with the address first."""
+    told, ended, spokes = queue.SimpleQueue[bytes](), queue.SimpleQueue[tuple[int, str]](), list[Spoke]()
+
+    def connect() -> None:
+        address = told.get()
+        told.put(address)
+        _, port, token = address.decode().split()
+        before(int(port), token)
+        for rank in range(1, size):
+            group: Any = Told(rank, size, told)
+            spokes.append(Spoke(group, words))
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    group: Any = Told(0, size, told)
+    try:
+        hub = Hub(group, PLACE, WORDS, lambda code, text: ended.put((code, text)))
+    finally:
+        thread.join()
+    return hub, spokes, ended
+
+
+def hang_up(pipe: Connection) -> None:
+    """As the end of a process does: to close what another thread reads would not."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as caller:
+        caller.shutdown(socket.SHUT_RDWR)
+
+
+def test_orders_arrive_at_all_and_in_order() -> None:
+    hub, spokes, ended = connected()
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    hub.send(Announce(arguments={"prompts": ["x"]}))
+    hub.send(DrawSteps(request=Request(prompt="x", seed=7, image=image), hashes={}))
+    for spoke in spokes:
+        assert spoke.receive() == Announce(arguments={"prompts": ["x"]})
+        request = spoke.receive().request
+        assert request.seed == 7 and (request.image == image).all()
+        spoke.send(ModelIsOpen())
+    hub.wait_opened()
+    hub.leave()
+    assert all(isinstance(spoke.receive(), Leave) for spoke in spokes)
+    del spokes
+    assert ended.empty()
+
+
+def test_an_error_of_a_rank_is_rank_0s() -> None:
+    _, spokes, ended = connected()
+    spokes[1].send(Failed(exit_code=4, text="it takes 5 GB"))
+    assert ended.get() == (4, "rank 2: it takes 5 GB")
+
+
+def test_the_end_of_a_rank_is_seen_at_once() -> None:
+    hub, spokes, ended = connected()
+    hang_up(spokes[0]._pipe)
+    code, text = ended.get()
+    assert code == 1 and text.startswith("rank 1 of 3 has ended")
+    for pipe in hub._pipes.values():
+        hang_up(pipe)
+    with pytest.raises(EOFError):
+        spokes[1].receive()
+
+
+def test_after_leaving_no_end_is_an_error() -> None:
+    hub, spokes, ended = connected()
+    hub.leave()
+    for spoke in spokes:
+        hang_up(spoke._pipe)
+    for thread in threading.enumerate():
+        if "(_read)" in thread.name:
+            thread.join(5)
+    assert ended.empty()
+
+
+@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n" + b"x" * 64, b"\xff" * 36, b"0" * 32 + b" 001"])
+def test_strangers_are_hung_up_on(data: bytes) -> None:
+    def stranger(port: int, token: str) -> None:
+        refused = suppress(ConnectionResetError, BrokenPipeError)  # it has hung up before it had read all
+        with refused, socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.sendall(data)
+            with suppress(OSError):
+                caller.shutdown(socket.SHUT_WR)
+            assert caller.recv(1) == b""
+
+    hub, spokes, ended = connected(before=stranger)
+    assert len(spokes) == 2 and ended.empty()
+    hub.leave()
+
+
+def test_other_options_and_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="rank 1 was started with other options than rank 0"):
+        connected(words=("a blue star",))
+    connected(words=None)[0].leave()  # rank 0 has started it itself
+    send = Spoke.send
+    monkeypatch.setattr(Spoke, "send", lambda spoke, hello: send(spoke, replace(hello, version="9")))
+    with pytest.raises(UsageError, match="rank 1 is qwenimg 9, rank 0 0"):
+        connected()
+
+
+def test_a_rank_that_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PATIENCE", 0.01)
+    group: Any = Told(0, 2, queue.SimpleQueue())
+    with pytest.raises(RankLost, match="of 2 ranks 1 have connected"):
+        Hub(group, RankPlace(rank=0, size=2), WORDS, lambda code, text: None)
+
+
+def test_rank_0_that_is_not_there() -> None:
+    told: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    told.put(f"127.0.0.1 {port} {'0' * 32}".encode())
+    group: Any = Told(1, 2, told)
+    with pytest.raises(RankLost, match=f"rank 0 cannot be reached at 127.0.0.1:{port}: Connection refused"):
+        Spoke(group, None)
+
+
+def test_what_must_be_the_same() -> None:
+    check_same(1, {"--precision": "bf16"}, {"--precision": "bf16"})
+    with pytest.raises(ModelError, match="--precision differs: fp32 here, bf16 on rank 0"):
+        check_same(1, {"--precision": "fp32"}, {"--precision": "bf16"})
+    with pytest.raises(ModelError, match="the files of the vae differs: missing here, 123456789012 on rank 0"):
+        check_same(1, {}, {"the files of the vae": "1234567890123"})
+    with pytest.raises(ModelError, match="lora_sha256 differs: abc here, missing on rank 0"):
+        check_same(1, {"lora_sha256": "abc"}, {})
