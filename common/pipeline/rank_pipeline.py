@@ -6,9 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, Unpack
 
-from numpy.typing import NDArray
-
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.pipeline import finish
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
@@ -74,7 +73,7 @@ class RankPipeline(Pipeline):
             self.followers.draw(request, self.loras.hashes(request.lora))
         yield from super()._generate(request, warnings)
 
-    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> NDArray[Any]:
+    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> finish.Decoded:
         if self.engine.group is not None and self.engine.group.rank:
             raise StepsDone
         return super()._decoded(request, latents, warnings)

@@ -77,7 +77,7 @@ def test_a_cache_with_odd_things(cache, no_sockets) -> None:
     (cache / "models--a--b" / "snapshots" / COMMIT / "model_index.json").write_text(
         '{"_class_name": "HunyuanDiTPipeline"}'
     )
-    for name, text in (("e", "{"), ("f", '{"_class_name": 3}'), ("g", '{"_class_name": "QwenImageLayeredPipeline"}')):
+    for name, text in (("e", "{"), ("f", '{"_class_name": 3}'), ("g", '{"_class_name": "KandinskyV22Pipeline"}')):
         (cache / f"models--a--{name}" / "snapshots" / COMMIT).mkdir(parents=True)
         (cache / f"models--a--{name}" / "snapshots" / COMMIT / "model_index.json").write_text(text)
     for pipe in ("models--a--h/snapshots/" + COMMIT + "/model_index.json", "models--a--i/refs/main", "models--a--k"):

@@ -304,11 +304,10 @@ def test_fp32_that_is_not_fp32_is_refused(tiny_folder: Path, backend: str, monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("QwenImage21Pipeline", "Qwen-Image-2.1"),
-        ("QwenImageLayeredPipeline", "Layered"),
+        ("Flux2Pipeline", "FLUX.2 dev"),
         (
             "StableDiffusionXLControlNetPipeline",
-            "known are Qwen-Image: .*, QwenImagePipeline; Stable Diffusion: ",
+            "known are Qwen-Image: .*, QwenImagePipeline; .*Stable Diffusion: ",
         ),
         ("NoSuchPipeline", "NoSuchPipeline"),
     ],
@@ -420,7 +419,7 @@ def test_modulation_is_kept_for_the_last_schedules(tiny_folder: Path, backend: s
     [
         ("scheduler/scheduler_config.json", {"_class_name": "FlowMatchHeunDiscreteScheduler"}, "Heun"),
         ("vae/config.json", {"_class_name": "AutoencoderKLWan"}, "AutoencoderKLWan"),
-        ("transformer/config.json", {"_class_name": "QwenImage21Transformer2DModel"}, "Qwen-Image-2.1"),
+        ("transformer/config.json", {"_class_name": "QwenImage21Transformer2DModel"}, "QwenImage21Transformer2DModel"),
         ("text_encoder/config.json", {"model_type": "qwen3_vl"}, "qwen3_vl"),
         ("transformer/config.json", {"new_option": 2}, "new_option"),
     ],
