@@ -22,7 +22,17 @@ from qwenimg.common.jobs.legal import check_cache, check_forms, check_replay, re
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.jobs.replay import Replay, read_replay
-from qwenimg.common.jobs.run import Job, Outcome, check_files, completed, estimated, passing, prepare, run
+from qwenimg.common.jobs.run import (
+    Job,
+    Outcome,
+    check_files,
+    completed,
+    estimated,
+    kept_controls,
+    passing,
+    prepare,
+    run,
+)
 from qwenimg.common.request.parts import PARTS
 
 if TYPE_CHECKING:
@@ -51,6 +61,7 @@ class Flags:
     output: str | None
     overwrite: bool
     save_latents: Path | None
+    keep_control: bool
     no_metadata: bool
     stack: bool
     sheet: bool
@@ -243,6 +254,8 @@ def _check_files(flags: Flags, opening: Opening, replay: Replay | None, wanted: 
     if flags.step_cache_check:
         check_cache(wanted)
     if flags.output == "-":
+        if flags.keep_control:
+            raise UsageError("--keep-control writes beside the picture's file; give one with -o")
         if len(wanted) > 1:
             raise UsageError(f"-o -: standard output takes one picture, this run makes {len(wanted)}")
         if flags.json:
@@ -256,9 +269,14 @@ def _check_files(flags: Flags, opening: Opening, replay: Replay | None, wanted: 
         given: dict[str, object] = {"mask_sha256": flags.mask, "latents": flags.latents}
         given |= {"image_sha256": flags.image or None, "more_images_sha256": flags.image[1:] or None}
         parts = {part: completed_opening.value(part) for part in PARTS}
-        check_replay(replay, given | parts | {name: flags.options[name] for name in ("lora", "seed")}, opening.model)
+        check_replay(
+            replay, given | parts | {name: flags.options[name] for name in ("lora", "control", "seed")}, opening.model
+        )
     if flags.save_latents is not None:
         atomic_files.check_output(flags.save_latents, overwrite=flags.overwrite)
+    for path in (path for one in wanted for path in (kept_controls(one) if flags.keep_control else ())):
+        if path is not None:
+            atomic_files.check_output(path, overwrite=flags.overwrite, new_folder=makes_folder(flags.output))
 
 
 def _is_number(word: str) -> bool:
@@ -272,7 +290,8 @@ def _is_number(word: str) -> bool:
 def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report: RunPrinter) -> Job:
     """Read the arrays that were given, and collect how images are written. Raises UsageError and ModelError."""
     noise = None if flags.latents is None else read_noise(flags.latents, wanted)
-    images, mask, notes = read_pictures(flags.image, flags.mask, flags.options["strength"])
+    controlled = any(one.said("control") for one in wanted)
+    images, mask, notes = read_pictures(flags.image, flags.mask, flags.options["strength"], controlled=controlled)
     for line in notes:
         report.notify("warning", line)
     return Job(
@@ -286,6 +305,7 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
         check_cache=flags.step_cache_check,
         new_folder=makes_folder(flags.output),
         save_latents=flags.save_latents,
+        keep_control=flags.keep_control,
         put=streams.put,
         views=tuple(name for name in ("stack", "sheet") if getattr(flags, name)),
     )

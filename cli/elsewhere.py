@@ -68,7 +68,8 @@ OPTIONS = {
     **dict.fromkeys(("--on", "--mac", "--machine"), "plan takes --on, as in: qwenimg plan --on 3060"),
     "--sidecar": "give --save-latents for latents; the recipe is in the picture, and qwenimg info prints it",
     **dict.fromkeys(
-        ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path"), "ControlNet is not built yet"
+        ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path", "--controlnet-strength"),
+        "a network, its picture and its strength go together, as --control MODEL=PICTURE:SCALE",
     ),
     **dict.fromkeys(("--ip-adapter", "--ip-adapter-image"), "the IP-adapter is not built yet"),
     **dict.fromkeys(("--embedding", "--embeddings", "--textual-inversion"), "textual inversion is not built yet"),

@@ -38,6 +38,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
     "Picture to start from": (),
+    "Control": ("keep_control",),
     "Model": ("devices", "step_cache_check"),
     "Output": ("output", "overwrite", "save_latents", "preview", "no_metadata", "json", "quiet", "debug"),
 }  # fmt: skip

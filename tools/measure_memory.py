@@ -24,50 +24,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from doc_tables import DOCS, table, write
 from PIL import Image
+from random_control import controlled, write_controlled
 from random_flux import write_random_flux
 from random_flux2 import write_random_flux2
+from random_qwen import DEEP, DIT, write_qwen
 from random_qwen21 import write_random_qwen21
 from random_sd import write_random_sd
 from random_sd3 import write_random_sd3
 from random_zimage import write_random_zimage
-from tiny_tokenizer import write_tiny_tokenizer
-from wide_checkpoint import write as write_weights
 
 from qwenimg.common.base.amounts import parse_max
-from qwenimg.common.families.qwen_image import variants
-from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
-from qwenimg.common.families.qwen_image.variants import EDIT_2511, LAYERED, QwenVariant, of_kind
-from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
-from qwenimg.common.networks.vaes import qwen_vae
-from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.families.qwen_image.variants import EDIT_2511, LAYERED
 
-DIT = QwenDiTConfig(num_layers=6, num_attention_heads=8, joint_attention_dim=1024)
-TEXT = QwenVLConfig(
-    hidden_size=1024, intermediate_size=5632, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
-    vocab_size=32000,
-)  # fmt: skip
-VAE = QwenVAEConfig(base_dim=48)
 PROMPT = "a red circle and a small blue square on a white background"
-# A quarter of the published vision tower's width, and of its layers.
-SEEING = QwenVLVisionConfig(
-    **vars(TEXT), mrope_section=(16, 24, 24), vision_depth=8, vision_width=320, vision_inner=856, vision_heads=4,
-    full_layers=(1, 3, 5, 7),
-)  # fmt: skip
 PICTURE = "seen.png"  # of models that edit one
-# Of more layers, so that two of them are little of it.
-DEEP = replace(DIT, num_layers=24)
-OF_DIFFUSERS = "diffusion_pytorch_model"
 RESULTS, ALLOCATOR = (DOCS / "results" / name for name in ("memory.json", "allocator.json"))
 NEAR, NEAR_COUNTED = 0.10, 0.15  # of what is measured, and of what the allocator counts
 KEPT = 16 * 10**6  # bytes that a stage may be off in any case: what Python and allocators keep
@@ -104,6 +81,7 @@ class Run:
         width, height = map(int, given.pop("--size").split("x"))
         draw: dict[str, Any] = {"prompt": PROMPT, "width": width, "height": height, "steps": 2}
         draw |= {"image": seen} if seen else {}
+        draw |= {"control": text} if (text := controlled(path)) else {}
         if "--guidance" in given:
             draw["guidance"] = float(given.pop("--guidance"))
         if "--layers" in given:
@@ -118,6 +96,7 @@ RUNS = (
     Run("qwen", "cpu", "--size 512x512 --precision fp32 -q 8"),
     Run("qwen", "cpu", "--size 512x512 --precision fp32 --preset memory"),
     Run("qwen", "cpu", "--size 512x384 --precision bf16 --guidance 1"),
+    Run("control", "cpu", "--size 256x256 --precision fp32"),
     Run("qwen", "mlx", "--size 256x256 --precision fp32"),
     Run("edit", "cpu", "--size 256x256 --precision fp32 -i seen.png"),
     Run("qwen", "mlx", "--size 128x128 --precision fp32 -q 4"),
@@ -174,7 +153,8 @@ COUNTED = (
 )
 
 STARTS = {
-    "loading text encoder": "text", "loading transformer": "modulation", "loading unet": "denoise",
+    "loading text encoder": "text", "loading controlnet": "control", "loading transformer": "modulation",
+    "loading unet": "denoise",
     "loading refiner": "refine", "loading vae encoder": "encode", "loading vae decoder": "decode",
 }  # fmt: skip
 
@@ -231,31 +211,12 @@ print(json.dumps({"idle": idle, "stages": {name: peak - idle for name, peak in p
 """
 
 
-def write_qwen(folder: Path, dit: QwenDiTConfig, kind: QwenVariant = variants.TEXT) -> None:
-    """Write a model of published proportions, narrower and of fewer layers; model_index.json is written last."""
-    dit, vae, text = of_kind(dit, kind), of_kind(VAE, kind), SEEING if kind.edits else TEXT
-    heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
-    network = qwen_vl_vision if kind.edits else qwen_vl
-    keys = {network.NETWORK.published(key): shape for key, shape in network.manifest(text).items()}
-    for name, config, manifest, stem in (
-        ("transformer", {"_class_name": qwen_dit.CLASS_NAME} | vars(dit), qwen_dit.manifest(dit), OF_DIFFUSERS),
-        ("vae", {"_class_name": qwen_vae.CLASS_NAME} | vars(vae), qwen_vae.manifest(vae), OF_DIFFUSERS),
-        ("text_encoder", heading | network.NETWORK.written(text), keys, "model"),
-    ):
-        write_weights(folder / name / f"{stem}.safetensors", manifest, "BF16")
-        (folder / name / "config.json").write_text(json.dumps(config))
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
-    write_tiny_tokenizer(folder / "tokenizer")
-    (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": kind.pipeline}))
-
-
 WRITERS: dict[str, Callable[[Path], None]] = {
     "qwen": lambda path: write_qwen(path, DIT), "deep": lambda path: write_qwen(path, DEEP),
     "edit": lambda path: write_qwen(path, DIT, EDIT_2511), "layered": lambda path: write_qwen(path, DIT, LAYERED),
     "sd15": lambda path: write_random_sd(path, "sd15"), "sdxl": lambda path: write_random_sd(path, "sdxl"),
     "z-image": write_random_zimage, "flux": write_random_flux, "flux2": write_random_flux2, "sd3": write_random_sd3,
-    "qwen21": write_random_qwen21,
+    "qwen21": write_random_qwen21, "control": write_controlled,
 }  # fmt: skip
 
 
@@ -272,6 +233,7 @@ COMMAND = "import sys; from qwenimg.cli.main import run; sys.exit(run(sys.argv[1
 
 def planned(path: Path, run: Run) -> dict[str, Any]:
     options = [*run.words(path), "--backend", run.backend, "--steps", "2", "-p", PROMPT, "--json"]
+    options += ["--control", text] if (text := controlled(path)) else []
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, "plan", str(path), *options], capture_output=True, text=True, check=True
     )

@@ -32,7 +32,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.given import Loras, Picture, Pictures
+from qwenimg.common.request.given import Controls, Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):

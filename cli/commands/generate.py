@@ -74,6 +74,7 @@ def _of_pictures(command: _F) -> _F:
     help="Also write the latents behind the picture, as .npy or .safetensors.",
 )
 @click.option("--preview", is_flag=True, help="Show the picture while it is drawn: in the terminal, or in a file.")
+@click.option("--keep-control", is_flag=True, help="Also write the edges that canny@PICTURE finds, beside the picture.")
 @click.option("--no-metadata", is_flag=True, help="Leave the recipe out of the picture.")
 @click.option("--json", is_flag=True, help="Print one JSON object per event instead of paths.")
 @click.option("--quiet", is_flag=True, help="Print paths, warnings and errors only.")

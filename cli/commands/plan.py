@@ -183,6 +183,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
 
     request, counted = _request(pipe, given)
     pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # LoRAs that stay beside the weights count
+    pipe.controls.give(pipe.model, request)
     counted = counted and here  # without its files there is no tokenizer
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
@@ -283,6 +284,7 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     image_fields.check(asked)
     job = Job(images=tuple(read_image(path)[0] for path in given["image"]))
     images: dict[str, Any] = {"image": job.images} if job.images else start.stand_in(pipe.model)
+    images |= {"mask": given["mask"]} if given["mask"] is not None and asked.get("control") else {}
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
     asked = picture.asked

@@ -93,6 +93,8 @@ def ordered(values: Fields, settings: Settings, *, most: int) -> tuple[Fields, t
         raise Fault(400, str(error)) from None
     if len(seeds) > most:
         raise Fault(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
+    if fields.get("control"):
+        raise Fault(400, "control names files, and a server opens none: it is for the command line", param="control")
     if fields.get("lora"):
         fields["lora"] = _loras(fields["lora"], settings)
     return {name: value for name, value in fields.items() if name not in ("seed", "num_images")}, seeds

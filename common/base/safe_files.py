@@ -67,6 +67,13 @@ class OpenFile:
         if _identity(os.fstat(self.stream.fileno())) != self.identity:
             raise bad(self.path, "changed while it was being read: run again when nothing writes to it")
 
+    def is_replaced(self) -> bool:
+        """Return whether another file is at its path by now, or none, or it was changed."""
+        try:
+            return _identity(self.path.stat()) != self.identity
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
         self.stream.close()

@@ -25,6 +25,9 @@ KNOWN: dict[str, KnownModel] = {
     known.name: known for known in (*(known for family in _FAMILIES for known in family.KNOWN), BUILT_IN)
 }
 DEFAULT = "qwen-image"
+CONTROLS: tuple[Piece, ...] = qwen_image.CONTROLS
+"""The control networks that are known by name."""
+NAMED: tuple[Piece, ...] = (*PIECES, *CONTROLS)
 
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
 
@@ -43,7 +46,7 @@ def find_piece(name: str) -> Piece | None:
             files=(match["file"],),
         )
     lower = name.lower()
-    return next((one for one in PIECES if lower == one.name or (not one.family and lower == one.repo)), None)
+    return next((one for one in NAMED if lower in (one.name, *([] if one.family else [one.repo.lower()]))), None)
 
 
 def small_files(family: str) -> Piece | None:
@@ -58,6 +61,7 @@ _SMALL = "files beside the weights, and no model; get them by: qwenimg pull "
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
     **{piece.name: _SMALL + piece.name for piece in PIECES if piece.family},
+    **{piece.name: f"a control network: give it with --control {piece.name}=PICTURE" for piece in CONTROLS},
     T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,
     **z_image.REFUSED,
@@ -77,7 +81,7 @@ def find(name: str) -> KnownModel | None:
 def nearest(name: str) -> str | None:
     """Return the known name that is most like `name`: of a model, a piece, or a repository of theirs."""
     plain = name.lower()
-    names = [*KNOWN, *(piece.name for piece in PIECES)]
+    names = [*KNOWN, *(piece.name for piece in NAMED)]
     repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None

@@ -16,15 +16,22 @@ FLAGS = {
     "text_encoder": "--text-encoder",
     "vae": "--vae",
     "lora": "--lora",
+    "control": "--control",
 }
 """The option that takes each kind of file."""
-_NAMES = {"transformer": "transformer", "unet": "UNet", "text_encoder": "text encoder", "vae": "VAE"}
+_NAMES = {
+    "control": "control network",
+    "transformer": "transformer",
+    "unet": "UNet",
+    "text_encoder": "text encoder",
+    "vae": "VAE",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileKind:
-    """A whole model, a part of one, or a LoRA: `option` is a key of FLAGS. `families`: whose models have such a part,
-    such as a text encoder that several share; none for a LoRA."""
+    """A whole model, a part of one, a control network, or a LoRA: `option` is a key of FLAGS. `families`: whose models
+    have such a part, such as a text encoder that several share; none for a LoRA."""
 
     option: str
     families: tuple[Family, ...] = ()
@@ -44,7 +51,7 @@ class FileKind:
         """The name of the kind, for a message."""
         if not self.families:
             return "a LoRA"
-        if not self.is_part:
+        if self.option == "model":
             return f"a whole {self.models} model"
         return f"{self.models}'s {self._part}" if len(self.families) == 1 else f"a {self._part} of {self.models}"
 
@@ -70,7 +77,7 @@ class FileKind:
         if not self.families:
             return "the model that it was made for"
         if not self.is_part:
-            return ""
+            return "a model (-m) and a picture" if self.option == "control" else ""
         others = [_NAMES[name] for group in self.families[0].components for name in group[:1]]
         return ", ".join(name for name in others if name != self._part) if self.parts_alone else "a model (-m)"
 

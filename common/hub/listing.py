@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.hub import resolve
 from qwenimg.common.parts.texts.clip_tokenizer import is_tokenizer
-from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
+from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, T5_TOKENIZER, Piece
 from qwenimg.common.parts.texts.t5_tokenizer import is_t5_tokenizer
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
@@ -42,7 +43,7 @@ def entries() -> list[ListedModel]:
     named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [
         *named,
-        *map(_piece, PIECES),
+        *map(_piece, catalog.NAMED),
         *_others({entry.repo for entry in named}),
     ]
 
@@ -67,7 +68,8 @@ def _known_model(known: KnownModel) -> ListedModel:
 
 def _piece(piece: Piece) -> ListedModel:
     folders = hf_cache.snapshots(hf_cache.storage_folder(piece.repo))
-    has = {CLIP_TOKENIZER.name: is_tokenizer, T5_TOKENIZER.name: is_t5_tokenizer}.get(piece.name, _has_small_files)
+    tokenizers = {CLIP_TOKENIZER.name: is_tokenizer, T5_TOKENIZER.name: is_t5_tokenizer}
+    has = partial(_has_all, piece) if piece.controls else tokenizers.get(piece.name, _has_small_files)
     here: Here = "yes" if any(map(has, folders)) else "no"
     return ListedModel(
         name=piece.name,
@@ -78,6 +80,10 @@ def _piece(piece: Piece) -> ListedModel:
         purpose=piece.purpose,
         here=here,
     )
+
+
+def _has_all(piece: Piece, folder: Path) -> bool:
+    return all((folder / name).is_file() for name in piece.files)
 
 
 def _has_small_files(folder: Path) -> bool:

@@ -28,6 +28,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("text_encoders", "clip"),
     "vae": ("vae",),
     "lora": ("loras",),
+    "control": ("controlnet", "model_patches"),
 }
 """ComfyUI's names of folders, by the option whose files are in them."""
 WEBUI: Mapping[str, tuple[str, ...]] = {
@@ -36,6 +37,7 @@ WEBUI: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("text_encoder",),
     "vae": ("VAE",),
     "lora": ("Lora", "LyCORIS"),
+    "control": ("ControlNet",),
 }
 """The same in AUTOMATIC1111's web UI and in Forge."""
 INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
@@ -44,6 +46,7 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "text_encoder": ("clip_embed",),
     "vae": ("vae",),
     "lora": ("lora",),
+    "control": ("controlnet",),
 }
 INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
 """InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, where the key does not tell the kind."""
@@ -181,7 +184,7 @@ def _is_model(path: Path, kind_: str) -> bool:
             return path.name.lower().endswith(SUFFIXES)
         if not is_folder(path):
             return False
-        if kind_ in PARTS:
+        if kind_ in PARTS or kind_ == "control":
             return is_file(path / "config.json")
         return kind_ == "model" and (is_file(path / "model_index.json") or registry.foreign_folder(path) is not None)
     except ModelError:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.amounts import size_text
@@ -13,9 +14,13 @@ from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.registry import Opened
+from qwenimg.common.hub.control_search import find_control
+from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.hub.origin import model_hash, origin, with_refiner
 from qwenimg.common.hub.part_files import check_alone, located
 from qwenimg.common.hub.resolve import Resolved, resolve, with_parts_found
+from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
 from qwenimg.common.precision import precision as policies
@@ -130,6 +135,7 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
             checkpoint=checkpoint,
             find_lora=folders.lora,
             hashes=model_hash(files.opened),
+            controls=_controls(files.opened, checkpoint, folders),
         )
         if opening.compile != "auto":
             pipeline.compile(opening.compile)
@@ -152,6 +158,7 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
             name=files.resolved.name,
             family=files.opened.family.name,
             defaults=files.opened.defaults(files.resolved.known),
+            controls=_controls(files.opened, checkpoint, read_folders(opening.models_dir), planned=True),
         )
         stack.pop_all()
         return pipeline, files.here
@@ -160,6 +167,30 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
 def _kind_of(engine: Engine | OnPaper) -> type[Pipeline]:
     """Return the class of a pipeline on `engine`, which may be that of one rank of several."""
     return Pipeline if engine.group is None else RankPipeline
+
+
+def _controls(opened: Opened, checkpoint: Checkpoint, folders: ModelFolders, *, planned: bool = False) -> Controls:
+    """Return the control networks of a model, found by their names on this machine. planned: take a known one that is
+    not here as it is published."""
+    family = opened.family
+    if family.control is None:
+        able = registry.titles(lambda other: other.control is not None)
+        return Controls(refusal=f"control networks are for {able}, and the model is {family.title}")
+    open_net, published = family.control, (family.published_control or (lambda name: None)) if planned else None
+
+    def find(name: str) -> Path:
+        try:
+            return find_control(name, folders)
+        except ModelError:
+            if published is None or published(name) is None:
+                raise
+            return Path(name)
+
+    def opened_net(path: Path) -> ControlNet:
+        net = published(str(path)) if published is not None and not os.path.lexists(path) else None
+        return net or open_net(path, checkpoint)
+
+    return Controls(opened_net, find)
 
 
 def _entries(files: ModelFiles) -> dict[str, Any]:

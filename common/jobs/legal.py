@@ -28,7 +28,8 @@ RECORDED = {
     "mask_sha256": "--mask",
     **{name: f"--{PARTS[name].dashed}" for name in PARTS},
 }
-"""Keys of a recipe for inputs that it names and does not contain, and the options for these; `lora` comes last."""
+"""Keys of a recipe for inputs that it names and does not contain, and the options for these; `lora` and `control` come
+last."""
 
 
 def check_forms(said: Fields, output: str | None, latents: Path | None, save_latents: Path | None) -> None:
@@ -57,7 +58,7 @@ def check_replay(replay: Replay, given: Mapping[str, object], model: str | None)
     `latents` and `seed`; and that the model is known. Raises UsageError and ModelError."""
     if replay.noise_given and given["latents"] is None and given["seed"] is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
-    for key, option in (RECORDED | {"lora": "--lora"}).items():
+    for key, option in (RECORDED | {"lora": "--lora", "control": "--control"}).items():
         if key in replay.used and given[key] is None:
             what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
             raise UsageError(f"--from: that picture was made with {option}{what}; give the same")
@@ -80,10 +81,14 @@ def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
     return noise
 
 
-def read_pictures(images: Sequence[Path], mask: Path | None, strength: object) -> tuple[Any, Any, list[str]]:
-    """Return the images and the mask of the first as arrays, and a line for each conversion. Raises UsageError and
-    ModelError."""
+def read_pictures(
+    images: Sequence[Path], mask: Path | None, strength: object, *, controlled: bool = False
+) -> tuple[Any, Any, list[str]]:
+    """Return the images and the mask of the first as arrays, and a line for each conversion. controlled: there is a
+    control; without images the mask is its picture's, and the file is returned. Raises UsageError and ModelError."""
     if not images:
+        if controlled and strength is None:
+            return (), mask, []
         for option, value in (("--mask", mask), ("--strength", strength)):
             if value is not None:
                 raise UsageError(f"{option} needs the picture that it is for; give it with -i")

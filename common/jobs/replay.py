@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAMES = ("model", "refiner", *PARTS)  # files that a recipe names and does not contain
 _PICTURES = ("image_sha256", "more_images_sha256", "mask_sha256")
-USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantize")
+USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantize", "control")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class Replay:
     noise_given: bool = False  # its noise came from --latents, so that its seed has no meaning
     noise_sha256: str | None = None
     lora_fingerprints: tuple[str, ...] = ()  # of its LoRAs, in their order
+    control_hashes: tuple[str, ...] = ()  # of its control networks and of their pictures, in their order
     fingerprints: dict[str, str] = field(default_factory=dict)  # by those of NAMES that were given as a path
     used: dict[str, str]  # its other inputs, by the names in USED
     foreign_model: str | None = None  # another program's name of the model
@@ -62,6 +63,7 @@ def read_replay(path: Path) -> Replay:
         del used["lora"]
     else:  # a path in a picture is never opened
         fields.pop("lora", None)
+    fields.pop("control", None)  # its pictures are files
     return Replay(
         fields=fields,
         model=recipe["model"],
@@ -71,7 +73,12 @@ def read_replay(path: Path) -> Replay:
         fingerprints=recipe.get("fingerprints", {}),
         used=used,
         lora_fingerprints=tuple(recipe.get("lora_fingerprints", ())),
+        control_hashes=_control_hashes(recipe),
     )
+
+
+def _control_hashes(recipe: Recipe) -> tuple[str, ...]:
+    return (*recipe.get("control_fingerprints", ()), *recipe.get("control_sha256", ()))
 
 
 def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
@@ -121,6 +128,8 @@ def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list
             lines.append(f"the weights given to {option} are not those of the picture given to --from")
     if replay.lora_fingerprints != tuple(recipe.get("lora_fingerprints", ())):
         lines.append("the LoRAs are not those of the picture given to --from")
+    if replay.control_hashes != _control_hashes(recipe):
+        lines.append("what --control has is not that of the picture given to --from")
     for key, option in (("image_sha256", "-i"), ("more_images_sha256", "the next -i"), ("mask_sha256", "--mask")):
         if key in replay.used and replay.used[key] != str(now.get(key)):
             lines.append(f"the picture given to {option} is not that of the picture given to --from")

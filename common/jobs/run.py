@@ -26,6 +26,7 @@ from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.replay import Replay, differences
 from qwenimg.common.pictures import latents, layer_files
+from qwenimg.common.request import control_text
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Job:
     """The inputs of a run's images, and how they are written."""
 
     images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] each: the initial image, or all that the model sees
-    mask: NDArray[np.uint8] | None = None  # [H, W], white where the image is regenerated
+    mask: NDArray[np.uint8] | Path | None = None  # [H, W], white where the image is regenerated, or its file
     noise: NDArray[np.float32] | None = None  # [N, C, h, w], `noise_rows` for each image or these for all
     noise_rows: int = 1
     replay: Replay | None = None  # the recipe that is repeated
@@ -51,6 +52,7 @@ class Job:
     check_cache: bool = False  # measure the effect of a step cache by generating without it too
     new_folder: bool = False  # make the folder of an image if it is missing
     save_latents: Path | None = None  # a file for the latents of all images
+    keep_control: bool = False  # write the pictures of preprocessors beside each image
     put: Callable[[bytes], object] | None = None  # receives an image without a path
     views: tuple[str, ...] = ()  # of all layers of an image: `stack`, one over the other, and `sheet`, side by side
 
@@ -245,3 +247,19 @@ def _write(job: Job, picture: Picture, result: Result) -> None:
         if job.new_folder:
             atomic_files.make_folder(path.parent)
         atomic_files.write_atomic(path, encode.encode(pixels, recipe, path.suffix), overwrite=job.overwrite)
+    kept = kept_controls(picture) if job.keep_control else ()
+    for name, pixels in zip(kept, result.control_pictures, strict=False):
+        if name is not None:
+            atomic_files.write_atomic(name, encode.encode(pixels, None, ".png"), overwrite=job.overwrite)
+
+
+def kept_controls(picture: Picture) -> list[Path | None]:
+    """Return the file of each control's picture beside the image: `a.canny.png` beside `a.png`; None for one without a
+    preprocessor."""
+    assert picture.path is not None
+    paths: list[Path | None] = []
+    for control in control_text.parse(picture.said("control") or ""):
+        ends = (f".{control.preprocessor}{f'-{i}' * (i > 1)}.png" for i in range(1, len(paths) + 2))
+        names = (picture.path.with_suffix(end) for end in ends)
+        paths.append(next(name for name in names if name not in paths) if control.preprocessor else None)
+    return paths

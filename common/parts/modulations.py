@@ -25,8 +25,9 @@ class Modulations:
     """The modulations of one transformer: each of a schedule, which is all that it depends on beside weights and texts,
     and of the prompts whose rows follow each other in it; of none where it does not depend on texts."""
 
-    def __init__(self, residents: Residents):
-        self.residents, self.runtime = residents, residents.runtime
+    def __init__(self, residents: Residents, resident: str = "transformer"):
+        """Set the parts. resident: the name of the transformer in memory."""
+        self.residents, self.runtime, self.resident = residents, residents.runtime, resident
         self._kept: dict[tuple[Hashable, Prompts], Modulation] = {}
 
     def has(self, schedule: Hashable, prompts: Sequence[str] = ()) -> bool:
@@ -41,17 +42,24 @@ class Modulations:
         return [*more, needed]
 
     def stage(
-        self, component: Component, rows: int, block: str, steps: Sequence[int], counts: Sequence[int] = (1,)
+        self,
+        component: Component,
+        rows: int,
+        block: str,
+        steps: Sequence[int],
+        counts: Sequence[int] = (1,),
+        beside: frozenset[str] = frozenset(),
     ) -> Stage:
         """Return the stage that computes a modulation by one block's weights after the other; `block` starts the names
         of the largest one's. Its rows take `rows` bytes for each of as many prompts as one of `counts` says. It leaves
-        enough memory for the steps after it, which take `steps` bytes in each of their splits."""
+        enough memory for the steps after it, which take `steps` bytes in each of their splits.
+        beside: see `Stage`."""
         weights = block_bytes(self.runtime.load_plan(component), block)
-        beside = self.runtime.call_bytes(component, weights, once=True)
+        called = self.runtime.call_bytes(component, weights, once=True)
         splits = (
             Split(
-                activations=count * rows + beside,
-                required=count * rows + max(step, beside),
+                activations=count * rows + called,
+                required=count * rows + max(step, called),
                 size=count,
                 results=count * rows,
             )
@@ -59,7 +67,12 @@ class Modulations:
             for step in steps
         )
         return Stage(
-            name="modulation", resident="transformer", component=component, splits=tuple(splits), calls_blocks=False
+            name="modulation",
+            resident=self.resident,
+            component=component,
+            splits=tuple(splits),
+            beside=beside,
+            calls_blocks=False,
         )
 
     def get(

@@ -158,6 +158,11 @@ class VAEHalves:
         deviation, stats = np.exp(0.5 * np.clip(log_variance, -30, 20)), self.statistics
         return stats.to_sampler(mean - stats.shift, stats.scale), stats.to_sampler(deviation, stats.scale)
 
+    def latents(self, pixels: Float32, normal: Callable[[tuple[int, ...]], Float32] | None) -> Float32:
+        """Return the latents [1, z, h, w] of pixels [1, 3, H, W]: their mean, or a sample by the noise of `normal`."""
+        mean, deviation = self.encode(pixels)
+        return mean if normal is None else mean + deviation * normal(mean.shape)
+
     def decode(self, latents: Float32) -> NDArray[Any]:
         """Decode latents in the sampler's scale to pixels [1, C, H, W], about -1 to 1, all finite; in bands if the
         whole does not fit. Raises DoesNotFit and NumericsError."""

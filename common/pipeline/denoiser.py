@@ -13,7 +13,7 @@ from qwenimg.common.pipeline.guidance import Branch
 from qwenimg.common.pipeline.inpaint import Blend
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.pipeline.step_cache import Pass, StepCache
-from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.runtime import Runtime
 
 RECENT = 4  # evaluations that are remembered, to repeat if a result is not finite: no step makes more
@@ -51,12 +51,14 @@ class Denoiser:
         combined: Callable[[Sequence[Array]], Array],
         *,
         blend: Blend | None = None,
+        control: Callable[[Array, float], Control] | None = None,
         evaluate: Evaluate = serial,
     ):
         """Set the parts. phases: from the highest noise level on. denoised: makes the denoised latents of x,
-        sigma and a prediction. combined: makes the prediction of those of the branches, the prompt's first."""
+        sigma and a prediction. combined: makes the prediction of those of the branches, the prompt's first. control:
+        makes the changes by control networks for x and sigma, once for all branches."""
         self.runtime, self.title, self.phases, self.denoised = runtime, title, phases, denoised
-        self.combined, self.blend, self.evaluate = combined, blend, evaluate
+        self.combined, self.blend, self.control, self.evaluate = combined, blend, control, evaluate
         self.cache: StepCache | None = None  # of the run
         self.recent: deque[tuple[Array, float]] = deque(maxlen=RECENT)
         self.latest: Array = None  # the denoised latents of the last evaluation, for a preview
@@ -78,18 +80,24 @@ class Denoiser:
 
     def explain(self, step: int) -> NumericsError:
         """Run the last step's passes again with probes. Return an error that names component, block and operation."""
-        again = (partial(one, x, sigma) for x, sigma in self.recent for one in self._phase(sigma).passes)
+        again = (partial(self._again, one, x, sigma) for x, sigma in self.recent for one in self._phase(sigma).passes)
         return self.runtime.explain(self.title, step, again)
 
     def _predictions(self, x: Array, sigma: float) -> list[Array]:
         self.recent.append((x, sigma))
-        phase = self._phase(sigma)
+        phase, control = self._phase(sigma), self._controlled(x, sigma)
         if self.cache is None:
-            results = self.evaluate(phase.passes, x, sigma)
+            results = self.evaluate(phase.passes, x, sigma, control)
         else:
-            results = self.cache.predictions(phase.passes, x, sigma)
+            results = self.cache.predictions(phase.passes, x, sigma, control)
         in_batch = len(results) < phase.branches
         return self.runtime.engine.split(results[0]) if in_batch else results
+
+    def _again(self, one: Pass, x: Array, sigma: float) -> Array:
+        return one(x, sigma, self._controlled(x, sigma))
+
+    def _controlled(self, x: Array, sigma: float) -> Control:
+        return None if self.control is None else self.control(x, sigma)
 
     def _phase(self, sigma: float) -> Phase:
         return next(phase for phase in self.phases if sigma > phase.end_sigma)

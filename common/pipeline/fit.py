@@ -8,6 +8,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.fit_options import FitOptions, needs
 from qwenimg.common.request.loras import Key, Loras
@@ -83,10 +84,14 @@ class FitCheck:
         return self._rates[dtype]
 
 
-def with_loras(model: DiffusionModel, loras: Loras, request: Request, adapted: Key | None) -> DiffusionModel:
-    """Return `model` with the LoRAs of `request`. If these are not the `adapted` ones, it is an unloaded variant."""
-    if loras.key(request.lora, request.lora_mode) == adapted:
+def with_inputs(
+    model: DiffusionModel, loras: Loras, controls: Controls, request: Request, adapted: Key | None
+) -> DiffusionModel:
+    """Return `model` with the LoRAs and the control networks of `request`. If it has others now (`adapted`: its LoRAs),
+    it is an unloaded variant."""
+    if loras.key(request.lora, request.lora_mode) == adapted and controls.are_given(model, request):
         return model
     variant = model.variant(Change())
     variant.adapt(loras.deltas(request.lora, request.lora_mode))
+    controls.give(variant, request)
     return variant

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
@@ -17,6 +18,7 @@ import numpy as np
 
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.control_net import ControlNet
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -31,7 +33,7 @@ from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.engine import Array
+from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
@@ -42,6 +44,7 @@ from qwenimg.common.weights.loras.lora_names import Names
 
 TOKEN = 16  # pixels along a side of an image's token, in every family
 Denoised: TypeAlias = Callable[[Array, float, Array], Array]
+Controlling: TypeAlias = Callable[[Array, float], Control]
 
 
 class FlowModel(ABC):
@@ -59,6 +62,7 @@ class FlowModel(ABC):
     scale: int
     channels: int
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
+    nets: Mapping[str, ControlNet] = MappingProxyType({})
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -113,9 +117,9 @@ class FlowModel(ABC):
 
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each image that is encoded."""
-        shapes = self.reference_shapes(request)
-        starts_from_image = request.image is not None and not (shapes and start.starts_from_noise(request))
-        return [*shapes, shape] if starts_from_image else shapes
+        references, controls = self.reference_shapes(request), [shape for _ in request.controls]
+        starts_from_image = request.image is not None and not (references and start.starts_from_noise(request))
+        return [*controls, *references, *([shape] if starts_from_image else [])]
 
     def prompt(self, text: str, images: Sequence[Image]) -> Hashable:
         """Return the key of the states of a prompt in a request with `images`."""
@@ -188,6 +192,15 @@ class FlowModel(ABC):
         if not before["transformer"].plan.same_deltas(now.plan):
             self.residents.adapt("transformer", now)
 
+    def control(self, nets: Mapping[str, ControlNet]) -> None:
+        before = [net.name for net in self.nets.values()]
+        if self.runtime.bits is not None:
+            nets = {
+                name: replace(net, component=net.component.quantised(self.runtime.bits)) for name, net in nets.items()
+            }
+        self.nets = nets
+        self.checkpoint = self.checkpoint.with_nets({net.name: net.component for net in nets.values()}, before)
+
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:
         evaluate = strategy(self.engine.group, self.sharing(request))
@@ -232,6 +245,7 @@ class FlowRun:
     for the VAE. `pack` makes the transformer's input of latents [1 C h w], and `unpack` latents of its output."""
 
     title: ClassVar[str] = "transformer"
+    control: Controlling | None = None
 
     def __init__(
         self,
@@ -256,6 +270,7 @@ class FlowRun:
             self.denoised,
             partial(self.model.guidance.combined, self.model.engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
+            control=self.control,
             evaluate=self.evaluate,
         )
 
@@ -267,11 +282,12 @@ class FlowRun:
 
     def close(self) -> None:
         """Free the run's arrays on the device, before the VAE decodes."""
-        self.phases = []
+        self.phases, self.control = [], None
 
 
 class ReferenceRun(FlowRun):
-    """A run for one request, whose phases are made when its initial state is known: references [1 C h w], or a mask."""
+    """A run for one request, whose phases are made when its initial state is known: references [1 C h w], or a mask;
+    and the function of its control networks, when the latents of their pictures are."""
 
     def __init__(
         self,
@@ -282,14 +298,16 @@ class ReferenceRun(FlowRun):
         *,
         pack: Callable[[Latents], Latents],
         unpack: Callable[[Latents], Latents],
+        make_control: Callable[[Sequence[Latents]], Controlling | None] | None = None,
     ):
         super().__init__(model, request, [], shapes, pack=pack, unpack=unpack)
-        self.make_phases = make_phases
+        self.make_phases, self.make_control = make_phases, make_control
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
         self.phases = self.make_phases(initial)
+        self.control = None if self.make_control is None else self.make_control(initial.controls)
         return super().denoiser(segment, initial)
 
     def close(self) -> None:
         super().close()
-        del self.make_phases  # it holds the transformer
+        del self.make_phases, self.make_control  # they hold networks

@@ -42,6 +42,8 @@ class Initial:
     latents: Latents | None = None  # [1, C, h, w] of the initial image, in the sampler's scale
     mask: Mask | None = None
     references: tuple[Latents, ...] = ()  # [1, C, h_i, w_i] of images that the model itself sees
+    controls: tuple[Latents, ...] = ()  # [1, C, h, w] of each control's picture, with a channel for a mask or without
+    control_pictures: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] of each control, as it is encoded
 
     @property
     def blends(self) -> bool:

@@ -16,18 +16,18 @@ import numpy as np
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import NumericsError, QwenimgError, UsageError, out_of_memory
-from qwenimg.common.base.version import __version__
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import finish, preview, start
+from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
-from qwenimg.common.pipeline.fit import FitCheck, with_loras
+from qwenimg.common.pipeline.fit import FitCheck, with_inputs
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
-from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.pipeline.result import Result, Step, recorded_runtime
 from qwenimg.common.pipeline.step_cache import StepCache
 from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
@@ -36,7 +36,7 @@ from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
-from qwenimg.common.request.recipe import FORMAT, Recipe
+from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -67,19 +67,20 @@ class Pipeline:
         checkpoint: Checkpoint | None = None,
         find_lora: Callable[[str], str] = str,
         hashes: Callable[[], Mapping[str, str]] = dict,
+        controls: Controls | None = None,
     ):
         """Create a pipeline of an opened model. family: the name of the model's. fallback: continue under the next
         wider policy if a value overflows. options: entries of recipes; `hashes` returns those that need the files'
-        contents. checkpoint: the weights, without LoRAs. find_lora: replaces names by paths in a request's `lora`."""
-        self.options, self.checkpoint, self._find_lora = dict(options or {}), checkpoint, find_lora
-        self._hashes = hashes
+        contents. checkpoint: the weights, without LoRAs. find_lora: replaces names by paths in a request's `lora`.
+        controls: the control networks."""
+        self.options, self.checkpoint = dict(options or {}), checkpoint
+        self._find_lora, self._hashes = find_lora, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
-        self.runtime, self.engine = model.runtime, model.runtime.engine
-        self.notify = self.runtime.notify
+        self.runtime, self.engine, self.notify = model.runtime, model.runtime.engine, model.runtime.notify
         self.backend, self.device = self.engine.name, self.engine.device
         self.tf32 = tf32  # True: float32 products are rounded to fewer digits on this device
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
-        self.loras = Loras(model.lora_names)
+        self.loras, self.controls = Loras(model.lora_names), controls or Controls()
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._turns: Turns[Step | Result] = Turns()
         self._fit = FitCheck(model)
@@ -139,6 +140,7 @@ class Pipeline:
         request = Request(**(usual | values), prompt=prompt)
         check_said(prompt)
         start.check_images(self.model, self.model_name, len(request.images))
+        self.controls.check(request)
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
@@ -162,7 +164,7 @@ class Pipeline:
         """Return the memory and time of the image. Loads no weight. Raises as `check` does, and DoesNotFit."""
         self._turns.check_process()
         request = self.check(prompt, **asked)
-        return self._fit.estimate(request, with_loras(self.model, self.loras, request, self._adapted))
+        return self._fit.estimate(request, self._with_inputs(request))
 
     def prepare(
         self,
@@ -223,6 +225,7 @@ class Pipeline:
             if is_open:
                 self.model.close()
                 self.loras.close()
+                self.controls.close()
 
     def __enter__(self) -> Self:
         self._turns.check_open()
@@ -236,7 +239,8 @@ class Pipeline:
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
-        warnings += [*start.warnings(request), *self.model.warnings(request)]
+        unused = self.controls.warnings(request, self.model.plan(request).steps)
+        warnings += [*start.warnings(request), *self.model.warnings(request), *unused]
         for warning in warnings:
             self.notify("warning", warning)
         try:
@@ -270,7 +274,8 @@ class Pipeline:
     def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         model = self.model
         plan, shape = model.plan(request), start.latent_shape(model, request)
-        self._fit.check(request, with_loras(model, self.loras, request, self._adapted))
+        self.controls.give(model, request)
+        self._fit.check(request, self._with_inputs(request))
         self._adapt(request.lora, request.lora_mode)
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
@@ -307,6 +312,7 @@ class Pipeline:
             timing=dict(self.runtime.clock.seconds),
             shapes=shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
+            control_pictures=initial.control_pictures,
         )
 
     def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> finish.Decoded:
@@ -314,6 +320,9 @@ class Pipeline:
         decoded = partial(finish.decoded, self.model.vae, latents)
         alone = request.image is None and not self.model.sees_mask
         return self.fallback.calling(decoded, warnings) if alone else decoded()
+
+    def _with_inputs(self, request: Request) -> DiffusionModel:
+        return with_inputs(self.model, self.loras, self.controls, request, self._adapted)
 
     def _adapt(self, lora: str, mode: str) -> None:
         """Replace the model's LoRAs by those of `lora`, if they differ."""
@@ -363,26 +372,17 @@ class Pipeline:
         """Return the `needs` of options that this run has."""
         guided, image = self.model.guidance.is_on(request), request.image is not None
         has = {"guidance": guided, "image": image, "refiner": "refiner" in self.options}
-        return frozenset(name for name, is_there in has.items() if is_there)
+        return frozenset(name for name in has if has[name])
 
     def _recipe(
         self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str], cache: StepCache | None
     ) -> Recipe:
-        dtypes = {name: self.precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
-        precision = {"name": self.precision.name} | self.runtime.choice.recorded() | dtypes | self.precision.places()
-        about = {
-            "format": FORMAT,
-            "version": __version__,
-            "model": self.model_name,
-            "backend": self.backend,
-            "device": self.device,
-            "precision": precision,
-            "versions": self.engine.versions() | {"numpy": np.__version__},
-            "rng": "torch-cpu" if request.latents is None else "given",
-        }
+        rng = "torch-cpu" if request.latents is None else "given"
+        about = {"model": self.model_name, "rng": rng, **recorded_runtime(self.runtime)}
         asked = recorded(OPTIONS.values(), request, self._there(request))
         asked.pop("lora", None)  # it may have paths
-        asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.loras.recorded(request.lora)
+        asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
+        asked |= self.loras.recorded(request.lora)
         if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""
         if cache is not None:

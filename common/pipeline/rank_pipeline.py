@@ -46,6 +46,8 @@ class RankPipeline(Pipeline):
         request = super().check(prompt, **asked)
         if request.caches:
             raise UsageError("step-cache: it works on one device; leave out --devices, or the cache")
+        if request.controls:
+            raise UsageError("control: it works on one device; leave out --devices, or the control")
         return request
 
     def prepare(

@@ -14,13 +14,29 @@ from qwenimg.common.base import arguments
 from qwenimg.common.base.atomic_files import picture_path, write_atomic
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.base.version import __version__
 from qwenimg.common.pictures import layer_files
 from qwenimg.common.pictures.contact_sheet import contact_sheet
 from qwenimg.common.pipeline.encode import encode
-from qwenimg.common.request.recipe import Recipe
+from qwenimg.common.request.recipe import FORMAT, Recipe
+from qwenimg.common.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+def recorded_runtime(runtime: Runtime) -> dict[str, object]:
+    """Return the entries of a recipe about the program, the device and the precision."""
+    precision, engine = runtime.precision, runtime.engine
+    components = {name: precision.compute_dtype(name) for name in ("text", "transformer", "vae")}
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "backend": engine.name,
+        "device": engine.device,
+        "precision": {"name": precision.name, **runtime.choice.recorded()} | components | precision.places(),
+        "versions": engine.versions() | {"numpy": np.__version__},
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,6 +75,7 @@ class Result:
     timing: dict[str, float] = field(default_factory=dict)  # seconds by stage
     shapes: dict[str, str] = field(default_factory=dict)  # shapes of the models' inputs, for --debug
     warnings: list[str] = field(default_factory=list)
+    control_pictures: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] of each control, as its network sees it
 
     def __repr__(self) -> str:
         """Return one line, without the arrays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, low_bits_warning, sha256
 from qwenimg.common.pictures import pixels
+from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.plan import SamplingPlan
@@ -82,12 +84,15 @@ def check_images(model: DiffusionModel, name: str, count: int) -> None:
 
 
 def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
-    """Encode the request's image, if it has one, and draw the noise. Raises UsageError and NumericsError."""
+    """Encode the request's pictures, if it has any, and draw the noise. Raises UsageError and NumericsError."""
+    pictures = control_pictures.prepared(request)
+    controls = control_pictures.latents(model, request, pictures, generator)
+    started = partial(Initial, controls=controls, control_pictures=pictures)
     if request.image is None:
-        return Initial(noise=noise(model, request, generator))
+        return started(noise=noise(model, request, generator))
     references = tuple(_encode(model, values, generator) for values in model.references(request))
     if references and starts_from_noise(request):
-        return Initial(noise=noise(model, request, generator), references=references)
+        return started(noise=noise(model, request, generator), references=references)
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     picture = pixels.fit(request.image, request.width, request.height)
     picture = pixels.with_alpha(picture) if model.sees_alpha else picture
@@ -98,11 +103,11 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
     latents = None if unused else _encode(model, values, generator)
     initial = noise(model, request, generator)
     if request.mask is None:
-        return Initial(noise=initial, latents=latents, references=references)
-    hole = pixels.extend(pixels.fit(request.mask, request.width, request.height) >= pixels.HALF, width, height)
+        return started(noise=initial, latents=latents, references=references)
+    hole = control_pictures.hole(request, width, height)
     masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
     mask = Mask(inside=_in_latents(hole, model.scale, max(1, model.sees_mask)), masked=masked)
-    return Initial(noise=initial, latents=latents, references=references, mask=mask)
+    return started(noise=initial, latents=latents, references=references, mask=mask)
 
 
 def _in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:
@@ -156,8 +161,7 @@ def _noise_shape(model: DiffusionModel, request: Request) -> tuple[int, int, int
 
 def _encode(model: DiffusionModel, values: Latents, generator: TorchCPUGenerator) -> Latents:
     """Return the image's latents, their mean or a sample, drawn like diffusers."""
-    mean, deviation = model.vae.encode(values)
-    return mean + deviation * generator.normal(mean.shape) if model.vae.samples else mean
+    return model.vae.latents(values, generator.normal if model.vae.samples else None)
 
 
 def first(plan: SamplingPlan, initial: Initial) -> Latents:

@@ -22,7 +22,7 @@ import numpy as np
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.request import cached_calls
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.engine import Array, Condition, DenoiserNetwork, Engine, TimeStep
+from qwenimg.common.runtime.engine import Array, Condition, Control, DenoiserNetwork, Engine, TimeStep
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Pass:
     condition: Condition
     inputs: Callable[[Array, float], tuple[Array, TimeStep]]
 
-    def __call__(self, x: Array, sigma: float) -> Array:
-        return self.network.predict(*self.inputs(x, sigma), self.condition)
+    def __call__(self, x: Array, sigma: float, control: Control = None) -> Array:
+        more = () if control is None else (control,)
+        return self.network.predict(*self.inputs(x, sigma), self.condition, *more)
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,15 @@ class StepCache:
         self._change: tuple[Array, float] = (None, 0.0)  # the update of the first block, and its size
         self._reuses = False  # whether the present call reuses them
 
-    def predictions(self, passes: Sequence[Pass], x: Array, sigma: float) -> list[Array]:
-        """Return the predictions of `passes`. Passes of another segment or phase start without stored outputs."""
+    def predictions(self, passes: Sequence[Pass], x: Array, sigma: float, control: Control = None) -> list[Array]:
+        """Return the predictions of `passes`, all under one `control`. Passes of another segment or phase start without
+        stored outputs."""
         if passes is not self._passes:
             self.free()
             self._passes, self._phase = passes, self._phase + 1
         self.calls += 1
         results = [
-            one.network.skipping.run(partial(one, x, sigma), partial(self._reused, number))
+            one.network.skipping.run(partial(one, x, sigma, control), partial(self._reused, number))
             for number, one in enumerate(passes)
         ]
         self._kept = [output for _, output in results]

@@ -10,7 +10,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.given import Loras, Picture, Pictures
+from qwenimg.common.request.given import Controls, Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):
@@ -41,5 +41,6 @@ class CallOptions(TypedDict, total=False):
     image: Pictures | None
     strength: float | None
     mask: Picture | None
+    control: Controls | None
     refine_at: float | None
     clip_skip: int | None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request import control_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +31,14 @@ Pictures: TypeAlias = "Picture | Sequence[Picture]"
 Lora: TypeAlias = "str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
 """One LoRA: `FILE[:SCALE]`, a path, or either with its strength."""
 Loras: TypeAlias = "Lora | Sequence[Lora]"
+Control: TypeAlias = (
+    "str | tuple[str | os.PathLike[str], Picture] | tuple[str | os.PathLike[str], Picture, float]"
+    " | tuple[str | os.PathLike[str], Picture, float, tuple[float, float]]"
+)
+"""One control: `MODEL=PICTURE[:SCALE[:START-END]]`, or model and picture, with its scale and shares of the steps."""
+Controls: TypeAlias = "Control | Sequence[Control]"
+READ = "control_images"
+"""The field of a request with the pictures of `control`, which a call has once these are read."""
 
 
 def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -39,8 +48,14 @@ def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if converted.get("image") is not None:
         converted["image"], lines = _images(converted["image"])
         notes += lines
+    if converted.get("control") and READ not in converted:
+        converted["control"], converted[READ], lines = controls(converted["control"])
+        notes += lines
     if converted.get("mask") is not None:
-        converted["mask"], lines = _mask(converted["mask"], converted.get("image"))
+        first = next(iter(converted.get(READ, ())), None)
+        converted["mask"], lines = _mask(
+            converted["mask"], first if converted.get("image") is None else converted["image"]
+        )
         notes += lines
     if converted.get("lora") is not None:
         converted["lora"] = lora_text(converted["lora"])
@@ -60,14 +75,14 @@ def _images(value: object) -> tuple[object, list[str]]:
     return tuple(image for image, _ in images), [line for _, lines in images for line in lines]
 
 
-def _image(value: object) -> tuple[object, list[str]]:
+def _image(value: object, name: str = "image") -> tuple[object, list[str]]:
     from qwenimg.common.pictures import in_memory, input
 
     if isinstance(value, np.ndarray):
         return value, []
     if _is_pil(value):
-        return in_memory.srgb("image", value)  # type: ignore[arg-type]
-    return input.read_image(_file("image", value))
+        return in_memory.srgb(name, value)  # type: ignore[arg-type]
+    return input.read_image(_file(name, value))
 
 
 def noises(options: Mapping[str, Any]) -> list[str]:
@@ -171,6 +186,56 @@ def _number(path: str, strength: SupportsFloat) -> float:
     if not math.isfinite(number):
         raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(strength, 40)}; expected a finite number")
     return number
+
+
+# Controls
+
+
+def controls(value: object) -> tuple[str, tuple[object, ...], list[str]]:
+    """Return the text of one control or a list of them, their pictures, and a line for each conversion of one. Raises
+    UsageError, and ModelError for a file."""
+    texts, pictures, notes = list[str](), list[object](), list[str]()
+    for one in value if isinstance(value, list) else [value]:
+        text, given = (one, None) if isinstance(one, str) else _control(one)
+        sources = [each.picture for each in control_text.parse(text)] if given is None else [given]
+        for picture, lines in (_image(source, "control") for source in sources):
+            pictures.append(_opaque(picture))
+            notes += lines
+        texts.append(text)
+    return "; ".join(filter(str.strip, texts)), tuple(pictures), notes
+
+
+def _opaque(picture: object) -> object:
+    """Return a control's picture on white, if it has alpha."""
+    from qwenimg.common.pictures import pixels
+
+    is_picture = isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.size
+    return pixels.over_white(picture) if is_picture else picture  # type: ignore[arg-type]
+
+
+def _control(value: object) -> tuple[str, object]:
+    """Return the text of a control given as a tuple, and its picture; None for the picture that the text names."""
+    if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or _path_text(value[0]) is None:
+        raise UsageError(
+            f"control has {clean(type(value).__name__, 40)}; expected MODEL=PICTURE or a tuple (model, picture, scale, "
+            "(start, end)), of which the last two may be left out"
+        )
+    usual: tuple[Any, ...] = (1.0, (0.0, 1.0))
+    model, picture, scale, steps = (*value, *usual[len(value) - 2 :])
+    if not isinstance(steps, tuple) or len(steps) != 2:
+        raise UsageError(f"control {clean(model, 80)}: its steps are {clean(steps, 40)}; expected a pair (start, end)")
+    numbers = [_shown_number(f"control {clean(model, 80)}", one) for one in (scale, *steps)]
+    named = _path_text(picture)
+    label = "a picture" if named is None else named
+    if any(character in f"{model}{label}" for character in ";="):
+        raise UsageError(f"control {clean(model, 80)}: a semicolon parts controls, and = a model from its picture")
+    return f"{model}={label}:{numbers[0]}:{numbers[1]}-{numbers[2]}", picture if named is None else None
+
+
+def _shown_number(what: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{what}: {clean(value, 40)!r} is no number")
+    return repr(float(value))
 
 
 # Options of `qwenimg.load`, and `wait`

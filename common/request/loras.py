@@ -123,7 +123,7 @@ class Loras:
     def _open(self, asked: NamedLora) -> _Opened:
         path = find_file(asked.name)
         opened = self._opened.pop(asked.name, None)
-        if opened is None or opened.file.file.path != path or _changed(opened.file):
+        if opened is None or opened.file.file.path != path or opened.file.file.is_replaced():
             opened = self._read(path)
         self._opened[asked.name] = opened
         while len(self._opened) > KEPT:  # not closed here: weights that are loaded may be read from it again
@@ -153,12 +153,3 @@ def in_cache(text: str) -> bool:
 def label(name: str) -> str:
     """Return a recipe's name for the LoRA `name`: a hub id unchanged, or the last name of a path."""
     return name if _HUB.fullmatch(name) and not os.path.lexists(name) else clean(Path(name).name, 100)
-
-
-def _changed(opened: LoraFile) -> bool:
-    """Return whether the file was replaced or changed since it was opened."""
-    try:
-        status = opened.file.path.stat()
-    except OSError:
-        return True
-    return (status.st_ino, status.st_size, status.st_mtime_ns) != opened.file.identity

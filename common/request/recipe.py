@@ -61,6 +61,8 @@ class Recipe(TypedDict):
     mask_sha256: NotRequired[str]
     lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
     lora_sha256: NotRequired[list[str]]  # of the same files, each without its header
+    control_fingerprints: NotRequired[list[str]]  # of the networks of `control`, in its order
+    control_sha256: NotRequired[list[str]]  # of their pictures' pixels, 8 bit, before a preprocessor
     model_sha256: NotRequired[str]  # of the denoiser's file, or the model's, if it is a single one
     refiner: NotRequired[str]  # its name, in the form of `model`
     fingerprints: NotRequired[dict[str, str]]  # of files that were given as a path, see `fingerprint`
@@ -90,6 +92,7 @@ _TEXTS = (
 _PREDICTIONS = ("eps", "v", "x0")
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256", "model_sha256")
+_LISTS = ("lora_fingerprints", "lora_sha256", "more_images_sha256", "control_fingerprints", "control_sha256")
 _HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
 _TAG_ENDS = re.compile(r"[<>:,\"\s]+")  # characters that end the name of a LoRA in a tag, or in the list of hashes
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -221,7 +224,7 @@ def _fault(key: str, value: object) -> str | None:
         return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
     if key in _TABLES:
         return None if isinstance(value, dict) and _are_texts([*value, *value.values()]) else "an object of short texts"
-    if key in ("lora_fingerprints", "lora_sha256", "more_images_sha256"):
+    if key in _LISTS:
         right = isinstance(value, list) and _are_texts(value) and all(_SHA256.fullmatch(one) for one in value)
         return None if right else "a list of hashes, 64 hexadecimal digits each"
     if key == "warnings":

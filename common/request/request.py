@@ -13,9 +13,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import cached_calls, lora_text, skip_layers
+from qwenimg.common.request import cached_calls, control_text, lora_text, skip_layers
+from qwenimg.common.request.control_text import NamedControl
 from qwenimg.common.request.option import Option, option, options_of, required, whole
 from qwenimg.common.sampling.types import MAX_STEPS
 
@@ -212,6 +214,12 @@ class Request:
         section="Picture to start from", metavar="FILE",
         aliases=("mask-image",),
     ))  # fmt: skip
+    control: str = option("", Option(
+        help="have a network keep to a PICTURE of edges, depth or a pose; canny@PICTURE finds the edges",
+        call="MODEL=PICTURE:SCALE:START-END, a tuple (model, picture, scale, (start, end)), or a list of these",
+        python="Controls", section="Control", metavar="MODEL=PICTURE[:SCALE[:START-END]]",
+        longest=8_000, joined="; ", checks=control_text.parse, recorded="changed",
+    ))  # fmt: skip
     refine_at: float = option(0.8, Option(
         help="{bounds}, where the refiner takes over: 0.8 leaves it the last fifth", section="Model", metavar="X",
         least=0,
@@ -224,6 +232,7 @@ class Request:
     ))  # fmt: skip
 
     more_images: tuple[NDArray[np.uint8], ...] = ()  # behind the first; a tuple of all may be given as `image`
+    control_images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3], one for each of `control`
 
     def __post_init__(self) -> None:
         if isinstance(self.image, tuple):
@@ -250,12 +259,31 @@ class Request:
         for one in self.images:
             if one.dtype != np.uint8 or one.ndim != 3 or one.shape[2] not in (3, 4) or one.size == 0:
                 raise UsageError(f"image is {one.dtype} {list(one.shape)}; expected uint8 [H, W, 3] or [H, W, 4]")
+        self._check_control()
         if mask is None:
             return
+        if image is None:
+            image = next(iter(self.control_images), None)
         if image is None:
             raise UsageError("a mask needs the image that it belongs to")
         if mask.dtype != np.uint8 or mask.shape != image.shape[:2]:
             raise UsageError(f"mask is {mask.dtype} {list(mask.shape)}; expected uint8 {list(image.shape[:2])}")
+
+    def _check_control(self) -> None:
+        import numpy as np
+
+        names = self.controls
+        if len(names) != len(self.control_images):
+            raise UsageError(f"control has {len(names)} pictures and {len(self.control_images)} arrays of them")
+        for one, picture in zip(names, self.control_images, strict=True):
+            if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or picture.size == 0:
+                shown = f"{picture.dtype} {list(picture.shape)}"
+                raise UsageError(f"the picture of control {clean(one.model, 60)} is {shown}; expected uint8 [H, W, 3]")
+
+    @property
+    def controls(self) -> tuple[NamedControl, ...]:
+        """The controls, in the order of their pictures."""
+        return control_text.parse(self.control)
 
     @property
     def images(self) -> tuple[NDArray[np.uint8], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,13 @@ class Component:
         if stored is None:
             known.append(stored := self.plan.stored(precision, self.role))
         return stored
+
+    def quantised(self, text: str) -> Component:
+        """Return it with its weights quantized by `text` (`quantise.SYNTAX`). Raises UsageError."""
+        policies = quantise.parse(text)
+        if self.blocks is None or self.role not in policies:
+            return self
+        return replace(self, plan=quantise.quantised(self.plan, policies[self.role], self.blocks))
 
     def held(self, precision: Precision) -> int:
         """Return the bytes of its weights that are in memory at once under a policy, without a plan for the policy."""
@@ -95,6 +102,11 @@ class Checkpoint:
         """The number of values that the forwards use."""
         return sum(part.plan.parameters for part in self.components.values())
 
+    def with_nets(self, nets: Mapping[str, Component], before: Iterable[str] = ()) -> Checkpoint:
+        """Return the checkpoint with control networks by their names, in place of those named in `before`."""
+        others = {name: part for name, part in self.components.items() if name not in set(before)}
+        return replace(self, components=others | dict(nets))
+
     def with_deltas(self, deltas: Deltas) -> Checkpoint:
         """Return the checkpoint with `deltas`, those of LoRAs, and no others, added to its weights."""
         components = {
@@ -105,14 +117,7 @@ class Checkpoint:
 
     def quantised(self, text: str) -> Checkpoint:
         """Return the checkpoint with its weights quantized by `text` (`quantise.SYNTAX`). Raises UsageError."""
-        policies = quantise.parse(text)
-
-        def quantized(part: Component) -> Component:
-            if part.blocks is None or part.role not in policies:
-                return part
-            return replace(part, plan=quantise.quantised(part.plan, policies[part.role], part.blocks))
-
-        return replace(self, components={name: quantized(part) for name, part in self.components.items()})
+        return replace(self, components={name: part.quantised(text) for name, part in self.components.items()})
 
     def converted(self) -> Checkpoint:
         """Return the checkpoint as if its files had the codes of `quantised`, for plans: no weight can be read."""

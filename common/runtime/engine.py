@@ -29,6 +29,9 @@ NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 Condition: TypeAlias = Any
 # All shifts, scales and gates of a whole schedule.
 Modulation: TypeAlias = Any
+# The changes of one evaluation by control networks, as the denoiser takes them; None without any. Qwen-Image takes the
+# changes of its image stream behind each block.
+Control: TypeAlias = Any
 # The time of a step as its network takes it: the modulation of the schedule and a row of it, or sinusoids [1, C].
 TimeStep: TypeAlias = Any
 # Called with the operation, the parameter path ("" for an operation without one) and its result.
@@ -69,9 +72,22 @@ class DenoiserNetwork(Protocol):
         of the sizes [B, A]."""
         ...
 
-    def predict(self, x: Array, step: TimeStep, condition: Condition) -> Array:
+    def predict(self, x: Array, step: TimeStep, condition: Condition, control: Control = None) -> Array:
         """Return the prediction in float32 for each text of `condition`, for latents x of one image or of one
-        for each text: packed [1 or B, L, C], or [1, C, h, w]."""
+        for each text: packed [1 or B, L, C], or [1, C, h, w]. A network without control networks takes no control."""
+        ...
+
+
+class ControlNetwork(Protocol):
+    """A network that makes the changes by which a picture controls a denoiser."""
+
+    def condition(self, text: Any, extra: Any, picture: Array) -> Condition:
+        """Prepare a text and the latents of a picture once. `extra`: as for the denoiser."""
+        ...
+
+    def predict(self, x: Array, step: TimeStep, condition: Condition, scale: float) -> Sequence[Any]:
+        """Return the changes, times `scale`, in the order of the denoiser's blocks: as many as it has, or fewer, each
+        for several blocks."""
         ...
 
 

@@ -43,15 +43,15 @@ class Occupancy:
 
     def arrange(self, stage: Stage) -> Arrangement:
         """Free the other components if they do not fit beside `stage`, and return how it is run."""
-        name, opened = stage.resident, self.opened.get(stage.resident)
-        self._make_room(name, self.runtime.weight_bytes(opened or stage.component) + stage.frees_for)
-        component, split = self._chosen(stage, opened, self._left(name))
+        opened = self.opened.get(stage.resident)
+        self._make_room(stage, self.runtime.weight_bytes(opened or stage.component) + stage.frees_for)
+        component, split = self._chosen(stage, opened, self._left(stage))
         opens = component is not opened
         weights = self.runtime.weight_bytes(component)
         if opens and not stage.calls_blocks:
             weights = self.runtime.opened_bytes(component)
         activations = max(split.activations, self.runtime.loading_bytes(component) if opens else 0)
-        self._make_room(name, weights + activations)
+        self._make_room(stage, weights + activations)
         return Arrangement(component=component, split=split, opens=opens, weights=weights, activations=activations)
 
     def _chosen(self, stage: Stage, opened: Component | None, left: int) -> tuple[Component, Split]:
@@ -88,14 +88,18 @@ class Occupancy:
     def _weights_beside(self, name: str) -> int:
         return sum(self.runtime.weight_bytes(part) for other, part in self.opened.items() if other != name)
 
-    def _left(self, name: str) -> int:
-        """Return the bytes for the component `name` and its activations."""
-        return self._budget(self.weights) - self.beside(name)
+    def _left(self, stage: Stage) -> int:
+        """Return the bytes for the component of `stage` and its activations, without the least that its partners need
+        which are not in memory."""
+        missing = {one.resident: one.component for one in stage.partners if one.resident not in self.opened}
+        least = sum(self.runtime.weight_bytes(self.runtime.fitted(one, 0)) for one in missing.values())
+        results = sum(max(split.results for split in one.splits) for one in stage.partners)
+        return self._budget(self.weights) - self.beside(stage.resident) - least - results
 
-    def _make_room(self, name: str, needed: int) -> None:
-        """Free all components but `name` if fewer than `needed` bytes are left for it."""
-        others = [other for other in self.opened if other != name]
-        if others and needed > self._left(name):
+    def _make_room(self, stage: Stage, needed: int) -> None:
+        """Free all components that `stage` does not call if fewer than `needed` bytes are left for it."""
+        others = [other for other in self.opened if other != stage.resident and other not in stage.beside]
+        if others and needed > self._left(stage):
             self._free(others)
             for other in others:
                 del self.opened[other]

@@ -87,7 +87,7 @@ class Runtime:
         blocks that do not fit are streamed, as with a preset that asks for it. quantize: the requested bits of the
         weights."""
         self.engine, self.precision, self.notify, self.max_memory = engine, precision, notify, max_memory
-        self.quantize = quantize
+        self.quantize = self.bits = quantize  # bits: those that the weights have in the end
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()
         self.compiles: bool | None = None  # of the denoiser, when it is opened; None: the engine's default
@@ -148,7 +148,10 @@ class Runtime:
         if self.quantize is not None or not self.choice.wishes.bits or checkpoint.largest(self.precision) <= room:
             return checkpoint
         smaller = checkpoint.quantised(self.choice.wishes.bits)
-        return smaller if smaller.largest(self.precision) <= room else checkpoint
+        if smaller.largest(self.precision) > room:
+            return checkpoint
+        self.bits = self.choice.wishes.bits
+        return smaller
 
     def fitted(self, component: Component, room: int) -> Component:
         """Return `component` with the fewest blocks streamed that bring its weights down to `room` bytes; unchanged if

@@ -21,7 +21,11 @@ from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.pull import pull
 from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER
 
-PIECES = ("clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files")
+CONTROLS = (
+    "qwen-image-controlnet-union", "qwen-image-controlnet-inpainting", "qwen-image-patches-canny",
+    "qwen-image-patches-depth", "qwen-image-patches-inpaint",
+)  # fmt: skip
+PIECES = ("clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", *CONTROLS)
 
 
 def listed() -> dict[str, dict]:

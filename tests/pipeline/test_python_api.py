@@ -76,7 +76,10 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
         assert re.search(rf"^    {name}: \S.{{5}}", function.__doc__, re.MULTILINE), name
     assert "steps: 1 to 1000" in pydoc.plain(pydoc.render_doc(pipe))
     assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
-    assert CallOptions.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys() - {"more_images"}
+    assert CallOptions.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys() - {
+        "more_images",
+        "control_images",
+    }
 
 
 def test_a_pipeline_is_called_by_what_its_signature_says(pipe: Pipeline) -> None:

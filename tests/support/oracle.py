@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,10 +58,15 @@ def generate(
         output_type="latent",
     ).images
     final = unpack(final.float().numpy(), *latents.shape[2:])
+    return final, decoded(pipe, final)
+
+
+def decoded(pipe: Any, final: np.ndarray) -> np.ndarray:
+    """The pixels [H, W, 3] of final latents, as uint8 values in float64."""
     config = pipe.vae.config
     mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.latents_mean, config.latents_std))
     with torch.no_grad():
         z = torch.from_numpy(final) / (1.0 / std) + mean
         pixels = pipe.vae.decode(z[:, :, None], return_dict=False)[0][:, :, 0]
     image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return final, (image * 255).round().astype(np.float64)
+    return (image * 255).round().astype(np.float64)

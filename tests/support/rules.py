@@ -20,6 +20,7 @@ AT_IMPORT = {
     "Block": "a constant: a frozen dataclass",
     "Guidance": "a constant: a frozen dataclass",
     "KnownModel": "a constant: a frozen dataclass",
+    "Piece": "a constant: a frozen dataclass",
     "FlowLevels": "a constant: a frozen dataclass",
     "DenoiserKind": "a constant: a frozen dataclass",
     "Text": "a constant: a frozen dataclass",

@@ -101,6 +101,7 @@ class ToyModel:
     guidance = Guidance(formula=cfg)
     lora_names = ()
     few_steps: ClassVar[dict[str, Any]] = {}
+    nets: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None):
         self.runtime, self.checkpoint = runtime, checkpoint

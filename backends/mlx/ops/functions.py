@@ -88,6 +88,12 @@ def add(x: Array, update: Array) -> Array:
     return seen("add", "", _added(x, update))
 
 
+def add_first(x: Array, update: Array) -> Array:
+    """Add `update` [1 or B, L, C] to the first L tokens of x [B M C], in x's dtype."""
+    L = update.shape[1]
+    return add(x, update) if x.shape[1] == L else mx.concatenate((add(x[:, :L], update), x[:, L:]), axis=1)
+
+
 residual = add  # MLX reuses by itself the memory of arrays that are not read again
 
 

@@ -86,6 +86,12 @@ def add(x: Tensor, update: Tensor) -> Tensor:
     return seen("add", "", x + _castable(update, x))
 
 
+def add_first(x: Tensor, update: Tensor) -> Tensor:
+    """Add `update` [1 or B, L, C] to the first L tokens of x [B M C], in x's dtype."""
+    L = update.shape[1]
+    return add(x, update) if x.shape[1] == L else torch.cat((add(x[:, :L], update), x[:, L:]), dim=1)
+
+
 def residual(x: Tensor, update: Tensor) -> Tensor:
     """Return x + update in x's dtype, in the memory of `update` where possible. The caller does not read `update`
     again.

@@ -7,6 +7,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, listed, summary, weights_summary
+from qwenimg.common.families.qwen_image.control_files import described, is_control
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
 from qwenimg.common.formats import gguf
@@ -28,8 +29,10 @@ _SIGNS = {
 
 
 def part_of(header: Header) -> str | None:
-    """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
-    another file."""
+    """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors, or `control`
+    for a control network; None for another file."""
+    if is_control(header.tensors):
+        return "control"
     if is_tower(header):
         return "text_encoder"
     architecture = gguf.architecture(header)
@@ -59,6 +62,9 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     part = part_of(header)
     if part is None or header.format == "GGUF":
         return None
+    if part == "control":
+        lines = [f"layout: {described(header.tensors)}", summary("file", header.tensors)]
+        return Description(lines=[*lines, "use it: qwenimg PROMPT -m qwen-image --control FILE=PICTURE"])
     (sign, size), network = _SIGNS[part], NETWORKS[part]
     variant = _variant(part, network, header)
     manifest = network.manifest(published_config(network, variant))

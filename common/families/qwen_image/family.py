@@ -8,7 +8,7 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image import lora_names, mflux, references, variants
+from qwenimg.common.families.qwen_image import control_files, lora_names, mflux, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
@@ -86,6 +86,8 @@ FAMILY = Family(
     small_files=small_files,
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
+    control=control_files.open_control,
+    published_control=control_files.published,
     described=_described,
     part=part_of,
     parts_alone=True,

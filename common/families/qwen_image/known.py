@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.texts.piece import Piece
 
 KNOWN = (
     KnownModel(
@@ -119,3 +120,58 @@ BUILT_IN = KnownModel(
     aliases=("shapes",),
 )
 """The model that ships with this package: `qwenimg selftest` judges its images."""
+
+_FOLDER = ("config.json", "diffusion_pytorch_model.safetensors")
+_PATCHES = ("model.safetensors",)
+CONTROLS = (
+    Piece(
+        name="qwen-image-controlnet-union",
+        repo="InstantX/Qwen-Image-ControlNet-Union",
+        title="a ControlNet for Qwen-Image, 1.8B",
+        bytes=3_540_000_000,
+        license="Apache-2.0",
+        purpose="--control by canny edges, soft edges, depth or a pose",
+        files=_FOLDER,
+        controls="qwen-image",
+    ),
+    Piece(
+        name="qwen-image-controlnet-inpainting",
+        repo="InstantX/Qwen-Image-ControlNet-Inpainting",
+        title="a ControlNet for Qwen-Image that paints within a mask, 2.1B",
+        bytes=4_230_000_000,
+        license="Apache-2.0",
+        purpose="--control by a picture with --mask, to paint it anew there",
+        files=_FOLDER,
+        controls="qwen-image",
+    ),
+    Piece(
+        name="qwen-image-patches-canny",
+        repo="DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-Canny",
+        title="patches for Qwen-Image's blocks, 1.1B",
+        bytes=2_270_000_000,
+        license="Apache-2.0",
+        purpose="--control by canny edges, by a smaller network",
+        files=_PATCHES,
+        controls="qwen-image",
+    ),
+    Piece(
+        name="qwen-image-patches-depth",
+        repo="DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-Depth",
+        title="patches for Qwen-Image's blocks, 1.1B",
+        bytes=2_270_000_000,
+        license="Apache-2.0",
+        purpose="--control by depth, by a smaller network",
+        files=_PATCHES,
+        controls="qwen-image",
+    ),
+    Piece(
+        name="qwen-image-patches-inpaint",
+        repo="DiffSynth-Studio/Qwen-Image-Blockwise-ControlNet-Inpaint",
+        title="patches for Qwen-Image's blocks, 1.1B",
+        bytes=2_270_000_000,
+        license="Apache-2.0",
+        purpose="--control by a picture with --mask, by a smaller network",
+        files=_PATCHES,
+        controls="qwen-image",
+    ),
+)

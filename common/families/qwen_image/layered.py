@@ -55,6 +55,8 @@ class QwenImageLayered(QwenImage):
         if request.mask is not None or request.strength != 1:
             option = "--strength" if request.mask is None else "--mask"
             raise UsageError(f"{option} is for models that draw from a picture; this one takes all of it apart")
+        if request.controls:
+            raise UsageError("--control is for models that draw a picture; this one takes one apart")
         if request.cfg_normalization not in (0, 1):
             raise UsageError(f"cfg-normalization is {request.cfg_normalization:g}; this model takes 0, without, or 1")
         trained_sizes(request.images[0])  # only for its errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.qwen_patches import QwenPatchesConfig
 from qwenimg.common.weights.plan import LoadPlan
 
 
@@ -19,6 +20,17 @@ def reference_bytes(config: QwenDiTConfig, branches: int, seen: int, tokens: int
     modulation for each image token."""
     rows = 6 * tokens if config.zero_cond_t and seen else 0
     return (branches * seen + rows) * config.dim * 4
+
+
+def patch_peak(width: int, tokens: int) -> int:
+    """Return the bytes of activations in one block-wise patch of `tokens` image tokens: the stream, its norm, the
+    picture's norm and their sum in float32, and two widths of its layers."""
+    return tokens * width * 24
+
+
+def patches_operations(config: QwenPatchesConfig, tokens: int) -> float:
+    """Count the operations of all patches in one evaluation, for one branch of guidance."""
+    return config.num_layers * 4.0 * tokens * config.dim**2
 
 
 def modulation_rows(config: QwenDiTConfig, plan: LoadPlan, steps: int) -> int:

@@ -6,10 +6,12 @@ and not the sum. Inputs that depend on neither step nor latent are made once per
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
+from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers import qwen_conditioning
@@ -17,6 +19,7 @@ from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.control_net import ControlNet
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -57,6 +60,7 @@ class QwenImage(FlowModel):
             texts = TemplateTexts(residents, checkpoint, kind.template)
         super().__init__(runtime, checkpoint, residents, texts, halves)
         self.kind, self.images = kind, kind.images
+        self.controls = ControlNetworks(residents, self.config.num_layers)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = few_steps.few_steps(str(checkpoint.source), kind)
 
@@ -69,13 +73,32 @@ class QwenImage(FlowModel):
         return lora_names.names(self.checkpoint)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
+        """Return the stages of the control networks and of the transformer."""
+        steps = self._own_steps(request, plan, shape, lengths)
+        return [*self.controls.stages(request, self._schedule(request, plan, shape, lengths), steps), *steps]
+
+    def _schedule(
+        self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
+    ) -> ControlSchedule:
+        return ControlSchedule(
+            plan=plan,
+            timesteps=self.timesteps(plan),
+            tokens=shape.rows * shape.columns // self.config.patch_size**2,
+            length=lengths[0],
+            branches=plan.passes(self.guidance.branches(request)) / plan.evaluations,
+        )
+
+    def _own_steps(
+        self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
+    ) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
         seen = sum(one.count for one in self.reference_shapes(request)) // self.config.patch_size**2
         tokens = shape.count // self.config.patch_size**2 + seen
         count, text, sharing = len(branches), max(lengths), self.sharing(request)
         sizes = self._batches(count, tokens) if sharing == ALONE else [1]
-        more = memory.reference_bytes(self.config, count, seen, tokens)
+        beside, more = self.controls.beside(request), self.controls.kept_bytes(request, tokens)
+        more += memory.reference_bytes(self.config, count, seen, tokens)
         more += kept_bytes(self.config.dim, [tokens] * count) if request.caches else 0
         operations = [memory.step_operations(self.config, tokens + length) for length in lengths]
         denoise = Stage(
@@ -90,6 +113,7 @@ class QwenImage(FlowModel):
                 )
                 for size in sizes
             ),
+            beside=beside,
             checked=self.modulations.has(timesteps),
             operations=sharing.operations(
                 plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
@@ -100,7 +124,10 @@ class QwenImage(FlowModel):
         steps = len(timesteps) + self.config.zero_cond_t
         rows = memory.modulation_rows(self.config, self.runtime.load_plan(denoise.component), steps)
         activations = [split.activations for split in denoise.splits]
-        return [self.modulations.stage(denoise.component, rows, "transformer_blocks.0.", activations), denoise]
+        modulation = self.modulations.stage(
+            denoise.component, rows, "transformer_blocks.0.", activations, beside=beside
+        )
+        return [modulation, denoise]
 
     def _step_bytes(self, branches: int, tokens: int, text: int, sharing: Sharing) -> int:
         """Return the bytes of a step with `branches` in one batch, of so many tokens of images and of text each."""
@@ -121,7 +148,18 @@ class QwenImage(FlowModel):
         return list(dict.fromkeys([count, 1])) if gains else [1]
 
     def variant(self, change: Change) -> QwenImage:
-        return type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
+        variant = type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
+        nets = self.nets.items()
+        variant.control({name: replace(net, component=variant.checkpoint[net.name]) for name, net in nets})
+        return variant
+
+    def control(self, nets: Mapping[str, ControlNet]) -> None:
+        super().control(nets)
+        self.controls.give(self.nets)
+
+    def forget(self) -> None:
+        super().forget()
+        self.controls.clear()
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         patch = self.config.patch_size
@@ -129,8 +167,10 @@ class QwenImage(FlowModel):
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}  # of the modulation
         branches = self.guidance.branches(request)
         texts = self.texts.states(self.prompts(request))
-        stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
+        lengths = [text.shape[1] for text in texts]
+        stages = self._own_steps(request, plan, shape, lengths)
         timesteps, dtype = self.timesteps(plan), self.runtime.precision.time_dtype()
+        nets = self.controls.open(request, self._schedule(request, plan, shape, lengths), stages)
         modulation, _ = self.modulations.get(
             timesteps,
             stages[0],
@@ -156,4 +196,5 @@ class QwenImage(FlowModel):
             shapes_of(texts, grid),
             pack=packing.pack_frames,
             unpack=partial(packing.unpack_frames, frames=shape.frames, h=shape.rows, w=shape.columns),
+            make_control=partial(self.controls.controlling, request, plan, nets, grid, texts[0]),
         )

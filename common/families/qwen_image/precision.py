@@ -30,12 +30,16 @@ KIND = DenoiserKind(
     presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
     prefers=("bf16", "fp16"),
     without_units="fp16-upcast",
-    keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"(img_in|txt_in)\.")},
+    keys={
+        "final_norm": re.compile(r"(norm_out|proj_out)\."),
+        "residual": re.compile(r"(img_in|txt_in|controlnet_x_embedder)\."),
+    },
     # Activations reach 2e7 in the streams, which stay float32; these scale the inputs and outputs of the products.
     scales={
         re.compile(_BLOCK + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
         re.compile(_BLOCK + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
         re.compile(_BLOCK + r"(img|txt)_mlp\.net\.(0\.proj|2)"): 2.0**-5,
+        re.compile(r"controlnet_blocks\.\d+"): 2.0**-10,  # they take the stream itself
     },
     texts={"fp16": "bfloat16"},  # Qwen2.5-VL's activations are beyond float16 too
     rounds_time=True,

@@ -7,9 +7,10 @@ the refiner's is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.control_net import ControlNet
 from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.diffusion_model import Image
@@ -48,6 +50,7 @@ class StableDiffusion:
     images: tuple[int, int] = (0, 1)
     sees_alpha = False
     repeats_images = False
+    nets: Mapping[str, ControlNet] = MappingProxyType({})
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
@@ -105,6 +108,9 @@ class StableDiffusion:
     def variant(self, change: Change) -> StableDiffusion:
         base = self.runtime.changed(self.checkpoint, change, self.residents.weights)
         return StableDiffusion(*base, None if self.refiner is None else self.refiner.checkpoint)
+
+    def control(self, nets: Mapping[str, ControlNet]) -> None:
+        assert not nets, "no row of this family opens any"
 
     def check_weights(self) -> None:
         self.vae.check_weights()

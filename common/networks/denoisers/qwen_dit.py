@@ -78,6 +78,16 @@ class QwenDiTConfig:
 def manifest(config: QwenDiTConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
     dim = config.dim
+    return params.merge(
+        trunk(config),
+        params.linear("norm_out.linear", 2 * dim, dim),
+        params.linear("proj_out", config.out_features, dim),
+    )
+
+
+def trunk(config: QwenDiTConfig) -> Manifest:
+    """Return the shapes of all but the head, which a ControlNet has too."""
+    dim = config.dim
     addition = {ADDITION: (2, dim)}
     return params.merge(
         diffusion_transformer.vector_embedding("time_text_embed.timestep_embedder", dim, TIME_CHANNELS),
@@ -86,8 +96,6 @@ def manifest(config: QwenDiTConfig) -> Manifest:
         params.linear("img_in", dim, config.in_channels),
         params.linear("txt_in", dim, config.joint_attention_dim),
         params.repeat("transformer_blocks", config.num_layers, _block(dim, config.attention_head_dim)),
-        params.linear("norm_out.linear", 2 * dim, dim),
-        params.linear("proj_out", config.out_features, dim),
     )
 
 

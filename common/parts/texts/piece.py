@@ -17,6 +17,7 @@ class Piece:
     purpose: str
     files: tuple[str, ...]
     family: str = ""  # the family of models whose small files they are
+    controls: str = ""  # the family of models that they control, as a control network
 
 
 CLIP_TOKENIZER = Piece(

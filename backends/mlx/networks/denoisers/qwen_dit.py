@@ -7,10 +7,10 @@ Modulation rows come ready from `modulation`, since they depend on the timestep 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
@@ -31,6 +31,10 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
 from qwenimg.common.weights.plan import LoadPlan
+
+Change: TypeAlias = Callable[[Array], Array]
+"""A change by a control network: from the image stream behind a block, [B M C], it makes an addition [B L C] to its
+first tokens, which are those of the image."""
 
 # Layers
 
@@ -62,10 +66,23 @@ class TransformerBlock(JointBlock):
         temb = ops.silu(temb)
         return self.img_mod[1](temb), self.txt_mod[1](temb)
 
-    def __call__(self, img: Array, txt: Array, mods: Pair, rope: Rope, index: Array | None, mask: Array | None) -> Pair:
+    def __call__(
+        self,
+        img: Array,
+        txt: Array,
+        mods: Pair,
+        rope: Rope,
+        index: Array | None,
+        mask: Array | None,
+        *control: Change,
+    ) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([R 6C], [1 6C]). `index` [L] gives image tokens
-        their row."""
-        return self.streams(img, txt, mods, rope, (self.img_mlp, self.txt_mlp), index, mask)
+        their row. control: the changes of the image stream behind it."""
+        behind, txt = self.streams(img, txt, mods, rope, (self.img_mlp, self.txt_mlp), index, mask)
+        img = behind
+        for change in control:
+            img = ops.add_first(img, change(behind))
+        return img, txt
 
 
 # Model
@@ -102,19 +119,22 @@ class QwenImageTransformer(mlx.nn.Module):
         index: Array | None = None,
         mask: Array | None = None,
         references: Array | None = None,
+        control: Sequence[Sequence[Change]] | None = None,
     ) -> Array:
         """Predict the velocity [B L out] for packed latents [B L in] and the text stream [B S C].
 
         block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and text;
         index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts; references
-        [1 M C]: the start of the stream of images that the model sees, whose tokens follow the latents'.
+        [1 M C]: the start of the stream of images that the model sees, whose tokens follow the latents'; control: the
+        changes of the image stream behind each block, by control networks.
         """
         img, L = self.image(latents), latents.shape[1]
         if references is not None:
             img = mx.concatenate((img, ops.repeated(references, img.shape[0])), axis=1)
         img = self.tokens.part(img)
-        for block, mods in zip(self.transformer_blocks, block_mods, strict=True):
-            img, txt = block(img, txt, mods, rope, index, mask)
+        changes = [()] * len(block_mods) if control is None else control
+        for block, mods, behind in zip(self.transformer_blocks, block_mods, changes, strict=True):
+            img, txt = block(img, txt, mods, rope, index, mask, *behind)
             ops.async_eval(img)
         return self.proj_out(self.norm_out(self.tokens.whole(img)[:, :L], final_mod, self.proj_out.dtype))
 
@@ -143,6 +163,11 @@ class Modulation:
         return rows, self.final[one]
 
 
+def block_rows(briefly: Callable[[str, Callable[[], Pair]], Pair], blocks: Iterable[Any], temb: Array) -> list[Pair]:
+    """Return the modulation of each of `blocks` for [T C], whose weights `briefly` loads in turn."""
+    return [briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(blocks)]
+
+
 class Component:
     def __init__(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision):
         self.config, self.plan = config, plan
@@ -160,11 +185,7 @@ class Component:
         briefly = partial(load.briefly, self.model, self.plan)
         temb = briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, chosen))
         final = briefly("norm_out.", lambda: self.model.norm_out.modulation(temb))
-        layers: Iterable[Any] = self.model.transformer_blocks
-        blocks = [
-            briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(layers)
-        ]
-        return Modulation(blocks, final)
+        return Modulation(block_rows(briefly, self.model.transformer_blocks, temb), final)
 
     @ops.computes
     def condition(
@@ -187,10 +208,18 @@ class Component:
         )
 
     @ops.computes
-    def predict(self, x: Array, step: tuple[Modulation, int], condition: Condition) -> Array:
-        """Predict the velocity [B L out] for packed latents x [1 or B, L, in] at a row of the modulation."""
+    def predict(
+        self,
+        x: Array,
+        step: tuple[Modulation, int],
+        condition: Condition,
+        control: Sequence[Sequence[Change]] | None = None,
+    ) -> Array:
+        """Predict the velocity [B L out] for packed latents x [1 or B, L, in] at a row of the modulation. control: the
+        changes behind each block."""
         modulation, row = step
         mods, final = modulation.at(row, condition.index is not None)
         latents = ops.repeated(x, condition.txt.shape[0])
         fixed = condition.rope, condition.index, condition.mask, condition.references
-        return ops.at_least_float32(self.model(latents, condition.txt, mods, final, *fixed))
+        more = () if control is None else (control,)
+        return ops.at_least_float32(self.model(latents, condition.txt, mods, final, *fixed, *more))

@@ -1,0 +1,117 @@
+# Translated from the file of this name in backends/torch by `make twins`: edit that one.
+"""A ControlNet for Qwen-Image. What is unusual about it: `qwenimg.common.networks.denoisers.qwen_controlnet`.
+
+B batch, L image tokens, S text tokens, C channels. Attribute paths are checkpoint keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn
+from mlx.core import array as Array
+
+from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import Pair, Rope
+from qwenimg.backends.mlx.networks.denoisers.qwen_dit import TimeTextEmbed, TransformerBlock, block_rows
+from qwenimg.common.networks.denoisers import qwen_conditioning
+from qwenimg.common.networks.denoisers.qwen_controlnet import QwenControlNetConfig
+from qwenimg.common.networks.denoisers.qwen_dit import NORM_EPS
+from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime.engine import NumpyArray
+from qwenimg.common.weights.plan import LoadPlan
+
+
+class QwenImageControlNet(mlx.nn.Module):
+    def __init__(self, config: QwenControlNetConfig, stream: mx.Dtype):
+        super().__init__()
+        self.stream, dim = stream, config.dim
+        self.time_text_embed = TimeTextEmbed(config)
+        self.txt_norm = ops.RMSNorm(config.joint_attention_dim, NORM_EPS)
+        self.img_in = ops.Linear(config.in_channels, dim)
+        self.txt_in = ops.Linear(config.joint_attention_dim, dim)
+        self.transformer_blocks = [TransformerBlock(config) for _ in range(config.num_layers)]
+        self.controlnet_blocks = [ops.Linear(dim, dim) for _ in self.transformer_blocks]
+        self.controlnet_x_embedder = ops.Linear(config.picture_channels, dim)
+
+    def picture(self, latents: Array) -> Array:
+        """Embed the packed latents of a picture, with the patches of its mask behind them: [1 L in] -> [1 L C]."""
+        return ops.stream(self.controlnet_x_embedder(latents), self.stream)
+
+    def context(self, text: Array) -> Array:
+        """Return the start of the text stream [1 S C] for text states [1 S 3584]; the same in every step."""
+        return ops.stream(self.txt_in(self.txt_norm(text)), self.stream)
+
+    def __call__(self, latents: Array, picture: Array, txt: Array, block_mods: list[Pair], rope: Rope) -> list[Array]:
+        """Return a residual [1 L C] behind each block, for packed latents [1 L in], an embedded picture [1 L C] and the
+        text stream [1 S C]. block_mods, rope: as for the transformer."""
+        img = ops.add(ops.stream(self.img_in(latents), self.stream), picture)
+        residuals = []
+        for block, linear, mods in zip(self.transformer_blocks, self.controlnet_blocks, block_mods, strict=True):
+            img, txt = block(img, txt, mods, rope, None, None)
+            residuals.append(linear(img))
+            ops.async_eval(residuals[-1])
+        return residuals
+
+
+# Component
+
+
+@dataclass(frozen=True)
+class Condition:
+    picture: Array
+    txt: Array
+    rope: Rope
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A `Change` that is the same for every stream."""
+
+    values: Array  # [1 L C]
+
+    def __call__(self, img: Array) -> Array:
+        return self.values
+
+
+class Component:
+    def __init__(self, config: QwenControlNetConfig, plan: LoadPlan, precision: Precision):
+        self.config, self.plan = config, plan
+        stream = ops.DTYPES[precision.residual_dtype("transformer")]
+        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
+        self.model = load.empty(lambda: QwenImageControlNet(config, stream), precision, "transformer")
+        load.fill(self.model, plan.when(ALWAYS))
+
+    @ops.computes
+    def modulate(self, features: NumpyArray) -> list[Pair]:
+        """Return the rows of every block for sinusoids [T 256], as the transformer does."""
+        rows = ops.table(features, self.table_dtype)
+        briefly = partial(load.briefly, self.model, self.plan)
+        temb = briefly("time_text_embed.", lambda: self.model.time_text_embed(rows, None))
+        return block_rows(briefly, self.model.transformer_blocks, temb)
+
+    @ops.computes
+    def condition(self, text: Array, grid: tuple[int, int], picture: Array) -> Condition:
+        """Prepare a text [1 S C], rows and columns of tokens, and a picture [1 L in] once."""
+        shapes = [(1, *grid)]
+        tables = qwen_conditioning.image_and_text_rope(self.config, shapes, text.shape[1])
+        img, txt = ([ops.table(part, self.table_dtype) for part in pair] for pair in tables)
+        return Condition(
+            picture=self.model.picture(picture),
+            txt=self.model.context(text),
+            rope=(ops.rope_freqs(*img), ops.rope_freqs(*txt)),
+        )
+
+    @ops.computes
+    def predict(self, x: Array, step: tuple[list[Pair], int], condition: Condition, scale: float) -> Sequence[Residual]:
+        """Return the changes behind each of its blocks, times `scale`, for packed latents x [1 L in] at a row of the
+        modulation."""
+        modulation, row = step
+        one = slice(row, row + 1)
+        mods = [(img[one], txt[one]) for img, txt in modulation]
+        residuals = self.model(x, condition.picture, condition.txt, mods, condition.rope)
+        return [Residual(values if scale == 1 else values * scale) for values in residuals]

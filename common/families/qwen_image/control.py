@@ -1,0 +1,232 @@
+"""Control of Qwen-Image by pictures: its networks, their stages in a run, and what they do in each step.
+
+A network makes changes of the transformer's image stream once for each evaluation, with the prompt's text, and all
+branches of guidance get them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from qwenimg.common.families.qwen_image import memory
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_controlnet
+from qwenimg.common.numbers import packing
+from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.modulations import Modulations
+from qwenimg.common.pipeline.flow_model import Controlling
+from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.precision.precision import BYTES
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork, TimeStep
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.stages import Split, Stage
+
+Grid = tuple[int, int]  # rows and columns of tokens
+
+
+def spread(controls: Sequence[Sequence[Any]], blocks: int) -> list[list[Any]]:
+    """Return the changes behind each of `blocks` by several controls: one with fewer changes has each for as many
+    blocks in a row, and the last for what is left."""
+    return [[changes[block // -(-blocks // len(changes))] for changes in controls] for block in range(blocks)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlSchedule:
+    """The steps of a run, for its control networks."""
+
+    plan: SamplingPlan
+    timesteps: tuple[float, ...]  # of the evaluations
+    tokens: int  # of the image
+    length: int  # of the prompt's text
+    branches: float  # of guidance, averaged over the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Active:
+    """A control of a run whose network is open."""
+
+    network: ControlNetwork
+    condition: Condition
+    scale: float
+    begin: float  # it controls noise levels up to this one
+    end: float  # and above this one
+    modulation: Any  # None for a network without a timestep
+
+    def step(self, row: int) -> TimeStep:
+        return None if self.modulation is None else (self.modulation, row)
+
+
+class ControlNetworks:
+    """The control networks of one model with a transformer of so many `blocks`."""
+
+    def __init__(self, residents: Residents, blocks: int):
+        self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
+        self.blocks = blocks
+        self.nets: Mapping[str, ControlNet] = {}
+        self._modulations: dict[str, Modulations] = {}
+
+    def give(self, nets: Mapping[str, ControlNet]) -> None:
+        """Replace the networks, by their names in requests. Kept modulation of others is dropped."""
+        self.nets = nets
+        names = [net.name for net in nets.values() if _is_timed(net)]
+        self._modulations = {name: self._modulations.get(name, Modulations(self.residents, name)) for name in names}
+
+    def clear(self) -> None:
+        """Drop what is kept for later images."""
+        for modulations in self._modulations.values():
+            modulations.clear()
+
+    def beside(self, request: Request) -> frozenset[str]:
+        """Return the names of the networks in memory that a step of the transformer calls too."""
+        return frozenset(net.name for net in self._nets(request))
+
+    def kept_bytes(self, request: Request, tokens: int) -> int:
+        """Return the bytes that the controls of a request keep while the transformer computes a step of `tokens` image
+        tokens: each its embedded picture, and a residual for each block of a ControlNet."""
+        itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
+        nets = [self.nets[control.model] for control in request.controls]
+        return sum(
+            tokens * net.component.config.dim * (4 + itemsize * net.component.config.num_layers * _is_timed(net))
+            for net in nets
+        )
+
+    def stages(self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]) -> list[Stage]:
+        """Return the stages of the networks of a request. steps: those of the transformer, which come after them."""
+        return [stage for stages in self._by_net(request, schedule, steps).values() for stage in stages]
+
+    def open(
+        self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]
+    ) -> dict[str, tuple[ControlNetwork, Any]]:
+        """Open the networks of a request, each with its modulation, by their names in the request. steps: as in
+        `stages`."""
+        by_net = self._by_net(request, schedule, steps)
+        opened = {net.name: self._opened(net, schedule, by_net[net.name]) for net in self._nets(request)}
+        return {control.model: opened[self.nets[control.model].name] for control in request.controls}
+
+    def controlling(
+        self,
+        request: Request,
+        plan: SamplingPlan,
+        opened: Mapping[str, tuple[ControlNetwork, Any]],
+        grid: Grid,
+        text: Array,
+        pictures: Sequence[Latents],
+    ) -> Controlling | None:
+        """Return the function that makes the changes behind each block for x and sigma; None without controls. text:
+        the states of the prompt. pictures: the latents of each control's picture."""
+        rows = {sigma: row for row, sigma in enumerate(plan.evaluated_sigmas())}
+        active = []
+        for control, picture in zip(request.controls, pictures, strict=True):
+            network, modulation = opened[control.model]
+            condition = network.condition(text, grid, self.engine.array(packing.pack(picture)))
+            begin, end = _levels(plan, *control.steps(plan.steps))
+            active.append(
+                _Active(
+                    network=network,
+                    condition=condition,
+                    scale=control.scale,
+                    begin=begin,
+                    end=end,
+                    modulation=modulation,
+                )
+            )
+
+        def control_step(x: Array, sigma: float) -> list[list[Any]] | None:
+            now = [one for one in active if one.end < sigma <= one.begin and one.scale]
+            changes = [one.network.predict(x, one.step(rows[sigma]), one.condition, one.scale) for one in now]
+            return spread(changes, self.blocks) if changes else None
+
+        return control_step if active else None
+
+    def _nets(self, request: Request) -> list[ControlNet]:
+        """Return the networks of a request, each once."""
+        return list({(net := self.nets[control.model]).name: net for control in request.controls}.values())
+
+    def _by_net(self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]) -> dict[str, list[Stage]]:
+        """Return the stages of each network, by its name. The networks before it stay in memory, and it leaves room for
+        those after it and for the transformer."""
+        stages: dict[str, list[Stage]] = {}
+        later = list(steps)
+        nets = self._nets(request)
+        for i, net in reversed(list(enumerate(nets))):
+            beside = frozenset(one.name for one in nets[:i])
+            stages[net.name] = self._stages(request, net, schedule, beside, tuple(later))
+            later = [*stages[net.name], *later]
+        return {net.name: stages[net.name] for net in nets}
+
+    def _opened(
+        self, net: ControlNet, schedule: ControlSchedule, stages: Sequence[Stage]
+    ) -> tuple[ControlNetwork, Any]:
+        modulation = None
+        if _is_timed(net):
+            dtype = self.runtime.precision.time_dtype()
+            rows = qwen_conditioning.time_rows(net.component.config, schedule.timesteps, dtype)
+            kept = self._modulations[net.name]
+            modulation, _ = kept.get(schedule.timesteps, stages[0], lambda network, _: network.modulate(rows))
+        network, _ = self.residents.enter(stages[-1])
+        return network, modulation
+
+    def _stages(
+        self,
+        request: Request,
+        net: ControlNet,
+        schedule: ControlSchedule,
+        beside: frozenset[str],
+        later: tuple[Stage, ...],
+    ) -> list[Stage]:
+        """Return the stages of one network: its modulation, unless it is kept or it has none, and all steps."""
+        component, config, timed = net.component, net.component.config, _is_timed(net)
+        activations, operations = self._needs(net, schedule)
+        activations += self.kept_bytes(request, schedule.tokens)
+        required = max([activations, *(stage.splits[-1].needed for stage in later)])
+        passes = self._passes(request, net, schedule)
+        kept = not timed or self._modulations[net.name].has(schedule.timesteps)
+        control = Stage(
+            name="control",
+            resident=net.name,
+            component=component,
+            splits=(Split(activations=activations, required=required, size=1, passes=passes),),
+            beside=beside,
+            partners=later,
+            checked=kept,
+            operations=passes * operations,
+        )
+        if kept:
+            return [control]
+        rows = memory.modulation_rows(config, self.runtime.load_plan(component), len(schedule.timesteps))
+        modulations = self._modulations[net.name]
+        first = modulations.stage(component, rows, "transformer_blocks.0.", [required], beside=beside)
+        return [replace(first, name=control.name, partners=later), control]
+
+    def _needs(self, net: ControlNet, schedule: ControlSchedule) -> tuple[int, float]:
+        """Return the bytes of activations and the operations of one call of a network."""
+        component, config = net.component, net.component.config
+        if not _is_timed(net):
+            activations = memory.patch_peak(config.dim, schedule.tokens)
+            return self.runtime.call_bytes(component, activations), memory.patches_operations(config, schedule.tokens)
+        tokens, limit = schedule.tokens + schedule.length, self.engine.workspace.score_bytes
+        activations = memory.step_peak(config, 1, tokens) + scores(config.num_attention_heads, 1, tokens, limit)
+        return self.runtime.call_bytes(component, activations), memory.step_operations(config, tokens)
+
+    def _passes(self, request: Request, net: ControlNet, schedule: ControlSchedule) -> float:
+        """Return the calls of a network in a run: patches are called by each branch of guidance."""
+        plan = schedule.plan
+        windows = [control.steps(plan.steps) for control in request.controls if self.nets[control.model] is net]
+        steps = sum(last - first for first, last in windows) / plan.steps
+        return plan.evaluations * steps * (1 if _is_timed(net) else schedule.branches)
+
+
+def _is_timed(net: ControlNet) -> bool:
+    """Return whether a network has blocks with a timestep, and so a modulation."""
+    return net.component.network == qwen_controlnet.NETWORK.name
+
+
+def _levels(plan: SamplingPlan, first: int, last: int) -> tuple[float, float]:
+    """Return the noise levels between which the steps after `first` and up to `last` lie."""
+    end = plan.sigmas[last] if last < plan.steps else -1.0
+    return (plan.sigmas[first] if first else inf), (inf if first == last else end)

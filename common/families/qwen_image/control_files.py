@@ -1,0 +1,183 @@
+"""Control networks for Qwen-Image in a folder or a file: the kind, the configuration, and the plan of weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from qwenimg.common.base.config import parse
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.text import clean
+from qwenimg.common.families.description import listed
+from qwenimg.common.families.qwen_image.variants import TEXT, VARIANTS
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import read_header
+from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_patches
+from qwenimg.common.networks.denoisers.qwen_controlnet import QwenControlNetConfig
+from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
+from qwenimg.common.networks.denoisers.qwen_patches import QwenPatchesConfig
+from qwenimg.common.parts.components import on_paper, open_component, read_config
+from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.ldm_configs import Shapes, shape_of
+from qwenimg.common.runtime.checkpoint import Checkpoint
+
+_CONTROLNET = "controlnet_x_embedder.weight"
+_PATCHES = "controlnet_blocks.0.y_rms.weight"
+_QWEN = "txt_norm.weight"  # which no ControlNet of another family has
+# Tensors of other families' control networks, and the families.
+_OTHERS = {
+    "controlnet_mid_block.weight": "Stable Diffusion",
+    "controlnet_cond_embedding.conv_in.weight": "Stable Diffusion",
+    "control_model.middle_block_out.0.weight": "Stable Diffusion",
+    "pos_embed_input.proj.weight": "Stable Diffusion 3",
+    _CONTROLNET: "FLUX.1",
+    "control_all_x_embedder.2-1.weight": "Z-Image",
+}
+_REFUSED = {
+    "Flux": "is a ControlNet of FLUX.1, and the model is Qwen-Image",
+    "SD3": "is a ControlNet of Stable Diffusion 3, and the model is Qwen-Image",
+    "ControlNet": "is a ControlNet of Stable Diffusion, and the model is Qwen-Image",
+    "Z": "is a ControlNet of Z-Image, and the model is Qwen-Image",
+}
+_MASK_CHANNELS = 4  # of the published networks that take a mask
+# The published ControlNets: their layers, and channels of a mask; and the patches: their channels of a mask
+_CONTROLNETS = {
+    "qwen-image-controlnet-union": (5, 0),
+    "qwen-image-controlnet-inpainting": (6, _MASK_CHANNELS),
+}
+_PATCHES_OF = {
+    "qwen-image-patches-canny": 0,
+    "qwen-image-patches-depth": 0,
+    "qwen-image-patches-inpaint": _MASK_CHANNELS,
+}
+_BLOCK = re.compile(r"(?:transformer|controlnet)_blocks\.(\d+)\.")
+
+
+def is_control(tensors: Mapping[str, object]) -> bool:
+    """Return whether a file with these tensors is a control network for Qwen-Image."""
+    return _PATCHES in tensors or (_CONTROLNET in tensors and _QWEN in tensors)
+
+
+def described(tensors: Mapping[str, object]) -> str:
+    """Return the kind of a control network with these tensors, in words."""
+    kind = "patches" if _PATCHES in tensors else "blocks of a ControlNet"
+    layers = len({match[1] for name in tensors if (match := _BLOCK.match(name))})
+    return f"a control network for Qwen-Image, {layers} {kind}"
+
+
+def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
+    """Open the control network in the folder or file `path` for a model. Raises ModelError and UsageError."""
+    if checkpoint.variant != TEXT.name:
+        title, _, _ = VARIANTS[checkpoint.variant].title.partition(",")
+        raise UsageError(
+            f"--control is for Qwen-Image, text to image; {title} takes a picture of edges, depth or a pose as it is: "
+            "give it with -i"
+        )
+    like: QwenDiTConfig = checkpoint["transformer"].config
+    shapes = _shapes(path)
+    if _PATCHES in shapes:
+        net = _patches(path, shapes, like)
+    else:
+        has_config = is_file(path / "config.json")
+        config = read_config(qwen_controlnet.NETWORK, path, _REFUSED) if has_config else None
+        _check_is_ours(path, shapes)
+        net = _controlnet(path, config or _config(path, shapes, like))
+    try:
+        _check_fit(path, net, like)
+    except BaseException:
+        net.component.plan.close()
+        raise
+    return net
+
+
+def published(name: str) -> ControlNet | None:
+    """Return the control network known as `name`, without its files; None for another name."""
+    if name in _CONTROLNETS:
+        layers, extra = _CONTROLNETS[name]
+        config = QwenControlNetConfig(num_layers=layers, extra_condition_channels=extra)
+        component = on_paper(qwen_controlnet.NETWORK, config, "bfloat16")
+        return ControlNet(name="", component=component, mask="needed" if extra else "none", samples=True)
+    if name in _PATCHES_OF:
+        extra = _PATCHES_OF[name]
+        component = on_paper(qwen_patches.NETWORK, QwenPatchesConfig(picture_channels=64 + extra), "bfloat16")
+        return ControlNet(name="", component=component, mask="optional" if extra else "none")
+    return None
+
+
+def _shapes(path: Path) -> Shapes:
+    """Return the shapes of the tensors of all files at `path`. Raises ModelError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in find_files(path).files:
+        header = read_header(file)
+        header.file.close()
+        shapes |= {name: tensor.shape for name, tensor in header.tensors.items()}
+    return shapes
+
+
+def _check_is_ours(path: Path, shapes: Shapes) -> None:
+    """Raise ModelError for the file of another family's control network, or of none."""
+    if is_control(shapes):
+        return
+    family = next((family for name, family in _OTHERS.items() if name in shapes), None)
+    if any(".lora_" in name for name in shapes):
+        raise bad(path, "is a LoRA, and control by a LoRA is not built yet; others are given with --lora")
+    if family is not None:
+        raise bad(path, f"is a control network of {family}, and the model is Qwen-Image")
+    raise bad(path, f"is no control network of Qwen-Image; it begins with {listed(shapes)}")
+
+
+def _controlnet(path: Path, config: QwenControlNetConfig) -> ControlNet:
+    extra, mask_channels = config.extra_condition_channels, config.patch_size**2
+    if extra not in (0, mask_channels):
+        raise bad(path, f"takes {extra} channels beside the picture's; a mask has {mask_channels}")
+    component = open_component(qwen_controlnet.NETWORK, path, config, "controlnet")
+    return ControlNet(name="", component=component, mask="needed" if extra else "none", samples=True)
+
+
+def _patches(path: Path, shapes: Shapes, like: QwenDiTConfig) -> ControlNet:
+    width, channels = shape_of(path, shapes, "img_in.weight", 2)
+    extra, mask_channels = channels - like.in_channels, like.patch_size**2
+    if extra not in (0, mask_channels):
+        expected = f"the model's have {like.in_channels}, and masks {mask_channels}"
+        raise bad(path, f"takes pictures of {channels} channels; {expected}")
+    sizes = {"dim": width, "picture_channels": channels, "num_layers": _layers(shapes)}
+    config = parse(QwenPatchesConfig, sizes, source=path)
+    component = open_component(qwen_patches.NETWORK, path, config, "controlnet")
+    return ControlNet(name="", component=component, mask="optional" if extra else "none")
+
+
+def _config(path: Path, shapes: Shapes, like: QwenDiTConfig) -> QwenControlNetConfig:
+    """Return the configuration of a ControlNet without one: its sizes are those of its tensors; what shapes do not
+    show, the axes of positions, is that of the model's transformer."""
+    width, channels = shape_of(path, shapes, "img_in.weight", 2)
+    [head_dim] = shape_of(path, shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
+    data = {name: value for name, value in asdict(like).items() if name != "zero_cond_t"} | {
+        "in_channels": channels,
+        "num_layers": _layers(shapes),
+        "attention_head_dim": head_dim,
+        "num_attention_heads": width // max(1, head_dim),
+        "joint_attention_dim": shape_of(path, shapes, "txt_in.weight", 2)[1],
+        "extra_condition_channels": shape_of(path, shapes, _CONTROLNET, 2)[1] - channels,
+    }
+    return parse(QwenControlNetConfig, data, source=path)
+
+
+def _layers(shapes: Shapes) -> int:
+    return len({match[1] for name in shapes if (match := _BLOCK.match(name))})
+
+
+def _check_fit(path: Path, net: ControlNet, like: QwenDiTConfig) -> None:
+    """Raise ModelError for a network that was made for a transformer of other sizes."""
+    config = net.component.config
+    pairs = {"channels in its streams": (config.dim, like.dim)}
+    if net.component.network == qwen_patches.NETWORK.name:
+        pairs["blocks"] = (config.num_layers, like.num_layers)
+    else:
+        pairs["channels in a latent"] = (config.in_channels, like.in_channels)
+        pairs["channels in a text"] = (config.joint_attention_dim, like.joint_attention_dim)
+    for what, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise ModelError(f"{clean(path)}: is made for a transformer with {ours} {what}; the model's has {theirs}")

@@ -1,0 +1,58 @@
+"""The pictures that control networks keep to: resized, preprocessed, masked and encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.noise import TorchCPUGenerator
+from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.pictures import canny, pixels
+from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.request.request import Request
+
+
+def prepared(request: Request) -> tuple[Uint8, ...]:
+    """Return the picture [H, W, 3] of each control at the size of the image, after its preprocessor. Edges are found at
+    that size, in which they keep their width."""
+    ready = []
+    for control, picture in zip(request.controls, request.control_images, strict=True):
+        resized = pixels.fit(picture, request.width, request.height)
+        ready.append(canny.edges(resized) if control.preprocessor == "canny" else resized)
+    return tuple(ready)
+
+
+def latents(
+    model: DiffusionModel, request: Request, pictures: Sequence[Uint8], generator: TorchCPUGenerator
+) -> tuple[Latents, ...]:
+    """Return the latents of each control's picture, with the mask behind them where the network takes one. Random
+    numbers are drawn in the order of diffusers: before the noise."""
+    nets = (model.nets[control.model] for control in request.controls)
+    return tuple(_latents(model, request, net, picture, generator) for net, picture in zip(nets, pictures, strict=True))
+
+
+def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
+    """Return where the request's mask has the image made anew, as [height, width]."""
+    assert request.mask is not None
+    inside = pixels.fit(request.mask, request.width, request.height) >= pixels.HALF
+    return np.asarray(pixels.extend(inside, width, height), np.bool_)
+
+
+def _latents(
+    model: DiffusionModel, request: Request, net: ControlNet, picture: Uint8, generator: TorchCPUGenerator
+) -> Latents:
+    width, height = sizes.render_size(request.width, request.height, model.multiple)
+    values = pixels.from_uint8(pixels.extend(picture, width, height))
+    masked = net.mask != "none" and request.mask is not None
+    inside = hole(request, width, height) if masked else np.zeros((height, width), np.bool_)
+    values = np.where(inside, np.float32(-1), values)
+    encoded = model.vae.latents(values, generator.normal if net.samples else None)
+    if net.mask == "none":
+        return encoded
+    kept = 1 - inside[None, None, :: model.scale, :: model.scale].astype(np.float32)
+    return np.concatenate((encoded, kept), axis=1)

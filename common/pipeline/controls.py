@@ -1,0 +1,135 @@
+"""The control networks of requests: found, opened once, and kept for later images."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path, PurePath
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.hf_cache import REPO
+from qwenimg.common.base.text import clean
+from qwenimg.common.formats.fingerprint import fingerprint
+from qwenimg.common.numbers.noise import sha256
+from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.request import control_text
+from qwenimg.common.request.request import Request
+
+KEPT = 2 * control_text.MOST  # networks
+OpenNet = Callable[[Path], ControlNet]
+
+
+class Controls:
+    """The control networks of one model."""
+
+    def __init__(self, open_net: OpenNet | None = None, find: Callable[[str], Path] = Path, refusal: str = "") -> None:
+        """Set the parts. open_net: None for a model of a family without control networks; `refusal` says so. find:
+        returns the folder or file of a network by the user's name for it."""
+        self._open_net, self._find, self._refusal = open_net, find, refusal
+        self._opened: dict[str, tuple[Path, ControlNet]] = {}  # by their names in requests, the last used last
+        self._taken: set[str] = set()  # names of components that were opened
+
+    def nets(self, request: Request) -> dict[str, ControlNet]:
+        """Return the networks of a request by their names in it. Only headers are read. Raises ModelError and
+        UsageError."""
+        return {one.model: self._open(one.model) for one in request.controls}
+
+    def give(self, model: DiffusionModel, request: Request) -> None:
+        """Give `model` the networks of a request, in place of those of an earlier one. Raises ModelError and
+        UsageError."""
+        if not self.are_given(model, request):
+            model.control(self.nets(request))
+
+    def are_given(self, model: DiffusionModel, request: Request) -> bool:
+        """Return whether `model` has the networks of a request, and no others. Raises ModelError and UsageError."""
+        return _names(self.nets(request)) == _names(model.nets)
+
+    def check(self, request: Request) -> None:
+        """Raise UsageError and ModelError for controls that the model does not take."""
+        nets = self.nets(request)
+        for one in request.controls:
+            net = nets[one.model]
+            if net.mask == "needed" and request.mask is None:
+                raise UsageError(f"--control {clean(one.model, 60)} paints within a mask: give it with --mask")
+        masked = any(net.mask != "none" for net in nets.values())
+        if request.mask is not None and request.image is None and not masked:
+            raise UsageError(
+                "a mask needs the image that it belongs to: give it with -i, or to an inpainting ControlNet"
+            )
+
+    def warnings(self, request: Request, steps: int) -> list[str]:
+        """Return a line for each control that changes nothing."""
+        lines = []
+        for one in request.controls:
+            first, last = one.steps(steps)
+            why = "at scale 0" if one.scale == 0 else f"no whole step of {steps} lies in {one.start:g}-{one.end:g}"
+            if first == last or one.scale == 0:
+                lines.append(f"--control {clean(one.model, 60)} has no effect: {why}")
+        return lines
+
+    def recorded(self, request: Request) -> dict[str, object]:
+        """Return the entries of a recipe: names without folders, fingerprints of the networks' files, hashes of the
+        pictures."""
+        if not request.controls:
+            return {}
+        nets, asked = self.nets(request), request.controls
+        names = [
+            f"{label(one.model)}={f'{one.preprocessor}@' * bool(one.preprocessor)}{PurePath(one.picture).name}"
+            f"{one.numbers}"
+            for one in asked
+        ]
+        return {
+            "control": "; ".join(names),
+            "control_fingerprints": [fingerprint(nets[one.model].component.plan.files) for one in asked],
+            "control_sha256": [sha256(picture) for picture in request.control_images],
+        }
+
+    def close(self) -> None:
+        for _, net in self._opened.values():
+            net.component.plan.close()
+        self._opened.clear()
+
+    def _open(self, name: str) -> ControlNet:
+        if self._open_net is None:
+            raise UsageError(f"--control {clean(name, 60)}: {self._refusal}")
+        path = self._find(name)
+        before = self._opened.pop(name, None)
+        if before is None or before[0] != path or _changed(before[1]):
+            before = path, self._named(self._open_net(path), name)
+        self._opened[name] = before
+        while len(self._opened) > KEPT:  # not closed here: weights may be read from it again
+            del self._opened[next(iter(self._opened))]
+        return before[1]
+
+    def _named(self, net: ControlNet, name: str) -> ControlNet:
+        """Return `net` with a name that no other network has or had, as it may still be in memory."""
+        plain = PurePath(label(name)).name.removesuffix(".safetensors")
+        unique = next(each for i in count(1) if (each := _numbered(plain, i)) not in self._taken)
+        self._taken.add(unique)
+        return replace(net, name=unique)
+
+
+def _names(nets: Mapping[str, ControlNet]) -> dict[str, str]:
+    return {name: net.name for name, net in nets.items()}
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"controlnet {name}" if number == 1 else f"controlnet {name} ({number})"
+
+
+def label(name: str) -> str:
+    """Return a recipe's name for the network `name`: a hub id unchanged, or the last name of a path."""
+    return clean(name if _is_hub_id(name) else PurePath(name).name, 100)
+
+
+def _is_hub_id(name: str) -> bool:
+    return re.fullmatch(REPO, name) is not None and not os.path.lexists(name)
+
+
+def _changed(net: ControlNet) -> bool:
+    """Return whether a file of the network was replaced or changed since it was opened."""
+    return any(file.is_replaced() for file in net.component.plan.files)
