@@ -27,6 +27,7 @@ from tiny_edit import write_tiny_edit
 from tiny_flux import write_tiny_flux
 from tiny_flux2 import write_tiny_flux2
 from tiny_model import write_tiny_model
+from tiny_qwen21 import small_pictures, write_tiny_qwen21
 from tiny_sd import write_tiny_sd
 from tiny_sd3 import write_tiny_sd3
 from tiny_zimage import write_tiny_zimage
@@ -40,11 +41,12 @@ from qwenimg.common.parity.passport.passport import Figure
 
 ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
-NO_FP16 = ("flux2", "z-image")  # they refuse the dtype
+NO_FP16 = ("flux2", "z-image", "qwen21")  # they refuse the dtype
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
 WRITERS = {
     "qwen": write_tiny_model,
+    "qwen21": write_tiny_qwen21,
     "edit": partial(write_tiny_edit, kind="2511"),
     "sd15": partial(write_tiny_sd, kind="sd15"),
     "sdxl": partial(write_tiny_sd, kind="sdxl"),
@@ -59,7 +61,7 @@ MODELS = ("shapes", *WRITERS)
 def main() -> None:
     references.AREA = 128**2  # of the pictures that a model sees
     found: dict[str, dict[str, float]] = constants.document()["k"] if "--add" in sys.argv else {}
-    with tempfile.TemporaryDirectory() as folder:
+    with small_pictures(), tempfile.TemporaryDirectory() as folder:
         for kind, dtype, k in measured(Path(folder)):
             row = found.setdefault(kind, {})
             row[dtype] = max(row.get(dtype, 0.0), k)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from policies import FP32
 from refusals import refused
 from relative import relative_float32
@@ -17,6 +18,7 @@ from tiny_model import randomise
 from tiny_qwen21 import TEXT
 
 from qwenimg import backends
+from qwenimg.common.families.qwen_image_21 import references
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
@@ -24,6 +26,7 @@ from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.components import open_component, read_config
+from qwenimg.common.pictures.patches import QWEN3_VL, patches
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 3e-6  # relative L2 of a forward
@@ -262,3 +265,39 @@ def test_configurations_are_the_same() -> None:
 )
 def test_wrong_configurations_are_refused(changes: dict[str, Any], message: str) -> None:
     assert message in refused(Qwen3VLVisionConfig, **changes)
+
+
+# The image processor
+
+PICTURES = [(1024, 1024), (1376, 768), (448, 320), (97, 211), (20, 31), (6000, 3000)]
+
+
+@pytest.mark.parametrize("size", PICTURES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_pixels_are_exactly_those_of_transformers(size: tuple[int, int]) -> None:
+    """Also where the size must change, as that of pictures that the pipeline has made does not."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    half = [0.5, 0.5, 0.5]
+    limits = {"shortest_edge": QWEN3_VL.least, "longest_edge": QWEN3_VL.most}
+    processor = Qwen2VLImageProcessorPil(size=limits, patch_size=16, image_mean=half, image_std=half)
+    one = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    result = processor(images=[Image.fromarray(one)], return_tensors="np")
+    values, rows, columns = patches(one, 16, 2, 2, QWEN3_VL)
+    assert result["image_grid_thw"].tolist() == [[1, rows, columns]]
+    assert np.array_equal(values, result["pixel_values"])
+    if size[0] % 32 == size[1] % 32 == 0:
+        assert (rows, columns) == (size[1] // 16, size[0] // 16), "slots are those of the latents"
+
+
+def test_a_picture_is_put_on_white_as_the_pipeline_does() -> None:
+    """In the size of its latents, whatever its alpha."""
+    from diffusers.image_processor import VaeImageProcessor
+
+    rng = np.random.default_rng(2)
+    one = rng.integers(0, 256, (211, 300, 4), np.uint8)
+    width, height = references.size(one)
+    resized = VaeImageProcessor(vae_scale_factor=16).resize(Image.fromarray(one), width=width, height=height)
+    white = Image.new("RGB", resized.size, (255, 255, 255))
+    white.paste(resized, mask=resized.getchannel("A"))
+    assert np.array_equal(references.copy(one), np.asarray(white))
+    assert np.array_equal(references.seen(one), np.asarray(resized)) and width % 32 == height % 32 == 0

@@ -15,6 +15,7 @@ What is unusual about it, beside the language model (`qwen3_vl`):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -89,6 +91,11 @@ class Qwen3VLVisionConfig(Qwen3VLConfig):
     def side(self) -> int:
         """The positions along a side of the table."""
         return isqrt(self.positions)
+
+    @property
+    def vision_feed_forward(self) -> int:
+        """The arrays of the feed-forward's width in memory at its peak: it is not gated."""
+        return 2
 
     @property
     def patch_values(self) -> int:
@@ -214,7 +221,11 @@ NETWORK = replace(
     used=used,
     fields=fields,
     rename=rename,
-    traced=(),  # passports have no pictures
+    traced=(
+        *(block for block in qwen3_vl.NETWORK.traced if block.name == "layer"),
+        Block(name="vision_block", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),
+        Block(name="merger", paths=re.compile(r"visual\.(merger|deepstack_merger_list\.\d+)")),
+    ),
     tables=qwen3_vl.NETWORK.tables | {f"{PREFIX}pos_embed.weight"},
     published=lambda name: f"model.{name}" if name.startswith(PREFIX) else qwen3_vl.NETWORK.published(name),
     described=described,

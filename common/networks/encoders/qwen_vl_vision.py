@@ -111,6 +111,11 @@ class QwenVLVisionConfig(QwenVLConfig):
         return self.vision_width // self.vision_heads
 
     @property
+    def vision_feed_forward(self) -> int:
+        """The arrays of the feed-forward's width in memory at its peak: it is gated."""
+        return 3
+
+    @property
     def patch_values(self) -> int:
         """The numbers of one patch: channels, time, rows and columns."""
         return CHANNELS * self.taps_in_time * self.patch_size**2

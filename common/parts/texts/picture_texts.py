@@ -197,15 +197,15 @@ class PictureTexts(PromptTexts[PicturePrompt]):
     def _encoding(self, prompts: Sequence[PicturePrompt], length: int) -> Stage:
         """Return the stage that encodes prompts of at most `length` tokens, and their pictures before that.
 
-        In the vision tower each patch has two residuals, q, k and v with q and k in float32 too, and the feed-forward's
-        three widths."""
+        In the vision tower each patch has two residuals, q, k and v with q and k in float32 too, and the widths of
+        the feed-forward."""
         if not self._sees(prompts):
             assert self._alone is not None
             return self.stage(self._alone(self.encoder), 1, length)
         stage, config = self.stage(self.encoder, 1, length), self.config
         largest = max((columns * rows for prompt in prompts for columns, rows in self._slots(prompt)), default=0)
         count, limit = largest * config.merge_size**2, self.runtime.engine.workspace.score_bytes
-        widths = 8 * config.vision_width + 3 * config.vision_inner
+        widths = 8 * config.vision_width + config.vision_feed_forward * config.vision_inner
         vision = count * widths * 4 + scores(config.vision_heads, 1, count, limit)
         split = stage.splits[0]
         activations = max(split.activations, self.runtime.call_bytes(self.encoder, vision))
