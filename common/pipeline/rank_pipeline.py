@@ -74,7 +74,7 @@ class RankPipeline(Pipeline):
             self.followers.draw(request, self.loras.hashes(request.lora))
         yield from super()._generate(request, warnings)
 
-    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> NDArray[Any]:
+    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> list[NDArray[Any]]:
         if self.engine.group is not None and self.engine.group.rank:
             raise StepsDone
         return super()._decoded(request, latents, warnings)
