@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -80,8 +81,8 @@ def check_backend(name: str, *, launched_by_mlx: bool) -> str:
         if not is_mlx and name != "auto":
             raise UsageError(f"--backend {name}: ranks that mlx.launch started compute with mlx")
         return name if is_mlx else "mlx"
-    if is_mlx:
-        raise UsageError("--devices with --backend mlx: a Mac has one GPU; start a rank on each Mac with mlx.launch")
+    if is_mlx or (name == "auto" and sys.platform == "darwin"):
+        raise UsageError("--devices: a Mac has one GPU for MLX; start a rank on each Mac with mlx.launch")
     if name.partition(":")[2]:
         raise UsageError(f"--backend {name} with --devices: rank i takes GPU i; CUDA_VISIBLE_DEVICES chooses them")
     return name
@@ -96,27 +97,27 @@ def engine(name: str, place: RankPlace, store: Any = None) -> Engine:
     """Return the engine of a rank once all ranks have met. store: rank 0's, if it is open. Raises BackendMissing,
     UsageError and RankLost."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch tells of each try to reach a rank
-    if name == "auto":
-        name = "cuda" if _has_cuda() else "cpu"
+    name = _of_torch_here(name)
     opened: Any = load(f"cuda:{place.local}" if name == "cuda" else name)
     opened.meet(place, store)
     return cast("Engine", opened)
 
 
-def store() -> tuple[Any, int]:
-    """Return a store of this machine, at which torch's ranks meet, and its port."""
+def store(name: str, size: int) -> tuple[Any, int]:
+    """Return a store of this machine, at which torch's ranks meet, and its port. Raises BackendMissing if there are
+    fewer GPUs than ranks."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    load("cpu")
+    load("cpu" if _of_torch_here(name) == "cpu" else f"cuda:{size - 1}")
     from qwenimg.backends.torch.group import local_store
 
     return local_store()
 
 
-def _has_cuda() -> bool:
-    from qwenimg.backends import installed
-
-    if not installed("cuda"):
-        return False
+def _of_torch_here(name: str) -> str:
+    """Return the backend of torch that `auto` is here; another name unchanged."""
+    if name != "auto":
+        return name
+    load("cpu")  # only for its error where torch is missing
     from qwenimg.backends.torch.engine import has_cuda
 
-    return has_cuda()
+    return "cuda" if has_cuda() else "cpu"

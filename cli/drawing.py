@@ -92,11 +92,11 @@ def _leader(devices: int, opening: Opening, stop: Stop) -> Leader:
     """Return rank 0 of several devices. Never returns on another rank, which follows that one. Raises QwenimgError."""
     from qwenimg.backends import ranks
     from qwenimg.cli.ranks import follow
-    from qwenimg.cli.ranks.lead import Leader
+    from qwenimg.cli.ranks.lead import Leader, check
 
     place = ranks.place(devices)
     if place is not None and place.rank:
-        follow.ignore_signals()
+        check(opening)
         follow.follow(place, ranks.check_backend(opening.backend, launched_by_mlx=ranks.by_mlx()), tuple(sys.argv[1:]))
     return Leader(devices, place, opening, stop)
 

@@ -14,7 +14,6 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import compile, load, ops, stream
 from qwenimg.backends.mlx.blocks import NetworkBlocks
-from qwenimg.backends.mlx.group import MLXGroup
 from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
 from qwenimg.backends.mlx.ops import crossing, images
 from qwenimg.backends.mlx.ops.functions import on_gpu
@@ -59,6 +58,8 @@ class MLXEngine:
 
     def meet(self, place: RankPlace, store: None = None) -> None:
         """Meet the other ranks, of which this is the one of `place`. Raises UsageError and RankLost."""
+        from qwenimg.backends.mlx.group import MLXGroup
+
         self._neighbours = place.neighbours
         self.group = MLXGroup(place)
 

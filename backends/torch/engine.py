@@ -14,7 +14,6 @@ from torch import Tensor
 
 from qwenimg.backends.torch import compile, load, ops, stream
 from qwenimg.backends.torch.blocks import NetworkBlocks
-from qwenimg.backends.torch.group import TorchGroup
 from qwenimg.backends.torch.ops import crossing, images
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.workspaces import TORCH, TORCH_CPU
@@ -65,7 +64,7 @@ class TorchEngine:
         self.device = torch.cuda.get_device_name(self._device) if self.on_gpu else _processor()
         self.facts = self._facts()
         self.group: Group | None = None
-        self._ranks: TorchGroup | None = None  # the same
+        self._ranks: ops.HasTokenRanks | None = None  # the same
         self._neighbours = 1  # ranks on this machine
         self._compiles = False
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -83,6 +82,8 @@ class TorchEngine:
             self.device = _processor()
         if self.on_gpu:
             torch.cuda.set_device(self._device)
+        from qwenimg.backends.torch.group import TorchGroup  # not every build of torch has what it imports
+
         self._ranks = self.group = TorchGroup(place, self._device, store)
 
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:

@@ -26,7 +26,6 @@ _FIRST = 1.0  # seconds
 
 def main() -> None:
     """Follow rank 0, the process that started this one."""
-    ignore_signals()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     size = int(os.environ["WORLD_SIZE"])
     place = ranks.place(size)
@@ -34,19 +33,21 @@ def main() -> None:
     follow(place, sys.argv[1], None)
 
 
-def ignore_signals() -> None:
-    """Ignore Ctrl-C and its like, which are sent to all ranks: rank 0 says when to end."""
+def _handle(way: signal.Handlers) -> None:
+    """Set what Ctrl-C and its like do here, which are sent to all ranks."""
     for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, way)
 
 
 def follow(place: RankPlace, backend: str, words: tuple[str, ...] | None) -> NoReturn:
     """Meet the other ranks, and do what rank 0 says until it ends. words: the command line that a launcher gave."""
     spoke: Spoke | None = None
+    _handle(signal.SIG_DFL)
     try:
         engine = ranks.engine(backend, place)
         assert engine.group is not None
         spoke = Spoke(engine.group, words)
+        _handle(signal.SIG_IGN)  # from here on rank 0 says when to end
         engine.group.failing = _wait
         _Follower(spoke, engine).run()
     except Exception as error:

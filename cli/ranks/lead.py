@@ -84,7 +84,7 @@ class Leader:
         if self._engine is None:
             name = "lo0" if sys.platform == "darwin" else "lo"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            store, port = ranks.store()
+            store, port = ranks.store(self.backend, self.devices)
             for rank in range(1, self.devices):
                 self._start(rank, port)
             place = RankPlace(rank=0, size=self.devices, neighbours=self.devices, port=port)

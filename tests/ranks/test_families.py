@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_cases import see_few_pixels
 from relative import relative
 from thread_ranks import ThreadGroup, opened, together
 
@@ -79,9 +80,27 @@ def test_references_are_shared_too(tiny: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_references_of_the_editing_model_are_shared_too(tiny_edit: dict[str, Path]) -> None:
-    """With a modulation of their own, and of a million pixels each."""
-    check_references(tiny_edit["qwen-2511"], 2)
+def test_references_with_a_modulation_of_their_own(tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    see_few_pixels(monkeypatch)
+    check_references(tiny["qwen-2511"], 2)
+
+
+@pytest.mark.slow
+def test_layers_are_tokens_like_others(tiny_layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = np.random.default_rng(3).integers(0, 256, (64, 48, 4), np.uint8)
+    asked = {"image": picture, "steps": 2, "seed": 3, "guidance": 3.0, "layers": 2}
+    expected = latents(tiny_layered, None, asked)
+    assert expected is not None
+    check(tiny_layered, 2, asked, True, expected)
+    check(tiny_layered, 3, asked, False, expected)
+
+
+def test_a_model_that_shares_branches_alone(tiny: dict[str, Path]) -> None:
+    expected = latents(tiny["qwen21"], None, SIZE | {"guidance": 3.0})
+    assert expected is not None
+    check(tiny["qwen21"], 2, SIZE | {"guidance": 3.0}, True, expected)
+    with pytest.raises(UsageError, match="here devices share only the branches of guidance"):
+        check(tiny["qwen21"], 3, SIZE | {"guidance": 3.0}, True, expected)
 
 
 def test_a_third_branch(tiny: dict[str, Path]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from cli_runner import cli
 
@@ -76,6 +77,8 @@ def test_options_that_are_not_built(environment: Any) -> None:
     drawn = ("a red circle", "-m", "shapes", "--devices", "2", "--backend")
     cli(*drawn, "mlx").refused(2, "start a rank on each Mac with mlx.launch")
     cli(*drawn, "cuda:1").refused(2, "rank i takes GPU i")
+    if not torch.cuda.is_available():
+        cli(*drawn, "cuda").refused(3, "--backend cuda: torch sees no NVIDIA GPU here")
     cli(*drawn, "cpu", "--fallback").refused(2, "--fallback with --devices is not built yet")
     cli(*drawn, "cpu", "--compile", "on").refused(2, "--compile on with --devices is not built yet")
     cli(*drawn[:-2], "0").refused(2, "--devices")

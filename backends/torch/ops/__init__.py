@@ -16,5 +16,6 @@ from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *
 from qwenimg.backends.torch.ops.operate import operate as operate
 from qwenimg.backends.torch.ops.products import *
+from qwenimg.backends.torch.ops.tokens import HasTokenRanks as HasTokenRanks
 from qwenimg.backends.torch.ops.tokens import Tokens as Tokens
 from qwenimg.backends.torch.ops.tokens import share_tokens as share_tokens
