@@ -33,7 +33,7 @@ class FakePipeline:
     ) -> None:
         self.backend = "cpu" if backend == "auto" else backend
         self.device, self.model_name = "Fake CPU", model or "shapes-v1"
-        self.engine = SimpleNamespace(attention=lambda: "flash")
+        self.engine = SimpleNamespace(attention=lambda: "flash", group=None)
         self.model = SimpleNamespace(guidance=Guidance(formula=cfg), options=frozenset())
         self.precision = parse(precision, on_gpu=False)
         self.defaults = Defaults(width=20, height=12, steps=3, guidance=4.0, negative_prompt=" ")
