@@ -32,7 +32,7 @@ def rows() -> list[tuple[str, ...]]:
         there = machine(name)
         engine = on_paper("auto", parse_bytes(f"{gigabytes}GB", name), there)
         for number, (model, few) in enumerate(MODELS):
-            one = of_model(KNOWN[model], engine, few=few)
+            one = of_model(KNOWN[model], engine)[few]
             seconds = one.times.picture
             assert seconds is not None and one.fits, (name, model)
             title = f"`{model}{' ' + one.options if one.options else ''}`, {one.steps} steps"

@@ -57,7 +57,7 @@ def _machines() -> Iterator[tuple[str, OnPaper, list[Outlook]]]:
             engine = on_paper("auto", parse_bytes(f"{gigabytes}GB", name), found)
             short = found.title.removeprefix("NVIDIA ").removeprefix("Apple ")
             yield kind.format(gigabytes, short), engine, on_gpu(engine)
-    yield f"CPU, {CORES} cores", a_cpu(), [of_model(KNOWN[name], a_cpu()) for name in CPU_MODELS]
+    yield f"CPU, {CORES} cores", a_cpu(), [of_model(KNOWN[name], a_cpu())[0] for name in CPU_MODELS]
 
 
 def a_cpu() -> OnPaper:
@@ -67,8 +67,8 @@ def a_cpu() -> OnPaper:
 
 def on_gpu(engine: OnPaper) -> list[Outlook]:
     """Return Z-Image-Turbo, Qwen-Image in few steps, and on a smaller machine SDXL: those that fit."""
-    first = of_model(KNOWN["z-image-turbo"], engine), of_model(KNOWN["qwen-image"], engine, few=True)
-    small = [] if engine.free_memory() > SMALL else [of_model(KNOWN["sdxl"], engine)]
+    first = of_model(KNOWN["z-image-turbo"], engine)[0], of_model(KNOWN["qwen-image"], engine)[1]
+    small = [] if engine.free_memory() > SMALL else of_model(KNOWN["sdxl"], engine)
     return [one for one in (*first, *small) if one.fits]
 
 

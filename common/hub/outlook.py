@@ -115,7 +115,7 @@ def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
     take longer than LONG, and large ones before small ones. below: only models that are smaller, in bytes."""
     models = [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
     chosen = models if below is None else [known for known in models if 0 < known.bytes < below]
-    outlooks = [one for known in chosen for one in _both(known, engine)]
+    outlooks = [one for known in chosen for one in of_model(known, engine)]
 
     def order(one: Outlook) -> tuple[bool, bool, int, int, int]:
         width, height = one.size
@@ -124,30 +124,30 @@ def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
     return sorted(outlooks, key=order)
 
 
-def _both(known: KnownModel, engine: OnPaper) -> list[Outlook]:
-    """Return `known` with its default steps, and with few steps if it has a distilled LoRA."""
-    usual = of_model(known, engine)
-    has_few = known.family == "qwen-image" and known is not catalog.BUILT_IN
-    return [usual, of_model(known, engine, few=True)] if has_few else [usual]
-
-
-def of_model(known: KnownModel, engine: OnPaper, few: bool = False) -> Outlook:
-    """Return how `known` runs on `engine`, in the most bits that fit. few: with the few steps of its distilled LoRA."""
+def of_model(known: KnownModel, engine: OnPaper) -> list[Outlook]:
+    """Return how `known` runs on `engine` with its default steps, and with few steps if it is a Qwen-Image that has a
+    distilled LoRA."""
     pipe, _ = plan_pipeline(Opening(model=known.name), engine)
     with closing(pipe):
-        asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
-        request = pipe.check(PROMPT, **asked, **start.stand_in(pipe.model))
-        best = fitting(pipe, request, counted=False, few=few)
-        steps = pipe.model.plan(request).steps
-        return Outlook(
-            model=known,
-            options=" ".join(filter(None, (f"--{FEW} {steps}" if few else "", best.options))),
-            size=(request.width, request.height),
-            steps=steps,
-            peak=best.peak,
-            fits=best.fits,
-            times=times(pipe, request, best.needs, best.model.runtime.precision),
-        )
+        has_few = known.family == "qwen-image" and FEW in pipe.model.few_steps
+        return [_outlook(known, pipe, few) for few in ((False, True) if has_few else (False,))]
+
+
+def _outlook(known: KnownModel, pipe: Pipeline, few: bool) -> Outlook:
+    """Return how `known` runs in the most bits that fit. few: with the few steps of its distilled LoRA."""
+    asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
+    request = pipe.check(PROMPT, **asked, **start.stand_in(pipe.model))
+    best = fitting(pipe, request, counted=False, few=few)
+    steps = pipe.model.plan(request).steps
+    return Outlook(
+        model=known,
+        options=" ".join(filter(None, (f"--{FEW} {steps}" if few else "", best.options))),
+        size=(request.width, request.height),
+        steps=steps,
+        peak=best.peak,
+        fits=best.fits,
+        times=times(pipe, request, best.needs, best.model.runtime.precision),
+    )
 
 
 def fitting(pipe: Pipeline, request: Request, *, counted: bool, few: bool) -> Variant:

@@ -12,6 +12,7 @@ from random_model import DIT, TEXT, write_random_model
 import qwenimg
 from qwenimg.common.memory import beside
 from qwenimg.common.pipeline import fit_options
+from qwenimg.common.runtime.group import ALONE
 from qwenimg.common.weights import streaming
 
 
@@ -27,8 +28,8 @@ def test_the_array_that_codes_are_decoded_to_is_in_the_plan(tmp_path: Path) -> N
     print(f"a step decodes to {always} bytes, the modulation to {once}")
     assert (beside.decoded(plan), beside.decoded(plan, once=True)) == (always, once)
     assert beside.decoded(plan.stored(parse("bf16", on_gpu=False))) == always // 2
-    assert pipe.model._step_bytes(1, 8) == pipe.model._step_bytes(1, 0) + 8 * DIT.dim * 40
-    assert pipe.model._step_bytes(1, 0) == always + beside.packed(plan)
+    assert pipe.model._step_bytes(1, 8, 0, ALONE) == pipe.model._step_bytes(1, 0, 0, ALONE) + 8 * DIT.dim * 40
+    assert pipe.model._step_bytes(1, 0, 0, ALONE) == always + beside.packed(plan)
     request = pipe.check("a", width=32, height=32, steps=1)
     modulation = next(s for s in fit_options.needs(pipe.model, request).stages if s.name == "modulation")
     assert modulation.activations > once
