@@ -367,6 +367,14 @@ def test_edit_models_take_such_pictures_as_they_are(tiny_edit: dict[str, Path], 
         pipe.check("x", image=PICTURE, control=(nets["union"], PICTURE))
 
 
+def test_layered_takes_a_picture_apart(tiny_layered: Path, nets: dict[str, Path]) -> None:
+    with (
+        closing(qwenimg.load(tiny_layered, backend="cpu", precision="fp32")) as pipe,
+        pytest.raises(UsageError, match="takes a picture apart"),
+    ):
+        pipe.check("x", image=PICTURE, control=(nets["union"], PICTURE))
+
+
 def test_masks_and_networks_that_go_together(tiny_folder: Path, nets: dict[str, Path]) -> None:
     mask = np.zeros(PICTURE.shape[:2], np.uint8)
     with closing(qwenimg.load(tiny_folder, backend="cpu", precision="fp32")) as pipe:

@@ -11,6 +11,7 @@ import pytest
 from family_cases import see_few_pixels
 from relative import relative
 from thread_ranks import ThreadGroup, opened, together
+from tiny_control import write_controlnet
 
 from qwenimg import UsageError
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -141,3 +142,9 @@ def test_the_passes_of_a_rank(tiny: dict[str, Path], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Pass, "__call__", lambda one, x, sigma: (calls.append(0), call(one, x, sigma))[1])
     together(2, lambda group: latents(tiny["qwen"], group, SIZE | {"guidance": 3.0}))
     assert len(calls) == 2 * 3
+
+
+def test_control_is_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+    control = (write_controlnet(tmp_path / "net"), np.zeros((32, 32, 3), np.uint8))
+    with pytest.raises(UsageError, match="control: it works on one device"):
+        together(2, lambda group: latents(tiny["qwen"], group, SIZE | {"control": control}))

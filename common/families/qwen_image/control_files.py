@@ -12,7 +12,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import listed
-from qwenimg.common.families.qwen_image.variants import TEXT, VARIANTS
+from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, VARIANTS
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_patches
@@ -72,10 +72,10 @@ def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
     """Open the control network in the folder or file `path` for a model. Raises ModelError and UsageError."""
     if checkpoint.variant != TEXT.name:
         title, _, _ = VARIANTS[checkpoint.variant].title.partition(",")
-        raise UsageError(
-            f"--control is for Qwen-Image, text to image; {title} takes a picture of edges, depth or a pose as it is: "
-            "give it with -i"
-        )
+        why = f"{title} takes a picture of edges, depth or a pose as it is: give it with -i"
+        if checkpoint.variant == LAYERED.name:
+            why = f"{title} takes a picture apart"
+        raise UsageError(f"--control is for Qwen-Image, text to image; {why}")
     like: QwenDiTConfig = checkpoint["transformer"].config
     shapes = _shapes(path)
     if _PATCHES in shapes:

@@ -56,7 +56,7 @@ class QwenImageLayered(QwenImage):
             option = "--strength" if request.mask is None else "--mask"
             raise UsageError(f"{option} is for models that draw from a picture; this one takes all of it apart")
         if request.controls:
-            raise UsageError("--control is for models that draw a picture; this one takes one apart")
+            raise UsageError("--control is for Qwen-Image, text to image; this model takes a picture apart")
         if request.cfg_normalization not in (0, 1):
             raise UsageError(f"cfg-normalization is {request.cfg_normalization:g}; this model takes 0, without, or 1")
         trained_sizes(request.images[0])  # only for its errors
