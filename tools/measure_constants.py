@@ -41,12 +41,13 @@ from qwenimg.common.parity.passport.passport import Figure
 
 ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
-NO_FP16 = ("flux2", "z-image", "qwen21")  # they refuse the dtype
+NO_FP16 = ("flux2", "z-image", "qwen21", "qwen21-text")  # they refuse the dtype
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
 WRITERS = {
     "qwen": write_tiny_model,
     "qwen21": write_tiny_qwen21,
+    "qwen21-text": partial(write_tiny_qwen21, tower=False),
     "edit": partial(write_tiny_edit, kind="2511"),
     "sd15": partial(write_tiny_sd, kind="sd15"),
     "sdxl": partial(write_tiny_sd, kind="sdxl"),

@@ -88,8 +88,6 @@ def test_the_default_and_the_keys():
     ("name", "part"),
     [
         ("z-image-edit", "edits images"),
-        ("qwen-image-layered", "layers"),
-        ("Qwen-Image-2.1", "different architecture"),
         ("sd21", "no repository"),
     ],
 )

@@ -207,6 +207,8 @@ def test_a_text_encoder_without_its_tower(tiny_qwen21: dict[str, Path], tmp_path
     assert np.array_equal(pipe("a ring", **ASKED).latents, whole("a ring", **ASKED).latents)
     with pytest.raises(UsageError, match="the text encoder has no vision tower"):
         pipe("a ring", image=PICTURE, **ASKED)
+    started, other = (pipe("a ring", image=one, strength=0.5, **ASKED) for one in (PICTURE, PICTURE[::-1]))
+    assert not np.array_equal(started.latents, other.latents)
 
 
 def test_info_says_what_each_file_is(tiny_qwen21: dict[str, Path], tmp_path: Path) -> None:

@@ -109,9 +109,11 @@ def tiny_seeing_encoder(seed: int = 3) -> torch.nn.Module:
     return louder(model).eval()
 
 
-def write_tiny_qwen21(folder: Path, levels: tuple[float, ...] = (), shard: str = "400KB") -> None:
+def write_tiny_qwen21(
+    folder: Path, levels: tuple[float, ...] = (), shard: str = "400KB", *, tower: bool = True
+) -> None:
     """Write the whole folder part by part, with shards of at most `shard`: the pipeline's own save_pretrained would
-    need torchvision for its processor. levels: those of a distilled model."""
+    need torchvision for its processor. levels: those of a distilled model. tower: with the vision tower."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     part = folder.with_suffix(".part")
@@ -120,7 +122,9 @@ def write_tiny_qwen21(folder: Path, levels: tuple[float, ...] = (), shard: str =
     FlowMatchEulerDiscreteScheduler(**scheduler).save_pretrained(part / "scheduler")
     tiny_vae().save_pretrained(part / "vae", max_shard_size=shard)
     tiny_dit().save_pretrained(part / "transformer", max_shard_size=shard)
-    tiny_seeing_encoder().save_pretrained(part / "text_encoder", max_shard_size=shard)
+    text = tiny_seeing_encoder()
+    kept = {name: value for name, value in text.state_dict().items() if tower or ".visual." not in name}
+    text.save_pretrained(part / "text_encoder", max_shard_size=shard, state_dict=kept)
     (part / "model_index.json").write_text(json.dumps(index(levels)))
     part.rename(folder)
 

@@ -3,7 +3,7 @@
 Text is encoded and its encoder freed before the transformer is loaded, so the peak of memory is the largest component
 and not the sum. The branches of guidance run in turn, since texts of different length have different positions. A
 picture of the request is always a reference; below a strength of 1, and with a mask, the run starts from the first one
-too.
+too. With a text encoder without its vision tower a picture is a start only.
 
 Text and references do not depend on the step, so their keys and values are kept between the steps if memory allows;
 else they are computed anew in each, with the same bits.
@@ -35,6 +35,7 @@ from qwenimg.common.parts.texts.picture_texts import (
 )
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures.patches import QWEN3_VL
+from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.diffusion_model import Image
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
@@ -78,7 +79,6 @@ class QwenImage21(FlowModel):
     multiple = MULTIPLE
     sees_alpha = True
     repeats_images = True
-    images = (0, references.MOST)
     options = frozenset({"step_cache", "cached_calls"})
     texts: PictureTexts
     config: Qwen21Config
@@ -91,6 +91,8 @@ class QwenImage21(FlowModel):
         super().__init__(runtime, checkpoint, residents, texts, halves)
         self.scale, self.channels = component.config.scale, component.config.z_dim
         self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
+        self.sees = texts.encoder.network != qwen3_vl.NETWORK.name  # it has its vision tower
+        self.images = (0, references.MOST if self.sees else 1)
         self._seen = SeenPictures(references.copy)
 
     @cached_property
@@ -105,20 +107,24 @@ class QwenImage21(FlowModel):
     # References
 
     def prompt(self, text: str, images: Sequence[Image]) -> PicturePrompt:
-        return PicturePrompt(text or " ", tuple(map(self._seen.of, images)))
+        return PicturePrompt(text or " ", tuple(map(self._seen.of, images)) if self.sees else ())
 
     def references(self, request: Request) -> list[Latents]:
+        if not self.sees:
+            return []
         for i, image in enumerate(request.images, 1):
             width, height = references.size(image)
             self.runtime.notify("stage", f"image{i} is seen at {width}x{height}, whatever the size of the result")
         return [references.values(image) for image in request.images]
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
-        if request.images and self.texts.encoder.network == qwen3_vl.NETWORK.name:
-            raise UsageError(
-                "the text encoder has no vision tower, by which the model sees pictures (GGUF files have none): give a "
-                "whole one, as safetensors, or no -i"
-            )
+        if request.images and not self.sees:
+            if start.starts_from_noise(request):
+                raise UsageError(
+                    "the text encoder has no vision tower, by which the model sees pictures (GGUF files have none): "
+                    "give a whole one, as safetensors, or a strength below 1, to start from the picture"
+                )
+            return []
         sizes = (references.size(image) for image in request.images)
         return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
 
