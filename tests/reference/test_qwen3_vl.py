@@ -269,10 +269,11 @@ def test_wrong_configurations_are_refused(changes: dict[str, Any], message: str)
 
 # The image processor
 
-PICTURES = [(1024, 1024), (1376, 768), (448, 320), (97, 211), (20, 31), (6000, 3000)]
+LARGE = pytest.param((6000, 3000), marks=pytest.mark.slow)  # more pixels than are seen
+PICTURES = [(1024, 1024), (1376, 768), (448, 320), (97, 211), (20, 31), LARGE]
 
 
-@pytest.mark.parametrize("size", PICTURES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("size", PICTURES, ids=str)
 def test_pixels_are_exactly_those_of_transformers(size: tuple[int, int]) -> None:
     """Also where the size must change, as that of pictures that the pipeline has made does not."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
