@@ -120,7 +120,8 @@ def test_a_folder_is_told_by_its_class_in_any_order(tmp_path: Path, monkeypatch:
             return str(error)
 
     expected = {name: told(name) for name in classes}
-    assert "keeps keys and values" in expected["Flux2KleinKVPipeline"] and "Kontext" in expected["FluxKontextPipeline"]
+    assert "keeps keys and values" in expected["Flux2KleinKVPipeline"] and expected["FluxKontextPipeline"] == "flux"
+    assert "for control images" in expected["FluxControlPipeline"]
     for order in ORDERS:
         monkeypatch.setattr(registry, "FAMILIES", tuple(order))
         assert {name: told(name) for name in classes} == expected

@@ -13,6 +13,7 @@ from relative import relative
 import qwenimg
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.numbers import noise
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline.guidance import Branch
 from qwenimg.common.pipeline.plan import SamplingPlan, Segment
 from qwenimg.common.sampling import table
@@ -89,7 +90,7 @@ def test_steps_without_guidance_count_once(tiny_zimage: Path) -> None:
 
     def passes(**more: float) -> float:
         request = pipe.check(PROMPT, width=48, height=64, **ASKED, **more)
-        [stage] = pipe.model.steps(request, pipe.model.plan(request), (8, 6), [20, 20])
+        [stage] = pipe.model.steps(request, pipe.model.plan(request), LatentShape(1, 8, 6), [20, 20])
         return stage.splits[0].passes
 
     assert (passes(), passes(cfg_truncation=0.3), passes(cfg_end=0.5)) == (16, 13, 12)

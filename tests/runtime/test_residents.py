@@ -125,7 +125,7 @@ def test_results_stay_and_are_not_freed() -> None:
     transformer = Part(40, "transformer")
     plan = residents.plan(
         [
-            stage("modulation", transformer, 30, resident="transformer", results=25),
+            stage("modulation", transformer, resident="transformer", splits=(Split(activations=30, results=25),)),
             stage("denoise", transformer, 10, resident="transformer"),
             stage("decode", Part(20), 50),  # the transformer makes room, the modulation does not
         ]

@@ -85,7 +85,9 @@ def recorded(twin: Twin) -> Iterator[list[Call]]:
             stack.enter_context(mock.patch.object(layer, method, wrapped))
         for name, kind in FUNCTIONS.items():
             wrapped = _labelled(getattr(twin.nn, name), calls, labels, lambda *_, name=name: name, kind)
-            stack.enter_context(mock.patch.object(twin.nn, name, wrapped))
+            for owner in (twin.nn, twin.attending):  # a layer calls the function of its own module
+                if hasattr(owner, name):
+                    stack.enter_context(mock.patch.object(owner, name, wrapped))
         for name in STREAMS:
             stack.enter_context(mock.patch.object(twin.nn, name, _stream(getattr(twin.nn, name), calls, name)))
         if twin.name == "torch":

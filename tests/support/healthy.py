@@ -113,7 +113,7 @@ def _attention(patch: Patch, attended: Callable[[Any, Any, str], Any]) -> None:
         made = attended(scores, v_, str(v.dtype).rpartition(".")[2]).swapaxes(1, 2)
         return seen("attention", "", backend.like(made.reshape(*made.shape[:2], -1), v))
 
-    patch.around(backend.ops, "attention", plain)
+    patch.attention(plain)
 
 
 def channels_in_another_order(patch: Patch) -> None:

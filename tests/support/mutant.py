@@ -30,9 +30,9 @@ class Backend:
         self.torch = package == "torch"
         self.calls = "forward" if self.torch else "__call__"
         self.lib: Any = importlib.import_module("torch" if self.torch else "mlx.core")
-        self.ops, self.products, self.load, self.images, self.quantised = (
+        self.ops, self.attending, self.products, self.load, self.images, self.quantised = (
             importlib.import_module(f"qwenimg.backends.{package}.{module}")
-            for module in ("ops", "ops.products", "load", "ops.images", "ops.quantised")
+            for module in ("ops", "ops.attention", "ops.products", "load", "ops.images", "ops.quantised")
         )
         self.package = package
 
@@ -88,6 +88,11 @@ class Patch:
         original = getattr(owner, name)
         self.set(owner, name, lambda *arguments, **options: change(original, *arguments, **options))
 
+    def attention(self, change: Callable[..., Any]) -> None:
+        """Makes every attention over heads change(the original, its arguments)."""
+        for owner in (self.backend.ops, self.backend.attending):  # the networks' own calls, and those of a layer
+            self.around(owner, "attention", change)
+
     def layer(self, kind: str, change: Callable[[Any, Any, Any], Any], owner: Any = None) -> None:
         """Makes every layer of that class return change(layer, x, its own result)."""
         cls, calls = getattr(owner or self.backend.ops, kind), self.backend.calls
@@ -131,6 +136,11 @@ class Probe(Patch):
         else:  # a constant: nothing calls it
             self.places += 1
             self.reached.add(self.fault)
+
+    def attention(self, change: Callable[..., Any]) -> None:
+        """Makes every attention over heads change(the original, its arguments)."""
+        for owner in (self.backend.ops, self.backend.attending):  # the networks' own calls, and those of a layer
+            self.around(owner, "attention", change)
 
     def layer(self, kind: str, change: Callable[[Any, Any, Any], Any], owner: Any = None) -> None:
         cls, calls = getattr(owner or self.backend.ops, kind), self.backend.calls

@@ -34,7 +34,7 @@ def gelu_erf(patch: Patch) -> None:
 
 
 def attention_scale(patch: Patch) -> None:
-    patch.around(patch.backend.ops, "attention", lambda attend, q, *rest, **more: attend(1.01 * q, *rest, **more))
+    patch.attention(lambda attend, q, *rest, **more: attend(1.01 * q, *rest, **more))
 
 
 def no_qkv_bias(patch: Patch) -> None:
@@ -82,7 +82,7 @@ def head_scale_and_shift_swapped(patch: Patch) -> None:
 
 
 def causal(patch: Patch) -> None:
-    patch.around(patch.backend.ops, "attention", lambda attend, q, k, v, *rest, **more: attend(q, k, v, causal=True))
+    patch.attention(lambda attend, q, k, v, *rest, **more: attend(q, k, v, causal=True))
 
 
 def sines_first(patch: Patch) -> None:
@@ -97,7 +97,7 @@ def sines_first(patch: Patch) -> None:
 
 
 def text_not_causal(patch: Patch) -> None:
-    patch.around(patch.backend.ops, "attention", lambda attend, q, k, v, *rest, causal=False: attend(q, k, v, *rest))
+    patch.attention(lambda attend, q, k, v, *rest, causal=False: attend(q, k, v, *rest))
 
 
 def text_rope_of_pairs(patch: Patch) -> None:
@@ -116,7 +116,7 @@ def keys_not_shared(patch: Patch) -> None:
     def turned(attend: Any, q: Any, k: Any, v: Any, *rest: Any, **more: Any) -> Any:
         return attend(q, patch.backend.lib.roll(k, 1, 2) if k.shape[2] != q.shape[2] else k, v, *rest, **more)
 
-    patch.around(patch.backend.ops, "attention", turned)
+    patch.attention(turned)
 
 
 # The VAE

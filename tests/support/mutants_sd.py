@@ -146,7 +146,7 @@ def quick_gelu_for_gelu(patch: Patch) -> None:
 
 
 def text_not_causal(patch: Patch) -> None:
-    patch.around(patch.backend.ops, "attention", lambda attend, q, k, v, *rest, causal=False: attend(q, k, v, *rest))
+    patch.attention(lambda attend, q, k, v, *rest, causal=False: attend(q, k, v, *rest))
 
 
 def text_without_final_norm(patch: Patch) -> None:

@@ -100,9 +100,7 @@ def norm_eps(patch: Patch) -> None:
 
 def text_not_attended(patch: Patch) -> None:
     """Its last token."""
-    patch.around(
-        patch.backend.ops, "attention", lambda attend, q, k, v, *rest, **more: attend(q, k[:, :-1], v[:, :-1], *rest)
-    )
+    patch.attention(lambda attend, q, k, v, *rest, **more: attend(q, k[:, :-1], v[:, :-1], *rest))
 
 
 def text_norms_of_the_image(patch: Patch) -> None:

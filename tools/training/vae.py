@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.backends.torch.networks.vaes.qwen_vae import QwenVAE
+from qwenimg.backends.torch.networks.vaes.qwen_vae import QwenVAE, built
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.parts.vae import decodes
@@ -48,12 +48,12 @@ class VAEStage:
     def __init__(self, config: TrainConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device, self.tell = config, device, tell
         self.vae = train_folder.vae_config(config.size)
-        self.model = QwenVAE(self.vae)
+        self.model = built(self.vae)
         torch.manual_seed(config.seed)
         initialise_vae(self.model, self.vae.z_dim)
         if config.init is not None:
             found, plan = train_folder.read_vae(config.init / "vae")
-            self.vae, self.model = found, fresh(QwenVAE(found), plan)
+            self.vae, self.model = found, fresh(built(found), plan)
         self.model.to(device).train()
 
     def blocks(self) -> list[torch.nn.Module]:
@@ -91,7 +91,7 @@ class VAEStage:
 
     def write(self, weights: Mapping[str, Tensor]) -> None:
         """Measures the latents with the weights as they are stored, and writes the folder vae/."""
-        model = QwenVAE(self.vae)
+        model = built(self.vae)
         model.load_state_dict({name: value.cpu().bfloat16().float() for name, value in weights.items()})
         mean, std, psnr = measure(model.eval(), pictures(self.config.seed, MEASURED, MEASURED_SIZE))
         if not all(map(math.isfinite, (*mean, *std, psnr))):
@@ -162,7 +162,7 @@ class Encoder:
     def __init__(self, folder: Path, device: torch.device):
         self.device = device
         self.config, plan = train_folder.read_vae(folder)
-        self.model = load.empty(lambda: QwenVAE(self.config))
+        self.model = load.empty(lambda: built(self.config))
         wanted = plan.only(lambda name: not decodes(name))
         load.fill(self.model, wanted.stored(bases(KIND)["fp32"]), device)
         plan.close()

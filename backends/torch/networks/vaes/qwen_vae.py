@@ -191,7 +191,8 @@ class QwenVAE(torch.nn.Module):
         return self.decoder(self.post_quant_conv(z), height, width, rows)
 
 
-def _built(config: QwenVAEConfig) -> QwenVAE:
+def built(config: QwenVAEConfig) -> QwenVAE:
+    """Build the VAE of a configuration."""
     z, down, up = config.z_dim, config.down_layers, config.up_blocks
     downs = [Downsample(o) if kind == "down" else ResidualBlock(i, o) for kind, i, o in down]
     ups = [UpBlock(i, o, upsampled, config) for i, o, upsampled in up]
@@ -204,4 +205,4 @@ def _built(config: QwenVAEConfig) -> QwenVAE:
 
 class Component(VAEComponent):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        super().__init__(lambda: _built(config), plan, precision, device)
+        super().__init__(lambda: built(config), plan, precision, device)
