@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 from parity_bench import Bench
@@ -54,9 +56,14 @@ def gelu_erf(patch: pytest.MonkeyPatch, twin: Twin) -> None:
         patch.setattr(twin.nn, "linear_gelu", lambda layer, x: mlx.nn.gelu(layer(x)))
 
 
+def replace_attention(patch: pytest.MonkeyPatch, twin: Twin, change: Callable[..., Any]) -> None:
+    """Where networks call it, and where the layer of its own module does."""
+    for owner in (twin.nn, twin.attending):
+        patch.setattr(owner, "attention", partial(change, owner.attention))
+
+
 def attention_scale(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    original = twin.nn.attention
-    patch.setattr(twin.nn, "attention", lambda q, *rest, **more: original(1.01 * q, *rest, **more))
+    replace_attention(patch, twin, lambda original, q, *rest, **more: original(1.01 * q, *rest, **more))
 
 
 def no_qkv_bias(patch: pytest.MonkeyPatch, twin: Twin) -> None:
@@ -94,13 +101,11 @@ def gates_swapped(patch: pytest.MonkeyPatch, twin: Twin) -> None:
 
 
 def causal(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    original = twin.nn.attention
-    patch.setattr(twin.nn, "attention", lambda q, k, v, *rest: original(q, k, v, causal=True))
+    replace_attention(patch, twin, lambda original, q, k, v, *rest: original(q, k, v, causal=True))
 
 
 def not_causal(patch: pytest.MonkeyPatch, twin: Twin) -> None:
-    original = twin.nn.attention
-    patch.setattr(twin.nn, "attention", lambda q, k, v, **more: original(q, k, v))
+    replace_attention(patch, twin, lambda original, q, k, v, **more: original(q, k, v))
 
 
 def text_rope_pairs(patch: pytest.MonkeyPatch, twin: Twin) -> None:
