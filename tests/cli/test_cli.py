@@ -692,7 +692,8 @@ def test_events(library: Library, tmp_path: Path) -> None:
     assert plan["images"][1] == {
         "index": 2, "prompt": "x", "negative_prompt": None, "width": 20, "height": 12, "steps": 2, "guidance": 4.0,
         "seed": 6, "path": str(tmp_path / "6.png"),
-        **dict.fromkeys(("sampler", "schedule", "strength", "clip_skip", "guidance_rescale", "refine_at")),
+        **dict.fromkeys(("control", "layers", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale")),
+        "refine_at": None,
         **dict.fromkeys(("lora", "lora_mode", "few_steps", "cfg_end", "step_cache", "cached_calls", "true_cfg")),
         **dict.fromkeys(("cfg_normalization", "cfg_truncation", "skip_layers", "skip_layer_scale")),
     }  # fmt: skip
@@ -1012,7 +1013,7 @@ def test_completion_scripts(shell: str) -> None:
     ("words", "offered"),
     [
         ("qwenimg in", {"info"}),
-        ("qwenimg --st", {"--steps", "--strength", "--step-cache", "--step-cache-check"}),
+        ("qwenimg --st", {"--stack", "--steps", "--strength", "--step-cache", "--step-cache-check"}),
         ("qwenimg cat --backend ", {"auto", "mlx", "cuda", "cpu"}),
         ("qwenimg cat in", set()),
         ("qwenimg generate in", set()),
