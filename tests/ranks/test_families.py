@@ -139,7 +139,7 @@ def test_the_plan_of_a_rank(tiny: dict[str, Path]) -> None:
 def test_the_passes_of_a_rank(tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two ranks computes one branch of three steps: three calls in place of six."""
     calls, call = list[int](), Pass.__call__
-    monkeypatch.setattr(Pass, "__call__", lambda one, x, sigma: (calls.append(0), call(one, x, sigma))[1])
+    monkeypatch.setattr(Pass, "__call__", lambda one, *given: (calls.append(0), call(one, *given))[1])
     together(2, lambda group: latents(tiny["qwen"], group, SIZE | {"guidance": 3.0}))
     assert len(calls) == 2 * 3
 
