@@ -48,7 +48,7 @@ def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if converted.get("image") is not None:
         converted["image"], lines = _images(converted["image"])
         notes += lines
-    if converted.get("control") and READ not in converted:
+    if converted.get("control") is not None and READ not in converted:
         converted["control"], converted[READ], lines = controls(converted["control"])
         notes += lines
     if converted.get("mask") is not None:

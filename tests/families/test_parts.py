@@ -361,7 +361,7 @@ def test_the_small_files_are_pulled_without_weights(fake, cache: Path, monkeypat
     from qwenimg.common.hub.pull import pull
     from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
 
-    monkeypatch.setattr(catalog, "PIECES", (replace(QWEN_IMAGE_FILES, repo=REPO),))
+    monkeypatch.setattr(catalog, "NAMED", (replace(QWEN_IMAGE_FILES, repo=REPO),))
     folder = pull("qwen-image-files", echo=print, progress=lambda *told: None)
     here = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert here == set(QWEN_IMAGE_FILES.files) & fake.files.keys() and "vae/config.json" in here

@@ -123,7 +123,7 @@ def test_a_recipe_holds_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def published(fake, file, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The hub with the repository of the tokenizer, which holds a whole model, too."""
     piece = replace(CLIP_TOKENIZER, repo=REPO)
-    monkeypatch.setattr(catalog, "PIECES", (piece,))
+    monkeypatch.setattr(catalog, "NAMED", (piece,))
     monkeypatch.setattr(clip_tokenizer, "REPOS", (REPO,))
     write_tiny_clip_tokenizer(tmp_path / "published")
     fake.files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()}

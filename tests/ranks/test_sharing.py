@@ -85,14 +85,14 @@ class Recorder:
 @pytest.mark.parametrize("sets", [2, 3])
 def test_each_set_takes_every_so_many_th_pass(count: int, sets: int) -> None:
     """The k-th exchange has a pass of each set, in their order; where passes are missing, the last one again."""
-    passes: Any = [lambda x, sigma, control, i=i: f"{i} of {x} at {sigma}" for i in range(count)]
+    passes: Any = [lambda x, sigma, control, i=i: f"{i} of {x} at {sigma}, {control}" for i in range(count)]
     rounds = -(-count // sets)
     for branch in range(sets):
         taken: list[list[str]] = [[] for _ in range(sets)]
         group: Any = Recorder(branch, taken)
-        results = parallel(group, sets)(passes, "x", 0.5)
+        results = parallel(group, sets)(passes, "x", 0.5, "changed")
         numbers = [min(first + branch, count - 1) for first in range(0, count, sets)]
-        assert taken[branch] == [f"{i} of x at 0.5" for i in numbers] and len(numbers) == rounds
+        assert taken[branch] == [f"{i} of x at 0.5, changed" for i in numbers] and len(numbers) == rounds
         assert results == (list(map(str, range(sets))) * rounds)[:count]
 
 
