@@ -104,7 +104,7 @@ try:
 except BlockingIOError:
     os.set_blocking(outlet, True)
 with signals.watched() as stop:
-    stop.event = lambda code: b"event"
+    stop.event = lambda code, text: b"event"
     os.dup2(outlet, {full})
     {SIGTERM}
     time.sleep(3600)
