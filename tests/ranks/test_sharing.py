@@ -85,7 +85,7 @@ class Recorder:
 @pytest.mark.parametrize("sets", [2, 3])
 def test_each_set_takes_every_so_many_th_pass(count: int, sets: int) -> None:
     """The k-th exchange has a pass of each set, in their order; where passes are missing, the last one again."""
-    passes: Any = [lambda x, sigma, i=i: f"{i} of {x} at {sigma}" for i in range(count)]
+    passes: Any = [lambda x, sigma, control, i=i: f"{i} of {x} at {sigma}" for i in range(count)]
     rounds = -(-count // sets)
     for branch in range(sets):
         taken: list[list[str]] = [[] for _ in range(sets)]
