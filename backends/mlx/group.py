@@ -42,6 +42,10 @@ class MLXGroup:
     def branch(self) -> int:
         return self.rank
 
+    @property
+    def shares_tokens(self) -> bool:
+        return False
+
     def gather(self, array: Array) -> list[Array]:
         with self._exchanging():
             # One array with an axis of ranks; the ring computes on the CPU

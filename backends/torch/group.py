@@ -52,6 +52,10 @@ class TorchGroup:
         return self.rank // self._sharing.tokens
 
     @property
+    def shares_tokens(self) -> bool:
+        return self._sharing.tokens > 1
+
+    @property
     def tokens(self) -> TokenRanks | None:
         """The ranks that share tokens in the next run; None if each has all."""
         return None if self._sharing.tokens == 1 else TokenRanks(self)

@@ -79,7 +79,13 @@ class Denoiser:
         return guided, self._kept(self.denoised(x, sigma, predictions[1]))
 
     def explain(self, step: int) -> NumericsError:
-        """Run the last step's passes again with probes. Return an error that names component, block and operation."""
+        """Run the last step's passes again with probes. Return an error that names component, block and operation.
+
+        Ranks that share tokens would wait for each other there: the first to find its value computes no further."""
+        group = self.runtime.engine.group
+        if group is not None and group.shares_tokens:
+            text = "a value that is not finite; on one device the error names its operation"
+            return NumericsError(f"{self.title}, step {step}: {text}")
         again = (partial(self._again, one, x, sigma) for x, sigma in self.recent for one in self._phase(sigma).passes)
         return self.runtime.explain(self.title, step, again)
 

@@ -109,6 +109,11 @@ class Group(Ranks, Protocol):
         """The number of this rank's set."""
         ...
 
+    @property
+    def shares_tokens(self) -> bool:
+        """True: a call of the network in this run is one of all ranks of the set."""
+        ...
+
     def gather(self, array: Array) -> list[Array]:
         """Return the arrays of all sets of ranks, which have one shape, in the order of the sets. Raises RankLost."""
         ...

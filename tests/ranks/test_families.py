@@ -13,7 +13,7 @@ from relative import relative
 from thread_ranks import ThreadGroup, opened, together
 from tiny_control import write_controlnet
 
-from qwenimg import UsageError
+from qwenimg import NumericsError, UsageError
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.pipeline.step_cache import Pass
@@ -117,6 +117,17 @@ def test_a_third_branch(tiny: dict[str, Path]) -> None:
 def test_a_step_cache_is_refused(tiny: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="step-cache: it works on one device"):
         together(2, lambda group: latents(tiny["qwen"], group, SIZE | {"step_cache": 0.1}))
+
+
+@pytest.mark.parametrize(("ranks", "words"), [(2, "step 1: "), (3, "transformer, step 1: a value that is not finite")])
+def test_values_that_are_not_finite_end_all_ranks(
+    ranks: int, words: str, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that share tokens do not search for the operation: none would find it where the others do."""
+    call = Pass.__call__
+    monkeypatch.setattr(Pass, "__call__", lambda one, *given: call(one, *given) * float("nan"))
+    with pytest.raises(NumericsError, match=words):
+        together(ranks, lambda group: latents(tiny["qwen"], group, SIZE | {"guidance": 3.0}))
 
 
 def test_the_plan_of_a_rank(tiny: dict[str, Path]) -> None:

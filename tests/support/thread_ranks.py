@@ -53,6 +53,10 @@ class ThreadGroup:
         return self.rank // self._sharing.tokens
 
     @property
+    def shares_tokens(self) -> bool:
+        return self._sharing.tokens > 1
+
+    @property
     def tokens(self) -> TokenRanks | None:
         return None if self._sharing.tokens == 1 else TokenRanks(self)  # type: ignore[arg-type]
 
