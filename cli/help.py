@@ -40,7 +40,9 @@ _OWN: dict[str, tuple[str, ...]] = {
     "Picture to start from": (),
     "Control": ("keep_control",),
     "Model": ("devices", "step_cache_check"),
-    "Output": ("output", "stack", "sheet", "overwrite", "save_latents", "preview", "no_metadata", "json", "quiet", "debug"),
+    "Output": (
+        "output", "stack", "sheet", "overwrite", "save_latents", "preview", "no_metadata", "json", "quiet", "debug",
+    ),
 }  # fmt: skip
 # The options that most people need, in that order; --help-all shows the rest.
 COMMON = (

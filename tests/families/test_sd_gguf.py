@@ -92,13 +92,14 @@ def test_a_text_encoder_is_told(tmp_path: Path) -> None:
         {
             "token_embd.weight": (np.ones((8, 32), np.float32), "Q8_0"),
             "blk.0.attn_q.weight": (np.ones((32, 32), np.float32), "Q8_0"),
+            "blk.0.attn_k.bias": (np.ones(8, np.float32), "F32"),  # which tells it from other language models
         },
         "qwen2vl",
     )
     said = cli("info", str(tmp_path / "te.gguf")).out.decode()
     print(said)
     assert "layout: GGUF, Qwen-Image's text encoder (--text-encoder)" in said and "architecture: 'qwen2vl'" in said
-    assert "in memory: 1.2 kB as codes, 512 bytes decoded to 16 bit" in said
+    assert "in memory: 1.2 kB as codes, 528 bytes decoded to 16 bit" in said
 
 
 @pytest.mark.parametrize(("kind", "names"), [("sd1", "ldm"), ("sd1", "diffusers"), ("sdxl", "ldm")])
