@@ -98,9 +98,9 @@ def write_published_flux2(folder: Path, name: str) -> Path:
 
 def write_published_flux(folder: Path, name: str) -> Path:
     """Flux.1 `name`, without tokenizers."""
-    guided = flux.GUIDED[name]
     model = flux.published(name)
     assert model is not None
+    guided = model.components["transformer"].config.guidance_embeds
     networks = {"transformer": flux_dit.NETWORK, "text_encoder": clip.NETWORK, "text_encoder_2": t5.NETWORK}
     for part, component in model.components.items():
         network, config = networks.get(part, kl_vae.NETWORK), component.config
