@@ -75,6 +75,7 @@ class Service:
     async def metrics(self, request: HttpRequest) -> Response:
         """Return the figures for Prometheus."""
         metrics = self.dispatcher.metrics
+        metrics.drawing.set(len(self.dispatcher.drawing))
         for number, worker in enumerate(self.dispatcher.workers):
             metrics.up.labels(str(number)).set(worker.state == "ready")
             metrics.peak.labels(str(number)).set(worker.peak)

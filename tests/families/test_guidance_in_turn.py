@@ -18,6 +18,7 @@ from qwenimg import DoesNotFit, Pipeline
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.stable_diffusion.expert import Expert
 from qwenimg.common.memory.memory_plan import StageMemory
+from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit
 from qwenimg.common.pipeline.diffusion_model import renew
 from qwenimg.common.request.request import Request
@@ -78,7 +79,8 @@ def denoising(pipe: Pipeline, **asked: Any) -> StageMemory:
 
 def arranged(pipe: Pipeline, asked: Request, room: int) -> Arrangement:
     """How the steps are run in so many bytes with nothing else in memory."""
-    return Occupancy(pipe.runtime, lambda loaded: room, lambda names: None).arrange(base(pipe).steps(asked, SHAPE, 1))
+    [stage] = pipe.model.steps(asked, pipe.model.plan(asked), LatentShape(1, *SHAPE)).values()  # type: ignore[attr-defined]
+    return Occupancy(pipe.runtime, lambda loaded: room, lambda names: None).arrange(stage)
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:

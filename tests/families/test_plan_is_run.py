@@ -134,9 +134,9 @@ def test_a_run_has_the_passes_of_its_plan(
     called, entered = list[int](), list[Any]()
     call, enter = Pass.__call__, Residents.enter
 
-    def counted(one: Pass, x: Any, sigma: float) -> Any:
+    def counted(one: Pass, *given: Any) -> Any:
         called.append(1)
-        return call(one, x, sigma)
+        return call(one, *given)
 
     def noted(residents: Residents, stage: Stage) -> Any:
         network, split = enter(residents, stage)

@@ -394,12 +394,12 @@ def test_each_layer_is_a_picture_of_an_order(tiny_layered: Path, picture: str, f
     order = messages.Draw(
         order="a", model="tiny", fields=fields, seeds=(3, 4), first=first, images=(Path(picture).read_bytes(),)
     )
-    worker._draw(order)
+    worker.draw(order)
     drawn = [message for message in connection.sent if isinstance(message, messages.PictureDrawn)]
     assert [one.index for one in drawn] == list(range(first, 4))
     pixels = [np.asarray(Image.open(io.BytesIO(one.data))) for one in drawn]
     asked = {"image": PICTURE, "width": 64, "height": 48, "steps": 1, "layers": 2}
     layers = opened(tiny_layered, precision="auto")("a ring", seed=4, **asked).layers
     assert np.array_equal(pixels[-1], layers[1]) and pixels[-1].shape == (48, 64, 4)
-    worker._draw(replace(order, suffix=".jpg", first=0))
+    worker.draw(replace(order, suffix=".jpg", first=0))
     assert connection.sent[-1].error.startswith("layers are transparent in parts"), connection.sent[-1]

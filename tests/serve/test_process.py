@@ -32,7 +32,7 @@ def test_a_killed_worker_is_answered_and_replaced(tmp_path: Path) -> None:
     with serving(tmp_path / "g") as server, server.http as http, ThreadPoolExecutor(1) as pool:
         ask = {"prompt": "x", "steps": LONG}
         answer = pool.submit(server.http.post, "/v1/images/generations", json=ask)
-        while not [order for order in http.get("/metrics").text.splitlines() if order == "qwenimg_waiting 0.0"]:
+        while "qwenimg_drawing 1.0" not in http.get("/metrics").text:
             pass
         job = http.post("/api/jobs", json={"prompt": "a red circle", "seed": 3, **FEW}).json()
         assert job["state"] == "waiting"

@@ -17,16 +17,16 @@ from qwenimg.common.pictures.pixels import Uint8
 AREA = 1024**2  # pixels of a picture for the VAE, and of an image whose size is not given
 
 
-def size(picture: Uint8, area: int = AREA) -> tuple[int, int]:
-    """Return width and height of `picture` in about `area` pixels for the VAE, as diffusers has it. Raises UsageError
-    for one that is too narrow."""
+def size(picture: Uint8, area: int | None = None) -> tuple[int, int]:
+    """Return width and height of `picture` in about `area` pixels for the VAE, as diffusers has it; None: AREA. Raises
+    UsageError for one that is too narrow."""
     height, width = picture.shape[:2]
     if max(width, height) > patches.MAX_ASPECT * min(width, height):
         raise UsageError(
             f"a picture of {clean(width)}x{clean(height)} is too narrow: one side may be {patches.MAX_ASPECT} times "
             "the other"
         )
-    return sizes.of_area(area, width, height)
+    return sizes.of_area(AREA if area is None else area, width, height)
 
 
 def values(picture: Uint8) -> NDArray[np.float32]:
