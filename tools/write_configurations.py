@@ -11,7 +11,7 @@ from pathlib import Path
 from qwenimg.common.families import catalog, registry
 
 DATA = Path(__file__).resolve().parent.parent / "common" / "data"
-MODELS = ("qwen-image", "z-image-turbo", "z-image")
+MODELS = ("qwen-image", "z-image-turbo", "z-image", "qwen-image-2.1", "qwen-image-2.1-turbo")
 
 
 def files(name: str) -> dict[str, str]:

@@ -253,7 +253,7 @@ def configurations(known: KnownModel) -> Path:
 
 def _tokenizer(piece: Piece) -> str:
     """Return the name in the cache of the tokenizer among a family's small files."""
-    return f"{piece.repo}/tokenizer"
+    return f"{piece.repo}/{piece.tokenizer}"
 
 
 def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> str:

@@ -12,7 +12,7 @@ from qwenimg.common.families.qwen_image_21.describe_file import describe_file, p
 from qwenimg.common.families.qwen_image_21.known import LICENSE
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
 from qwenimg.common.families.qwen_image_21.published import defaults, published
-from qwenimg.common.families.qwen_image_21.small_files import PIPELINE
+from qwenimg.common.families.qwen_image_21.small_files import PIPELINE, small_files
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
@@ -63,7 +63,8 @@ FAMILY = Family(
     precision=KIND,
     published=published,
     options=QwenImage21.options,
-    choices=frozenset({"transformer", "text_encoder", "vae"}),
+    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
+    small_files=small_files,
     open=open_folder,
     describe_file=describe_file,
     model=_model,

@@ -199,11 +199,16 @@ def rename(key: str) -> str | None:
 
 def joins(manifest: Manifest) -> Joins:
     """Return the weights that a file for llama.cpp has in several tensors: q, k and v apart, and the taps in time."""
-    tap = f"{PREFIX}patch_embed.tap.weight"
     fused = {
         name: Join(tuple(name.replace("qkv", part) for part in "qkv")) for name in manifest if ".attn.qkv." in name
     }
-    return fused | {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
+    return {**fused, **joined_taps()}
+
+
+def joined_taps() -> Joins:
+    """Return the patch kernel, of which such a file has each tap in time."""
+    tap = f"{PREFIX}patch_embed.tap.weight"
+    return {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
 
 
 # A picture
