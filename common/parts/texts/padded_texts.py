@@ -133,7 +133,7 @@ class ClipPooled(PaddedClip):
         return (encoder.encode([ids], 0, False)[1],)
 
 
-class SeparateTexts:
+class SeparateTexts(ABC):
     """The text states of a model with several text encoders, each of which has its own; see `ModelTexts`. `rows`: the
     text tokens that the denoiser takes, which no prompt changes."""
 
@@ -153,6 +153,9 @@ class SeparateTexts:
     def announce(self, prompts: Sequence[str]) -> None:
         for texts in self.every:
             texts.announce(prompts)
+
+    @abstractmethod
+    def cut(self, prompt: str) -> str: ...
 
     def others(self, prompts: Sequence[str]) -> list[str]:
         """Return the announced prompts behind the first of `prompts`, without these."""
