@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from qwenimg.common.parts.components import component, open_component, read_conf
 from qwenimg.common.parts.ldm_configs import Shapes, behind
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.keys import Place, check_architecture, plan_places
+from qwenimg.common.weights.keys import Place, Rows, check_architecture, plan_places
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 # Tensors that the file of a whole model may have beside its parts: ends of names, and starts
@@ -104,6 +104,16 @@ class TransformerFile:
 def count_blocks(shapes: Shapes, *starts: str) -> int:
     """Return the number of blocks whose names begin with one of `starts`."""
     return len({key.split(".")[1] for key in shapes if key.startswith(starts)})
+
+
+def qkv(layers: Sequence[str], theirs: str, of: int = 3) -> dict[str, Place]:
+    """Map three `layers` to the first rows of one of theirs, each to the `of`-th part of them."""
+    return {layer: Place(theirs, Rows(i, i + 1, of)) for i, layer in enumerate(layers)}
+
+
+def renamed(names: Mapping[str, str]) -> dict[str, Place]:
+    """Map each layer to one with another name."""
+    return {ours: Place(theirs) for ours, theirs in names.items()}
 
 
 def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, list[Place]]:

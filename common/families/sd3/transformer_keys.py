@@ -17,9 +17,10 @@ from typing import Any
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
 from qwenimg.common.parts import authors_names
+from qwenimg.common.parts.authors_names import qkv, renamed
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.ldm_keys import Places
-from qwenimg.common.weights.keys import Place, Rows
+from qwenimg.common.weights.keys import Place
 
 TABLE_KEY = "pos_embed"
 SIGN = "joint_blocks.0.context_block.attn.qkv.weight"
@@ -37,18 +38,24 @@ _ENDS = {
     "proj_out": "final_layer.linear",
 }
 _IN_BLOCK = {
-    "norm1.linear": "x_block.adaLN_modulation.1",
-    "norm1_context.linear": "context_block.adaLN_modulation.1",
-    "ff.net.0.proj": "x_block.mlp.fc1",
-    "ff.net.2": "x_block.mlp.fc2",
-    "ff_context.net.0.proj": "context_block.mlp.fc1",
-    "ff_context.net.2": "context_block.mlp.fc2",
-    "attn.to_add_out": "context_block.attn.proj",
-    **{f"{name}.to_out.0": f"x_block.{name}.proj" for name in ("attn", "attn2")},
-    **{f"{name}.norm_{x}": f"x_block.{name}.ln_{x}" for name in ("attn", "attn2") for x in "qk"},
-    **{f"attn.norm_added_{x}": f"context_block.attn.ln_{x}" for x in "qk"},
+    **qkv([f"attn.to_{x}" for x in "qkv"], "x_block.attn.qkv"),
+    **qkv([f"attn2.to_{x}" for x in "qkv"], "x_block.attn2.qkv"),
+    **qkv([f"attn.add_{x}_proj" for x in "qkv"], "context_block.attn.qkv"),
+    **renamed(
+        {
+            "norm1.linear": "x_block.adaLN_modulation.1",
+            "norm1_context.linear": "context_block.adaLN_modulation.1",
+            "ff.net.0.proj": "x_block.mlp.fc1",
+            "ff.net.2": "x_block.mlp.fc2",
+            "ff_context.net.0.proj": "context_block.mlp.fc1",
+            "ff_context.net.2": "context_block.mlp.fc2",
+            "attn.to_add_out": "context_block.attn.proj",
+            **{f"{name}.to_out.0": f"x_block.{name}.proj" for name in ("attn", "attn2")},
+            **{f"{name}.norm_{x}": f"x_block.{name}.ln_{x}" for name in ("attn", "attn2") for x in "qk"},
+            **{f"attn.norm_added_{x}": f"context_block.attn.ln_{x}" for x in "qk"},
+        }
+    ),
 }
-_FUSED = re.compile(r"(?P<attention>attn2?)\.(?:to_(?P<image>[qkv])|add_(?P<text>[qkv])_proj)")
 _BLOCK = re.compile(r"transformer_blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -91,16 +98,8 @@ def _place(name: str, config: SD3Config) -> Place:
         return Place(TABLE_KEY)
     if block := _BLOCK.fullmatch(name):
         layer, part, leaf = block.groups()
-        place = _in_block(part, int(layer) == config.num_layers - 1)
-        return place._replace(key=f"joint_blocks.{layer}.{place.key}.{leaf}")
+        there, is_last = _IN_BLOCK[part], int(layer) == config.num_layers - 1
+        decode = "swapped" if is_last and part == "norm1_context.linear" else None
+        return there._replace(key=f"joint_blocks.{layer}.{there.key}.{leaf}", decode=decode)
     owner, _, leaf = name.rpartition(".")
     return Place(f"{_ENDS[owner]}.{leaf}", decode="swapped" if owner == "norm_out.linear" else None)
-
-
-def _in_block(part: str, last: bool) -> Place:
-    """Return the place of a layer of a block, behind the block's name and without its leaf."""
-    if match := _FUSED.fullmatch(part):
-        stream, third = ("x_block", match["image"]) if match["image"] else ("context_block", match["text"])
-        index = "qkv".index(third)
-        return Place(f"{stream}.{match['attention']}.qkv", Rows(index, index + 1, 3))
-    return Place(_IN_BLOCK[part], decode="swapped" if last and part == "norm1_context.linear" else None)
