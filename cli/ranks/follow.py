@@ -1,4 +1,4 @@
-"""Another rank than 0: it computes the steps that rank 0 draws, and ends when rank 0 does, however that ended."""
+"""A rank other than 0: it computes the steps of rank 0's images, and ends when rank 0 ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _handle(way: signal.Handlers) -> None:
-    """Set what Ctrl-C and its like do here, which are sent to all ranks."""
+    """Set the handler of Ctrl-C and other signals to end, which all ranks get."""
     for number in STOPPING:
         signal.signal(number, way)
 
@@ -85,13 +85,13 @@ class _Follower:
             if isinstance(order, Announce):
                 pipe.prepare(**order.arguments)
             elif isinstance(order, DrawSteps):
-                check_same(self.rank, dict(pipe.loras.hashes(order.request.lora)), order.hashes)
+                check_same(dict(pipe.loras.hashes(order.request.lora)), order.hashes)
                 pipe.follow(order.request)
 
     def _opened(self, order: Open) -> RankPipeline:
         pipe = open_pipeline(order.opening, lambda: self.engine)
         assert isinstance(pipe, RankPipeline)
-        check_same(self.rank, identity(pipe), order.identity)
+        check_same(identity(pipe), order.identity)
         pipe.compile("off")
         self.spoke.send(ModelIsOpen())
         return pipe

@@ -52,7 +52,7 @@ class Family:
     parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # of a checkpoint and its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
-    # A more exact title than the family's for what a LoRA with these modules fits
+    # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
     small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it

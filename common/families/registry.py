@@ -145,8 +145,8 @@ def foreign_folder(folder: Path) -> tuple[Family, str] | None:
 
 
 def check_names(folder: Path) -> None:
-    """Check that a family reads the names in an index of shards: that of a component's `folder` in another program's
-    layout, before a shard is downloaded. Raises ModelError that says what it is not."""
+    """Check that a family reads the names in an index of shards in another program's layout, that of a component's
+    `folder`, before a shard is downloaded. Raises ModelError."""
     names = find_files(folder).weight_map
     families = [family for family in FAMILIES if family.reads_names and family.denoiser == folder.name]
     if families and not any(family.reads_names(names) for family in families if family.reads_names):

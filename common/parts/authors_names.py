@@ -26,7 +26,7 @@ _OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "mode
 
 
 def prefix_of(names: Collection[str], sign: str) -> str | None:
-    """Return the prefix in a file with these `names`, one of which is `sign` behind it; None in a file without it."""
+    """Return the first of PREFIXES with which `sign` is one of `names`; None if there is none."""
     return next((prefix for prefix in PREFIXES if prefix + sign in names), None)
 
 
@@ -63,14 +63,14 @@ class TransformerFile:
     network: Network
     title: str  # the model's, for messages
     sign: str  # a tensor that no other model has, in its authors' names
-    diffusers_sign: str  # such a one in diffusers' names
+    diffusers_sign: str  # a tensor that no other model has, in diffusers' names
     place: Callable[[str], Place]  # of a parameter, in its authors' names
-    # The configuration of a file with these shapes; what these do not show is that of another one. The last argument
-    # makes the file's name of diffusers'. Raises ModelError
+    # The configuration for the shapes in a file; fields that shapes do not show are those of another configuration. The
+    # last argument maps a name of diffusers to the file's. Raises ModelError
     config: Callable[[Path, Shapes, Any, Callable[[str], str]], Any]
 
     def prefix(self, names: Collection[str]) -> str | None:
-        """Return the prefix of its authors' names in a file with these `names`; None in a file without them."""
+        """Return the prefix of its authors' names among `names`; None without them."""
         return prefix_of(names, self.sign)
 
     def reads(self, header: Header) -> bool:
@@ -79,8 +79,8 @@ class TransformerFile:
         return known and gguf.may_be(header, self.network.architectures)
 
     def open(self, path: Path, like: Any, *, whole: bool = False) -> Component:
-        """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the file;
-        what shapes do not show is that of `like`. Raises ModelError."""
+        """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the
+        file; `like` has the fields that no tensor shows. Raises ModelError."""
         network, title = self.network, "transformer"
         if is_folder(path):
             return open_component(network, path, read_config(network, path), title, whole=whole)

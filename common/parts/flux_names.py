@@ -41,7 +41,7 @@ ATTENTION = {
 }
 """The places of attention's layers within a block of two streams."""
 NORMS = renamed({"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"})
-"""Those of its norms within a block of one stream."""
+"""The places of the norms within a block of one stream."""
 
 
 def embedders(start: str, names: Mapping[str, str]) -> dict[str, Place]:

@@ -290,8 +290,8 @@ class FlowRun:
 
 
 class ReferenceRun(FlowRun):
-    """A run for one request, whose phases are made when its initial state is known: references [1 C h w], or a mask;
-    and the function of its control networks, when the latents of their pictures are."""
+    """A run for one request that begins when its initial state is known: then its phases are made, for references [1
+    C h w] and a mask, and the function of its control networks, for the latents of their pictures."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from qwenimg.common.families.qwen_image_21 import references
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace
+from qwenimg.common.networks.encoders.vision_tower import PicturePlace
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.components import open_component, read_config

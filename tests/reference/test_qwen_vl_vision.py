@@ -17,7 +17,8 @@ from tiny_model import TEXT, randomise
 from qwenimg import backends
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks.encoders import qwen_vl_vision
-from qwenimg.common.networks.encoders.qwen_vl_vision import NETWORK, PicturePlace, QwenVLVisionConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import NETWORK, QwenVLVisionConfig
+from qwenimg.common.networks.encoders.vision_tower import PicturePlace
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.pictures.patches import QWEN2_VL, patches, whole_blocks

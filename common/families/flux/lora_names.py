@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
-from qwenimg.common.families.flux.transformer_file import FILE
+from qwenimg.common.families.flux.transformer_file import place
 from qwenimg.common.parts.authors_names import layers, qkv, renamed
 from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ def names(checkpoint: Checkpoint) -> Names:
 def transformer(weights: Manifest) -> ComponentNames:
     """Return the names of the layers of the transformer with these `weights`."""
     paths = [name.removesuffix(".weight") for name in weights if name.endswith(".weight") and len(weights[name]) == 2]
-    places = {path: [*there, *_xlabs(path)] for path, there in layers(FILE.place, paths).items()}
+    places = {path: [*there, *_xlabs(path)] for path, there in layers(place, paths).items()}
     return component_names("transformer", weights, DENOISER, places=places)
 
 

@@ -147,8 +147,8 @@ class Flux(PooledFlowModel):
         )
 
     def _empty_mask(self, shape: LatentShape) -> list[Latents]:
-        """Return the further channels of a run without a mask, which draws all: those of an empty (gray) image, and a
-        mask of ones."""
+        """Return the further channels of a run without a mask, which draws everything: the latents of a gray image,
+        and a mask of ones."""
         height, width = shape.rows * self.scale, shape.columns * self.scale
         latents, _ = self.vae.encode(np.zeros((1, 3, height, width), np.float32))
         return [latents, np.ones((1, self.sees_mask**2, shape.rows, shape.columns), np.float32)]

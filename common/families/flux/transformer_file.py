@@ -52,11 +52,12 @@ def _config(path: Path, shapes: Shapes, like: FluxConfig, called: Callable[[str]
     return parse(FluxConfig, data, source=path)
 
 
+place = flux_names.places(_ENDS, _DOUBLE, _SINGLE)
 FILE = TransformerFile(
     network=flux_dit.NETWORK,
     title="Flux.1",
     sign="single_blocks.0.modulation.lin.weight",
     diffusers_sign="single_transformer_blocks.0.norm.linear.weight",
-    place=flux_names.places(_ENDS, _DOUBLE, _SINGLE),
+    place=place,
     config=_config,
 )

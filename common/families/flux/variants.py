@@ -61,7 +61,7 @@ FILL = FluxVariant(
 )
 VARIANTS = {variant.name: variant for variant in (TEXT, KONTEXT, FILL)}
 ASKED = ("text", "kontext")
-"""Those that files of weights do not tell apart: values of --variant."""
+"""The values of --variant: models that files of weights do not tell apart."""
 PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {
     "FluxImg2ImgPipeline",
     "FluxInpaintPipeline",

@@ -3,7 +3,7 @@ that is q, k and v has one module for all three."""
 
 from __future__ import annotations
 
-from qwenimg.common.families.flux2.transformer_file import FILE
+from qwenimg.common.families.flux2.transformer_file import place
 from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.loras.lora_names import DENOISER, TEXT, Names, component_names
@@ -17,6 +17,6 @@ def names(checkpoint: Checkpoint) -> Names:
     }
     paths = [name.removesuffix(".weight") for name in transformer if len(transformer[name]) == 2]
     return (
-        component_names("transformer", transformer, DENOISER, places=layers(FILE.place, paths)),
+        component_names("transformer", transformer, DENOISER, places=layers(place, paths)),
         component_names("text_encoder", text, TEXT, others),
     )

@@ -49,11 +49,12 @@ def _config(path: Path, shapes: Shapes, like: Flux2Config, called: Callable[[str
     return parse(Flux2Config, data, source=path)
 
 
+place = flux_names.places(_ENDS, _DOUBLE, _SINGLE)
 FILE = TransformerFile(
     network=flux2_dit.NETWORK,
     title="FLUX.2",
     sign="single_stream_modulation.lin.weight",
     diffusers_sign="single_stream_modulation.linear.weight",
-    place=flux_names.places(_ENDS, _DOUBLE, _SINGLE),
+    place=place,
     config=_config,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision, vision_tower
 from qwenimg.common.weights.keys import Rename
 
 TRANSFORMER = ("model.diffusion_model.", "diffusion_model.")
@@ -57,7 +57,7 @@ def transformer(manifest: Manifest) -> Rename:
 
 
 def text_encoder(manifest: Manifest) -> Rename:
-    sees = any(name.startswith(qwen_vl_vision.PREFIX) for name in manifest)
+    sees = any(name.startswith(vision_tower.PREFIX) for name in manifest)
     rename = qwen_vl_vision.rename if sees else qwen_vl.rename
     return lambda key: rename(key.removeprefix(_MFLUX_TEXT))
 

@@ -98,8 +98,9 @@ def _place(name: str, config: SD3Config) -> Place:
         return Place(TABLE_KEY)
     if block := _BLOCK.fullmatch(name):
         layer, part, leaf = block.groups()
-        there, is_last = _IN_BLOCK[part], int(layer) == config.num_layers - 1
-        decode = "swapped" if is_last and part == "norm1_context.linear" else None
-        return there._replace(key=f"joint_blocks.{layer}.{there.key}.{leaf}", decode=decode)
+        there = _IN_BLOCK[part]
+        if part == "norm1_context.linear" and int(layer) == config.num_layers - 1:
+            there = there._replace(decode="swapped")
+        return there._replace(key=f"joint_blocks.{layer}.{there.key}.{leaf}")
     owner, _, leaf = name.rpartition(".")
     return Place(f"{_ENDS[owner]}.{leaf}", decode="swapped" if owner == "norm_out.linear" else None)
