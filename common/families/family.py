@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description
@@ -18,6 +19,18 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.loras.lora import Module
 from qwenimg.common.weights.loras.lora_names import Names
+
+Model: TypeAlias = Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]
+
+
+def without_refiner(model: Callable[[Runtime, Checkpoint], DiffusionModel]) -> Model:
+    """Return the function of a family without refiners that makes its `model`."""
+
+    def make(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> DiffusionModel:
+        assert refiner is None
+        return model(runtime, checkpoint)
+
+    return make
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
@@ -41,16 +54,15 @@ class Family:
     options: frozenset[str] = frozenset()  # the special options of `Request` that some of its models take
     choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
-    # The name of a folder's layout, if it is not that of diffusers and `open` reads it; None for other folders
-    reads_folder: Callable[[Path], str | None] | None = None
-    reads_names: Callable[[Iterable[str]], bool] | None = None  # whether the denoiser's tensors have such names there
+    # Starts of the names that only mflux gives the denoiser's tensors, in a folder that `open` reads; () without
+    mflux_signs: tuple[str, ...] = ()
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family
     # The description of one file with this header and the user's prediction; None for another family's file
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     # The option that takes a file with this header: `model`, one of PARTS, or None for another family's file
     part: Callable[[Header], str | None]
     parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
-    model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # of a checkpoint and its refiner
+    model: Model  # of a checkpoint and its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
     # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None

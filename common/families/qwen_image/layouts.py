@@ -24,6 +24,8 @@ _MFLUX = (
     ("_mlp.net.2.", "_ff.mlp_out."),
 )
 _MFLUX_TEXT = "encoder."
+MFLUX_SIGNS = tuple(f"transformer_blocks.0.{layer}." for layer in ("img_mod_linear", "attn.attn_to_out", "img_ff"))
+"""Starts of the names that only mflux gives tensors of the transformer."""
 CHANNELS_LAST = {"vae": ".conv3d."}
 """Text in tensor names of a part that only mflux's files have, whose kernels have their channels last."""
 

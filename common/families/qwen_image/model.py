@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
-from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
+from qwenimg.common.families.qwen_image import lora_names, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import kept_bytes
@@ -62,7 +62,7 @@ class QwenImage(FlowModel):
         self.kind, self.images = kind, kind.images
         self.controls = ControlNetworks(residents, self.config.num_layers)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
-        self.few_steps = few_steps.few_steps(str(checkpoint.source), kind)
+        self.few_steps = variants.few_steps(str(checkpoint.source), kind)
 
     @cached_property
     def lora_names(self) -> Names:
