@@ -32,7 +32,7 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.networks.encoders import clip, qwen_vl, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network

@@ -78,7 +78,7 @@ class Driver:
         return self.outcome
 
     async def _tend(self, worker: BatchWorker) -> None:
-        """Have a worker draw until nothing is left, and start it again when it is lost."""
+        """Let a worker draw until nothing is left, and start it again when it is lost."""
         losses = 0
         while self.waiting and not self.is_stopping and losses < STARTS:
             inbox, task = worker.start(), None

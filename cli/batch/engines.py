@@ -1,4 +1,4 @@
-"""The engines of a batch: what starts its workers. The driver knows no difference."""
+"""The engines of a batch, which start its workers. The driver treats all engines alike."""
 
 from __future__ import annotations
 

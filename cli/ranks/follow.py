@@ -40,7 +40,7 @@ def _handle(way: signal.Handlers) -> None:
 
 
 def follow(place: RankPlace, backend: str, words: tuple[str, ...] | None) -> NoReturn:
-    """Meet the other ranks, and do what rank 0 says until it ends. words: the command line that a launcher gave."""
+    """Meet the other ranks, and follow rank 0 until it ends. words: the command line that a launcher gave."""
     spoke: Spoke | None = None
     _handle(signal.SIG_DFL)
     try:
@@ -74,7 +74,7 @@ class _Follower:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self) -> NoReturn:
-        """Do what rank 0 says. Raises what goes wrong."""
+        """Carry out the orders of rank 0, one after the other. Raises any error of theirs."""
         pipe: RankPipeline | None = None
         while True:
             order = self.orders.get()
@@ -111,8 +111,8 @@ class _Follower:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it does: its end of the pipe is closed then. Once both are connected,
-    the thread that listens is first, and says so."""
+    """End this process when its parent ends, which closes this end of the pipe. Once both are connected, the thread
+    that listens sees that end first, and reports it."""
     os.read(0, 1)
     time.sleep(_FIRST)
     leftovers.remove_all()

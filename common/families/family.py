@@ -23,16 +23,6 @@ from qwenimg.common.weights.loras.lora_names import Names
 Model: TypeAlias = Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]
 
 
-def without_refiner(model: Callable[[Runtime, Checkpoint], DiffusionModel]) -> Model:
-    """Return the function of a family without refiners that makes its `model`."""
-
-    def make(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> DiffusionModel:
-        assert refiner is None
-        return model(runtime, checkpoint)
-
-    return make
-
-
 def _check_nothing(checkpoint: Checkpoint) -> None:
     """Do nothing, for a family whose files are checked completely when they are opened."""
 

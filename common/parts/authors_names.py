@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
@@ -17,8 +17,12 @@ from qwenimg.common.parts.components import component, open_component, read_conf
 from qwenimg.common.parts.ldm_configs import Shapes, behind
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights.keys import Place, Rows, check_architecture, plan_places
+from qwenimg.common.weights.keys import Place, check_architecture, plan_places
 
+Layers: TypeAlias = Mapping[str, str | Place]
+"""The authors' names by those of diffusers, or places of layers that are not one tensor there."""
+QKV = ((0, "q"), (1, "k"), (2, "v"))
+"""Layers of attention in the order of their rows in one tensor of the authors'."""
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 # Tensors that the file of a whole model may have beside its parts: ends of names, and starts
 _BESIDE = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_model", ".encoder.embed_tokens.weight")
@@ -106,14 +110,10 @@ def count_blocks(shapes: Shapes, *starts: str) -> int:
     return len({key.split(".")[1] for key in shapes if key.startswith(starts)})
 
 
-def qkv(layers: Sequence[str], theirs: str, of: int = 3) -> dict[str, Place]:
-    """Map three `layers` to the first rows of one of theirs, each to the `of`-th part of them."""
-    return {layer: Place(theirs, Rows(i, i + 1, of)) for i, layer in enumerate(layers)}
-
-
-def renamed(names: Mapping[str, str]) -> dict[str, Place]:
-    """Map each layer to one with another name."""
-    return {ours: Place(theirs) for ours, theirs in names.items()}
+def place_of(layers: Layers, name: str) -> Place:
+    """Return the place of a layer."""
+    there = layers[name]
+    return there if isinstance(there, Place) else Place(there)
 
 
 def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, list[Place]]:

@@ -3,25 +3,32 @@ and XLabs'. kohya's number of T5 is 3, as in a model with two CLIPs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import place
-from qwenimg.common.parts.authors_names import layers, qkv, renamed
+from qwenimg.common.parts.authors_names import QKV, Layers, layers, place_of
 from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.keys import Place
+from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
 _T5 = ("text_encoder_2.", "lora_te3_", "lora_te2_", "lycoris_te3_")
-_IMAGE, _TEXT = [f"attn.to_{x}" for x in "qkv"], [f"attn.add_{x}_proj" for x in "qkv"]
-_XLABS = {
+_XLABS: Mapping[str, tuple[str, Layers]] = {
     "transformer_blocks": (
         "double_blocks",
-        qkv(_IMAGE, "qkv_lora1")
-        | qkv(_TEXT, "qkv_lora2")
-        | renamed({"attn.to_out.0": "proj_lora1", "attn.to_add_out": "proj_lora2"}),
+        {
+            **{f"attn.to_{x}": Place("qkv_lora1", Rows(i, i + 1, 3)) for i, x in QKV},
+            **{f"attn.add_{x}_proj": Place("qkv_lora2", Rows(i, i + 1, 3)) for i, x in QKV},
+            "attn.to_out.0": "proj_lora1",
+            "attn.to_add_out": "proj_lora2",
+        },
     ),
-    "single_transformer_blocks": ("single_blocks", qkv(_IMAGE, "qkv") | renamed({"proj_out": "proj"})),
+    "single_transformer_blocks": (
+        "single_blocks",
+        {**{f"attn.to_{x}": Place("qkv", Rows(i, i + 1, 3)) for i, x in QKV}, "proj_out": "proj"},
+    ),
 }
 
 
@@ -45,4 +52,7 @@ def _xlabs(path: str) -> list[Place]:
     kind, _, rest = path.partition(".")
     index, _, layer = rest.partition(".")
     block, places = _XLABS.get(kind, ("", {}))
-    return [places[layer]._replace(key=f"{block}.{index}.processor.{places[layer].key}")] if layer in places else []
+    if layer not in places:
+        return []
+    there = place_of(places, layer)
+    return [there._replace(key=f"{block}.{index}.processor.{there.key}")]

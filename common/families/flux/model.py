@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.families.flux import few_steps, lora_names, memory, references
+from qwenimg.common.families.flux import lora_names, memory, references, variants
 from qwenimg.common.families.flux.texts import FluxTexts
 from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT
 from qwenimg.common.memory.memory import kept_bytes
@@ -63,7 +63,7 @@ class Flux(PooledFlowModel):
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
         self.sees_references = kind == KONTEXT.name
         self.sees_mask = self.scale if kind == FILL.name else 0
-        self.few_steps = few_steps.few_steps(guided=guided) if kind == TEXT.name else {}
+        self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
 
     @cached_property
     def lora_names(self) -> Names:

@@ -14,28 +14,33 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.parts import flux_names
-from qwenimg.common.parts.authors_names import TransformerFile, qkv, renamed
+from qwenimg.common.parts.authors_names import QKV, Layers, TransformerFile
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.weights.keys import Place, Rows
 
-_ENDS = flux_names.ENDS | flux_names.embedders(
-    "time_text_embed", {"timestep": "time", "guidance": "guidance", "text": "vector"}
-)
-_DOUBLE = flux_names.ATTENTION | renamed(
-    {
-        "norm1.linear": "img_mod.lin",
-        "norm1_context.linear": "txt_mod.lin",
-        "ff.net.0.proj": "img_mlp.0",
-        "ff.net.2": "img_mlp.2",
-        "ff_context.net.0.proj": "txt_mlp.0",
-        "ff_context.net.2": "txt_mlp.2",
-    }
-)
-_SINGLE = {
-    **flux_names.NORMS,
-    **renamed({"norm.linear": "modulation.lin", "proj_out": "linear2"}),
-    **qkv(("attn.to_q", "attn.to_k", "attn.to_v"), "linear1", of=7),
+_ENDS: Layers = {
+    **flux_names.ENDS,
+    **{
+        f"time_text_embed.{ours}_embedder.linear_{i}": f"{theirs}_in.{layer}"
+        for ours, theirs in (("timestep", "time"), ("guidance", "guidance"), ("text", "vector"))
+        for i, layer in ((1, "in_layer"), (2, "out_layer"))
+    },
+}
+_DOUBLE: Layers = {
+    **flux_names.DOUBLE,
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+}
+_SINGLE: Layers = {
+    **flux_names.SINGLE,
+    **{f"attn.to_{x}": Place("linear1", Rows(i, i + 1, 7)) for i, x in QKV},
     "proj_mlp": Place("linear1", Rows(3, 7, 7)),
+    "norm.linear": "modulation.lin",
+    "proj_out": "linear2",
 }
 
 
@@ -52,7 +57,11 @@ def _config(path: Path, shapes: Shapes, like: FluxConfig, called: Callable[[str]
     return parse(FluxConfig, data, source=path)
 
 
-place = flux_names.places(_ENDS, _DOUBLE, _SINGLE)
+def place(name: str) -> Place:
+    """Return the place of a parameter in a file with its authors' names."""
+    return flux_names.place(name, _ENDS, _DOUBLE, _SINGLE)
+
+
 FILE = TransformerFile(
     network=flux_dit.NETWORK,
     title="Flux.1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from qwenimg.common.families.family import Family, without_refiner
+from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux2 import lora_names
 from qwenimg.common.families.flux2.checkpoint import open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
@@ -56,7 +56,7 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae"}),
     open=open_folder,
     describe_file=describe_file,
-    model=without_refiner(Flux2),
+    model=lambda runtime, checkpoint, refiner: Flux2(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.distilled),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",

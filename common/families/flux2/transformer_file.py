@@ -14,24 +14,30 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.parts import flux_names
-from qwenimg.common.parts.authors_names import TransformerFile, renamed
+from qwenimg.common.parts.authors_names import Layers, TransformerFile
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
+from qwenimg.common.weights.keys import Place
 
-_MODULATIONS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
-_ENDS = {
+_ENDS: Layers = {
     **flux_names.ENDS,
-    **flux_names.embedders("time_guidance_embed", {"timestep": "time", "guidance": "guidance"}),
-    **renamed({f"{name}.linear": f"{name}.lin" for name in _MODULATIONS}),
+    **{
+        f"time_guidance_embed.{name}_embedder.linear_{i}": f"{theirs}_in.{layer}"
+        for name, theirs in (("timestep", "time"), ("guidance", "guidance"))
+        for i, layer in ((1, "in_layer"), (2, "out_layer"))
+    },
+    **{
+        f"{name}.linear": f"{name}.lin"
+        for name in ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
+    },
 }
-_DOUBLE = flux_names.ATTENTION | renamed(
-    {
-        "ff.linear_in": "img_mlp.0",
-        "ff.linear_out": "img_mlp.2",
-        "ff_context.linear_in": "txt_mlp.0",
-        "ff_context.linear_out": "txt_mlp.2",
-    }
-)
-_SINGLE = flux_names.NORMS | renamed({"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"})
+_DOUBLE: Layers = {
+    **flux_names.DOUBLE,
+    "ff.linear_in": "img_mlp.0",
+    "ff.linear_out": "img_mlp.2",
+    "ff_context.linear_in": "txt_mlp.0",
+    "ff_context.linear_out": "txt_mlp.2",
+}
+_SINGLE: Layers = {**flux_names.SINGLE, "attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"}
 
 
 def _config(path: Path, shapes: Shapes, like: Flux2Config, called: Callable[[str], str]) -> Flux2Config:
@@ -49,7 +55,11 @@ def _config(path: Path, shapes: Shapes, like: Flux2Config, called: Callable[[str
     return parse(Flux2Config, data, source=path)
 
 
-place = flux_names.places(_ENDS, _DOUBLE, _SINGLE)
+def place(name: str) -> Place:
+    """Return the place of a parameter in a file with its authors' names."""
+    return flux_names.place(name, _ENDS, _DOUBLE, _SINGLE)
+
+
 FILE = TransformerFile(
     network=flux2_dit.NETWORK,
     title="FLUX.2",

@@ -9,7 +9,7 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image import control_files, layouts, lora_names, references, variants
+from qwenimg.common.families.qwen_image import control_files, layouts, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
@@ -118,7 +118,7 @@ FAMILY = Family(
     mflux_signs=layouts.MFLUX_SIGNS,
     describe_file=describe_file,
     model=_model,
-    lora_names=lora_names.names,
+    lora_names=layouts.lora_names,
     small_files=small_files,
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,

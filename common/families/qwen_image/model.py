@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
-from qwenimg.common.families.qwen_image import lora_names, memory, variants
+from qwenimg.common.families.qwen_image import layouts, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import kept_bytes
@@ -66,7 +66,7 @@ class QwenImage(FlowModel):
 
     @cached_property
     def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
+        return layouts.lora_names(self.checkpoint)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the control networks and of the transformer."""

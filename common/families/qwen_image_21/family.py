@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qwenimg.common.families.family import Family, without_refiner
+from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image_21 import checkpoint, lora_names
 from qwenimg.common.families.qwen_image_21.checkpoint import open_folder
 from qwenimg.common.families.qwen_image_21.describe_file import describe_file, part_of
@@ -58,7 +58,7 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae"}),
     open=open_folder,
     describe_file=describe_file,
-    model=without_refiner(QwenImage21),
+    model=lambda runtime, checkpoint, refiner: QwenImage21(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=defaults,
     described=_described,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.families.family import Family, without_refiner
+from qwenimg.common.families.family import Family
 from qwenimg.common.families.sd3 import lora_names
 from qwenimg.common.families.sd3.checkpoint import open_checkpoint
 from qwenimg.common.families.sd3.describe_file import describe_file, part_of, reads
@@ -69,7 +69,7 @@ FAMILY = Family(
     reads_file=reads,
     describe_file=describe_file,
     part=part_of,
-    model=without_refiner(SD3),
+    model=lambda runtime, checkpoint, refiner: SD3(runtime, checkpoint),
     lora_names=lora_names.names,
     small_files=small_files,
     defaults=defaults,

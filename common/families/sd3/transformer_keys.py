@@ -17,10 +17,10 @@ from typing import Any
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
 from qwenimg.common.parts import authors_names
-from qwenimg.common.parts.authors_names import qkv, renamed
+from qwenimg.common.parts.authors_names import QKV, Layers, place_of
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.ldm_keys import Places
-from qwenimg.common.weights.keys import Place
+from qwenimg.common.weights.keys import Place, Rows
 
 TABLE_KEY = "pos_embed"
 SIGN = "joint_blocks.0.context_block.attn.qkv.weight"
@@ -37,24 +37,19 @@ _ENDS = {
     "norm_out.linear": "final_layer.adaLN_modulation.1",
     "proj_out": "final_layer.linear",
 }
-_IN_BLOCK = {
-    **qkv([f"attn.to_{x}" for x in "qkv"], "x_block.attn.qkv"),
-    **qkv([f"attn2.to_{x}" for x in "qkv"], "x_block.attn2.qkv"),
-    **qkv([f"attn.add_{x}_proj" for x in "qkv"], "context_block.attn.qkv"),
-    **renamed(
-        {
-            "norm1.linear": "x_block.adaLN_modulation.1",
-            "norm1_context.linear": "context_block.adaLN_modulation.1",
-            "ff.net.0.proj": "x_block.mlp.fc1",
-            "ff.net.2": "x_block.mlp.fc2",
-            "ff_context.net.0.proj": "context_block.mlp.fc1",
-            "ff_context.net.2": "context_block.mlp.fc2",
-            "attn.to_add_out": "context_block.attn.proj",
-            **{f"{name}.to_out.0": f"x_block.{name}.proj" for name in ("attn", "attn2")},
-            **{f"{name}.norm_{x}": f"x_block.{name}.ln_{x}" for name in ("attn", "attn2") for x in "qk"},
-            **{f"attn.norm_added_{x}": f"context_block.attn.ln_{x}" for x in "qk"},
-        }
-    ),
+_IN_BLOCK: Layers = {
+    **{f"{name}.to_{x}": Place(f"x_block.{name}.qkv", Rows(i, i + 1, 3)) for name in ("attn", "attn2") for i, x in QKV},
+    **{f"attn.add_{x}_proj": Place("context_block.attn.qkv", Rows(i, i + 1, 3)) for i, x in QKV},
+    "norm1.linear": "x_block.adaLN_modulation.1",
+    "norm1_context.linear": "context_block.adaLN_modulation.1",
+    "ff.net.0.proj": "x_block.mlp.fc1",
+    "ff.net.2": "x_block.mlp.fc2",
+    "ff_context.net.0.proj": "context_block.mlp.fc1",
+    "ff_context.net.2": "context_block.mlp.fc2",
+    "attn.to_add_out": "context_block.attn.proj",
+    **{f"{name}.to_out.0": f"x_block.{name}.proj" for name in ("attn", "attn2")},
+    **{f"{name}.norm_{x}": f"x_block.{name}.ln_{x}" for name in ("attn", "attn2") for x in "qk"},
+    **{f"attn.norm_added_{x}": f"context_block.attn.ln_{x}" for x in "qk"},
 }
 _BLOCK = re.compile(r"transformer_blocks\.(\d+)\.(.+)\.(weight|bias)")
 
@@ -98,7 +93,7 @@ def _place(name: str, config: SD3Config) -> Place:
         return Place(TABLE_KEY)
     if block := _BLOCK.fullmatch(name):
         layer, part, leaf = block.groups()
-        there = _IN_BLOCK[part]
+        there = place_of(_IN_BLOCK, part)
         if part == "norm1_context.linear" and int(layer) == config.num_layers - 1:
             there = there._replace(decode="swapped")
         return there._replace(key=f"joint_blocks.{layer}.{there.key}.{leaf}")

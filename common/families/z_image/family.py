@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from qwenimg.common.families.family import Family, without_refiner
+from qwenimg.common.families.family import Family
 from qwenimg.common.families.z_image import lora_names, mflux
 from qwenimg.common.families.z_image.checkpoint import open_folder
 from qwenimg.common.families.z_image.describe_file import describe_file, part_of
@@ -52,7 +52,7 @@ FAMILY = Family(
     open=open_folder,
     mflux_signs=mflux.SIGNS,
     describe_file=describe_file,
-    model=without_refiner(ZImage),
+    model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),
     described=lambda folder: "Z-Image, text to image",
