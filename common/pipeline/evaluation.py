@@ -11,7 +11,8 @@ from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Group, Sharing
 
 Evaluate: TypeAlias = Callable[[Sequence[Pass], Array, float, Control], list[Array]]
-"""From the passes of an evaluation, x, sigma and the changes by control networks, the results of all passes."""
+"""A function of the passes of an evaluation, x, sigma and the control networks' changes that returns the results of
+all passes."""
 
 
 def serial(passes: Sequence[Pass], x: Array, sigma: float, control: Control = None) -> list[Array]:
@@ -20,7 +21,7 @@ def serial(passes: Sequence[Pass], x: Array, sigma: float, control: Control = No
 
 
 def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
-    """Return the strategy of a run that is shared so, and have the ranks of `group` share it."""
+    """Return the strategy of a run that is divided by `sharing`, and set this division in `group`."""
     if group is None:
         return serial
     group.share(sharing)
@@ -28,7 +29,7 @@ def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
 
 
 def parallel(group: Group, sets: int) -> Evaluate:
-    """Return a function by which each of `sets` of ranks computes every so many-th pass, and gets the results of the
+    """Return a strategy in which each of `sets` of ranks computes one of as many passes, and gets the results of the
     others.
 
     Where there are fewer passes than sets, several compute the same one, and all take that of the first: x then stays
