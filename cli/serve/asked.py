@@ -169,10 +169,12 @@ def _loras(text: str, settings: Settings) -> str:
 def _controls(value: Any, pictures: int, settings: Settings) -> str:
     """Return the controls of a request, which have served names and numbers of its pictures, with the paths of their
     networks. Raises Fault."""
-    text = SAID["control"].converted(value)
     paths, used = list[str](), set[int]()
-    assert isinstance(text, str)
-    for one in filter(None, map(str.strip, text.split(";"))):
+    try:
+        parts = str(SAID["control"].converted(value)).split(";")
+    except UsageError as error:
+        raise Fault(400, str(error), param="control") from None
+    for one in filter(None, map(str.strip, parts)):
         match = _CONTROL.fullmatch(one)
         if match is None:
             form = f"NETWORK=NUMBER, with :SCALE or :SCALE:START-END; NUMBER counts the pictures in {CONTROL_IMAGE}"
