@@ -395,7 +395,7 @@ _ALL = (
 MUTANTS = tuple(replace(mutant, refused=("fp16",)) for mutant in _ALL)
 
 RNG = np.random.default_rng(5)
-ODD = [RNG.integers(0, 256, (height, width, 3), np.uint8) for height, width in ((43, 70), (60, 37))]
+ODD = [RNG.integers(0, 256, (height, width, 3), np.uint8) for height, width in ((75, 90), (83, 70))]
 PROMPT, STEPS, GUIDANCE, SEED = "a red circle", 2, 3.0, 7
 
 

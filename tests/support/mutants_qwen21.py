@@ -39,7 +39,6 @@ from mutants_qwen import (
 from mutants_qwen_edit import (
     merger_gelu_tanh,
     patch_rope_row_by_row,
-    patch_rows_and_columns_swapped,
     picture_rows_and_columns_swapped,
     pictures_numbered_as_text,
     text_goes_on_behind_the_slots,
@@ -290,6 +289,15 @@ def table_one_patch_further(patch: Patch) -> None:
         return right._replace(rows=right.rows[kept], shares=right.shares[kept])
 
     patch.around(qwen3_vl_vision, "stretched", edges)
+
+
+def patch_rows_and_columns_swapped(patch: Patch) -> None:
+    """The two halves of the angles."""
+
+    def swapped(made: Any, *given: Any) -> Any:
+        return tuple(np.roll(part, part.shape[1] // 2, 1) for part in made(*given))
+
+    patch.around(qwen3_vl_vision, "patch_rope", swapped)
 
 
 def sections_of_rope_in_a_row(patch: Patch) -> None:
