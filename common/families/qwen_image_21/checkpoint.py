@@ -19,7 +19,7 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
-from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
@@ -82,7 +82,7 @@ def _opened(name: str, network: Network, place: Path, config: Any, tower: Path |
 
 
 def tokenizer(folder: Path) -> Path:
-    """Return the folder of the tokenizer, which published models have in that of their processor."""
+    """Return the folder of the tokenizer: published models have it in the folder of their processor."""
     return folder / "tokenizer" if is_folder(folder / "tokenizer") else folder / "processor"
 
 
@@ -108,14 +108,14 @@ def text_encoder(place: Path, tower: Path | None = None) -> Network:
         header.file.close()
         if is_tower(header):
             raise bad(path, "is a vision tower alone: give its language model too, as a second --text-encoder FILE")
-        if any((qwen3_vl_vision.rename(key) or "").startswith(qwen_vl_vision.PREFIX) for key in header.tensors):
+        if any((qwen3_vl_vision.rename(key) or "").startswith(vision_tower.PREFIX) for key in header.tensors):
             return qwen3_vl_vision.NETWORK
     return qwen3_vl.NETWORK
 
 
 @found_once
 def _without_tower(plan: LoadPlan) -> LoadPlan:
-    return plan.only(lambda name: not name.startswith(qwen_vl_vision.PREFIX))
+    return plan.only(lambda name: not name.startswith(vision_tower.PREFIX))
 
 
 def without_tower(text: Component) -> Component:

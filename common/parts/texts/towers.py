@@ -11,14 +11,14 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.encoders import qwen_vl_vision
+from qwenimg.common.networks.encoders import vision_tower
 
 _PROJECTOR = "clip.projector_type"  # of a vision tower for llama.cpp, the layers behind it
 
 
 def is_tower(header: Header, projector: str) -> bool:
     """Return whether a file with this header is a vision tower alone with layers of the kind `projector` behind it."""
-    return gguf.architecture(header) == qwen_vl_vision.MMPROJ and header.metadata.get(_PROJECTOR) == projector
+    return gguf.architecture(header) == vision_tower.MMPROJ and header.metadata.get(_PROJECTOR) == projector
 
 
 def language_first(first: Path, second: Path, is_own: Callable[[Header], bool]) -> tuple[Path, Path]:
