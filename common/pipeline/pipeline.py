@@ -276,6 +276,7 @@ class Pipeline:
         self.controls.give(model, request)
         self._fit.check(request, self._with_inputs(request))
         self._adapt(*self.controls.loras(request))
+        model.residents.begin()
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, generator)

@@ -145,9 +145,14 @@ class Residents:
                 plan.steps += stage.operations
         return plan
 
+    def begin(self) -> None:
+        """Begin a run, whose stages leave their results in memory from now on."""
+        self._memory.results = 0
+
     def enter(self, stage: Stage) -> tuple[Any, Split]:
         """Return the network of `stage`, opened or used again, and the split of the work. Raises DoesNotFit."""
         use, name = self._memory.arrange(stage), stage.resident
+        self._memory.results += use.split.results
         needed = use.split.needed if stage.checked else 0
         if not use.opens:
             if stage.checked:

@@ -17,6 +17,7 @@ from cli_runner import cli
 from file_mutants import assert_line, damaged
 from PIL import Image
 from refusals import refused
+from relative import relative
 from safetensors.torch import save_file
 from tiny_control import CONTROL, tiny_controlnet, tiny_patches, write_controlnet, write_patches
 
@@ -35,6 +36,7 @@ from qwenimg.common.weights import streaming
 
 BACKENDS = ("cpu", "mlx")
 PICTURE = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
+BANDS = 1e-5  # relative L2: sums of a convolution in float32, in blocks of other sizes
 ASKED: dict[str, Any] = {"width": 80, "height": 48, "steps": 3, "guidance": 4.0, "seed": 3}
 
 
@@ -252,7 +254,7 @@ def test_a_run_does_what_its_plan_says(tiny_folder: Path, nets: dict[str, Path],
                 rows, latents = drawn(pipe, asked)
                 assert rows == plan, share
                 assert {name for name, _, _, _ in rows} >= {"control", "denoise"}
-                assert np.array_equal(latents, usual)
+                assert relative(latents, usual) <= BANDS, "all but the bands in which a picture is encoded is exact"
                 seen |= {(resident, held) for _, resident, _, held in rows}
     print(f"{backend}: from {least:,} bytes on, {sorted(seen)}")
     assert len(seen) > 4 or backend == "mlx", "some are streamed (on MLX the VAE takes more than the least of these)"

@@ -11,7 +11,8 @@ import pytest
 from family_cases import see_few_pixels
 from relative import relative
 from thread_ranks import ThreadGroup, opened, together
-from tiny_control import write_controlnet, write_patches
+from tiny_control import write_control_lora, write_controlnet, write_patches
+from tiny_model import tiny_dit
 
 from qwenimg import NumericsError, UsageError
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -194,9 +195,14 @@ def test_the_passes_of_a_rank(tiny: dict[str, Path], monkeypatch: pytest.MonkeyP
     assert len(calls) == 2 * 3
 
 
-@pytest.mark.parametrize("kind", ["union", "patches"])
+@pytest.mark.parametrize("kind", ["union", "patches", "lora"])
 def test_control_beside_branches(kind: str, tiny: dict[str, Path], tmp_path: Path) -> None:
-    net = write_controlnet(tmp_path / "net") if kind == "union" else write_patches(tmp_path / "net.safetensors")
+    nets = {
+        "union": lambda: write_controlnet(tmp_path / "net"),
+        "patches": lambda: write_patches(tmp_path / "net.safetensors"),
+        "lora": lambda: write_control_lora(tmp_path / "lora.safetensors", tiny_dit()),
+    }
+    net = nets[kind]()
     picture = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
     asked = SIZE | GUIDED["qwen"] | {"control": (net, picture)}
     expected = latents(tiny["qwen"], None, asked)
