@@ -148,6 +148,7 @@ def _models(given: dict[str, Any], loras: tuple[str, ...]) -> tuple[dict[str, Op
     models: dict[str, Opening] = {}
     for name in names:
         _, opening = part_files.located(replace(base, model=name))
+        opening = part_files.completed(opening)
         resolved = resolve(opening.model, offline=opening.offline, without=opening.choices.elsewhere)
         at_path = resolved.name.removesuffix(".safetensors").removesuffix(".gguf")
         served = at_path if resolved.from_path else name or resolved.name

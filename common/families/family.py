@@ -49,7 +49,9 @@ class Family:
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     # The option that takes a file with this header: `model`, one of PARTS, or None for another family's file
     part: Callable[[Header], str | None]
-    parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
+    # The known model that a transformer, a folder or file, is of; only for a family whose parts need no model's folder,
+    # since its configurations ship
+    model_of: Callable[[Path, Choices], str] | None = None
     model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # of a checkpoint and its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
     # A more exact title than the family's for what a LoRA with these modules fits

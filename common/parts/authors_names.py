@@ -10,7 +10,8 @@ from typing import Any
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import peek, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import component, open_component, read_config
@@ -77,6 +78,17 @@ class TransformerFile:
         """Return whether a file with this header has the transformer."""
         known = self.prefix(header.tensors) is not None or self.diffusers_sign in header.tensors
         return known and gguf.may_be(header, self.network.architectures)
+
+    def shape(self, path: Path, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a parameter in a folder or file, by its name in diffusers; None if it is not there.
+        Raises ModelError."""
+        for file in find_files(path).files:
+            tensors = peek(file).tensors
+            prefix = self.prefix(tensors)
+            key = name if prefix is None else prefix + self.place(name).key
+            if key in tensors:
+                return tensors[key].shape
+        return None
 
     def open(self, path: Path, like: Any, *, whole: bool = False) -> Component:
         """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the file;

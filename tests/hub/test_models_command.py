@@ -25,7 +25,7 @@ CONTROLS = (
     "qwen-image-controlnet-union", "qwen-image-controlnet-inpainting", "qwen-image-patches-canny",
     "qwen-image-patches-depth", "qwen-image-patches-inpaint",
 )  # fmt: skip
-PIECES = ("clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", *CONTROLS)
+PIECES = ("clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", "flux2-files", *CONTROLS)
 
 
 def listed() -> dict[str, dict]:

@@ -8,7 +8,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import lora_names, mflux, variants
-from qwenimg.common.families.flux.checkpoint import REFUSED, open_checkpoint
+from qwenimg.common.families.flux.checkpoint import REFUSED, model_of, open_checkpoint
 from qwenimg.common.families.flux.describe_file import describe_file, part_of
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.precision import KIND
@@ -62,6 +62,7 @@ FAMILY = Family(
     reads_names=mflux.are_names,
     reads_file=is_model,
     describe_file=describe_file,
+    model_of=model_of,
     model=_model,
     lora_names=lora_names.names,
     small_files=small_files,

@@ -9,8 +9,8 @@ from qwenimg.common.families.flux2 import lora_names
 from qwenimg.common.families.flux2.checkpoint import open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.model import Flux2
-from qwenimg.common.families.flux2.published import defaults, published
-from qwenimg.common.families.flux2.small_files import PIPELINE
+from qwenimg.common.families.flux2.published import defaults, model_of, published
+from qwenimg.common.families.flux2.small_files import PIPELINE, small_files
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
@@ -61,12 +61,14 @@ FAMILY = Family(
     precision=KIND,
     published=published,
     options=Flux2.options,
-    choices=frozenset({"transformer", "text_encoder", "vae"}),
+    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
     describe_file=describe_file,
+    model_of=lambda transformer, choices: model_of(transformer),
     model=_model,
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.distilled),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
     part=part_of,
+    small_files=small_files,
 )

@@ -65,4 +65,14 @@ Z_IMAGE_FILES = Piece(
     files=_SMALL_FILES,
     family="z-image",
 )
-PIECES = (CLIP_TOKENIZER, T5_TOKENIZER, QWEN_IMAGE_FILES, Z_IMAGE_FILES)
+FLUX_2_FILES = Piece(
+    name="flux2-files",
+    repo="black-forest-labs/FLUX.2-klein-4B",
+    title="the small files of FLUX.2 klein",
+    bytes=15_900_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=_SMALL_FILES,
+    family="flux2",
+)
+PIECES = (CLIP_TOKENIZER, T5_TOKENIZER, QWEN_IMAGE_FILES, Z_IMAGE_FILES, FLUX_2_FILES)
