@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import re
-
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux2 import lora_names
 from qwenimg.common.families.flux2.checkpoint import open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.model import Flux2
+from qwenimg.common.families.flux2.precision import KIND
 from qwenimg.common.families.flux2.published import defaults, model_of, published
 from qwenimg.common.families.flux2.small_files import PIPELINE, small_files
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
-from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 
-KIND = DenoiserKind(
-    denoiser="transformer",
-    places={
-        "final_norm": "norm_out, its modulation, proj_out; the prediction stays float32 for the sampler (switchable)",
-        "modulation": "the timestep embedding and the shift, scale and gate of all blocks",
-        "residual": "the residual streams of transformer and text encoder, from x_embedder and context_embedder on",
-        "rope": "RoPE tables, made in float64, and the rotation",
-        "rms_norm": "RMSNorm, gain included",
-        **PLACES,
-    },
-    bases=("fp32", "bf16", "bf16-plain"),
-    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
-    prefers=("bf16",),
-    keys={
-        "final_norm": re.compile(r"(norm_out|proj_out)\."),
-        "residual": re.compile(r"(x_embedder|context_embedder)\."),
-        "modulation": re.compile(r"time_guidance_embed\.|(double|single)_stream_modulation"),  # made in every step
-    },
-    refused={"float16": "whether Flux.2's activations stay within float16 is not measured"},
-)
 _DEV = "is FLUX.2 dev, whose text encoder is Mistral Small 3 of 24 B parameters: not supported; FLUX.2 klein is"
 
 
