@@ -23,7 +23,7 @@ BYTES = 256  # of a message
 
 
 class TorchGroup:
-    """All ranks, for one of them, and those with which it shares tokens."""
+    """The ranks of a run as one of them sees them, and the ranks with which it shares tokens."""
 
     by_tokens = True
 
@@ -69,6 +69,13 @@ class TorchGroup:
             results = [torch.empty_like(array) for _ in range(sets)]
             dist.all_gather([_raw(one) for one in results], _raw(array), group=self._with_my_tokens())
         return results
+
+    def summed(self, numbers: Sequence[float]) -> list[float]:
+        sent = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        every = [torch.empty_like(sent) for _ in range(self.size)]
+        with self._exchanging():
+            dist.all_gather(every, sent)
+        return torch.stack(every[: self._sharing.tokens]).sum(0).tolist()
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -123,7 +130,7 @@ class TokenRanks:
 
 @cache
 def _subgroup(sets: tuple[tuple[int, ...], ...]) -> Any:
-    """Return the group of that one of `sets` of ranks which this rank is in. All ranks make all groups."""
+    """Return the group of this rank's set, one of `sets`. All ranks create all groups."""
     if len(sets) == 1:
         return None
     mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in sets], timeout=timedelta(hours=HOURS))
@@ -165,7 +172,7 @@ def local_store() -> tuple[Store, int]:
 
 
 def _of_this_start(store: Store) -> Store:
-    """Return the part of the store for this start of the ranks, which torchrun may start again."""
+    """Return the section of the store for this start of the ranks: torchrun may start them again."""
     return PrefixStore(f"qwenimg-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

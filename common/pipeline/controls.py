@@ -33,6 +33,11 @@ class Controls:
         self._opened: dict[str, tuple[Path, ControlNet]] = {}  # by their names in requests, the last used last
         self._taken: set[str] = set()  # names of components that were opened
 
+    @property
+    def are_taken(self) -> bool:
+        """True for a model of a family with control networks."""
+        return self._open_net is not None
+
     def nets(self, request: Request) -> dict[str, ControlNet]:
         """Return the networks of a request by their names in it. Only headers are read. Raises ModelError and
         UsageError."""
@@ -87,6 +92,12 @@ class Controls:
             "control_fingerprints": [fingerprint(nets[one.model].component.plan.files) for one in asked],
             "control_sha256": [sha256(picture) for picture in request.control_images],
         }
+
+    def hashes(self, request: Request) -> dict[str, object]:
+        """Return the fingerprint of each network's files, by what a message calls them. Raises ModelError and
+        UsageError."""
+        nets = self.nets(request).items()
+        return {f"--control {clean(name, 60)}": fingerprint(net.component.plan.files) for name, net in nets}
 
     def close(self) -> None:
         for _, net in self._opened.values():
