@@ -182,7 +182,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     from qwenimg.common.pipeline.fit_options import FitOptions, needs
 
     request, counted = _request(pipe, given)
-    pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # LoRAs that stay beside the weights count
+    pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # LoRAs that stay beside the weights count
     pipe.controls.give(pipe.model, request)
     counted = counted and here  # without its files there is no tokenizer
     if given["cache_prompts"] and counted:

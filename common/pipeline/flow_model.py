@@ -19,7 +19,7 @@ import numpy as np
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -62,7 +62,7 @@ class FlowModel(ABC):
     scale: int
     channels: int
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
-    nets: Mapping[str, ControlNet] = MappingProxyType({})
+    nets: Mapping[str, Controller] = MappingProxyType({})
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -196,14 +196,17 @@ class FlowModel(ABC):
         if not before["transformer"].plan.same_deltas(now.plan):
             self.residents.adapt("transformer", now)
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
-        before = [net.name for net in self.nets.values()]
-        if self.runtime.bits is not None:
-            nets = {
-                name: replace(net, component=net.component.quantised(self.runtime.bits)) for name, net in nets.items()
-            }
-        self.nets = nets
-        self.checkpoint = self.checkpoint.with_nets({net.name: net.component for net in nets.values()}, before)
+    def control(self, nets: Mapping[str, Controller]) -> None:
+        before = [net.name for net in networks(self.nets.values())]
+        self.nets = {name: self._reduced(net) for name, net in nets.items()}
+        components = {net.name: net.component for net in networks(self.nets.values())}
+        self.checkpoint = self.checkpoint.with_nets(components, before)
+
+    def _reduced(self, net: Controller) -> Controller:
+        """Return a control network with its weights quantized as those of the model are."""
+        if not isinstance(net, ControlNet) or self.runtime.bits is None:
+            return net
+        return replace(net, component=net.component.quantised(self.runtime.bits))
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:

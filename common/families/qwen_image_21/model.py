@@ -121,8 +121,9 @@ class QwenImage21(FlowModel):
         if request.images and not self.sees:
             if start.starts_from_noise(request):
                 raise UsageError(
-                    "the text encoder has no vision tower, by which the model sees pictures (GGUF files have none): "
-                    "give a whole one, as safetensors, or a strength below 1, to start from the picture"
+                    "the text encoder has no vision tower, by which the model sees pictures: give a whole one, or its "
+                    "tower too (--text-encoder FILE --text-encoder mmproj.gguf), or a strength below 1, to start from "
+                    "the picture"
                 )
             return []
         return [self.shape_of(*references.size(image)) for image in request.images]

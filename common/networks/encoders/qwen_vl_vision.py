@@ -33,7 +33,6 @@ from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses, as_stored
 
-MMPROJ = "clip"  # the architecture of llama.cpp's files of a vision tower alone
 _MMPROJ_KEY = re.compile(
     r"(?:v\.(?:blk\.(?P<layer>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\.(?P<leaf>weight(?:\.1)?|bias)"
 )
@@ -165,11 +164,10 @@ def rename(key: str) -> str | None:
 
 def joins(manifest: Manifest) -> Joins:
     """Return the weights that a file for llama.cpp has in several tensors: q, k and v apart, and the taps in time."""
-    tap = f"{PREFIX}patch_embed.tap.weight"
     fused = {
         name: Join(tuple(name.replace("qkv", part) for part in "qkv")) for name in manifest if ".attn.qkv." in name
     }
-    return fused | {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
+    return {**fused, **vision_tower.joined_taps()}
 
 
 # A picture
@@ -220,7 +218,7 @@ NETWORK = replace(
     fields=fields,
     rename=rename,
     joins=joins,
-    architectures=qwen_vl.NETWORK.architectures | {MMPROJ},
+    architectures=qwen_vl.NETWORK.architectures | {vision_tower.MMPROJ},
     traced=(
         *(block for block in qwen_vl.NETWORK.traced if block.name == "layer"),
         Block(name="tower", paths=re.compile("visual")),

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.numbers import rope
+from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses
 
 CHANNELS = 3
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 PREFIX = "visual."
+MMPROJ = "clip"  # the architecture of llama.cpp's files of a vision tower alone
 _PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
 NAMES = {  # of vision_config: of the configuration here
     "depth": "vision_depth",
@@ -87,6 +89,12 @@ def described(config: TowerConfig, names: Mapping[str, str], rope: Mapping[str, 
         "vision_config": vision | {"out_hidden_size": config.hidden_size},
         "rope_scaling": {**rope, "mrope_section": config.mrope_section},
     }
+
+
+def joined_taps() -> Joins:
+    """Return the patch kernel, of which such a file has each tap in time."""
+    tap = f"{PREFIX}patch_embed.tap.weight"
+    return {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
 
 
 def flat_kernel(uses: Uses) -> Uses:
