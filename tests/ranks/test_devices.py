@@ -82,6 +82,13 @@ def test_four_devices_draw_what_one_does(tmp_path: Path, expected: Callable[[str
     check_same(tmp_path / "out", expected("cpu"), ROUNDED)
 
 
+@pytest.mark.slow
+def test_compiled_blocks(tmp_path: Path, expected: Callable[[str], Path]) -> None:
+    """Of runs that share branches; the last picture shares tokens, and is not compiled. The compiler takes minutes."""
+    check_drawn(tmp_path, [*COMMAND], "cpu", "--devices", "2", "--compile", "on")
+    check_same(tmp_path / "out", expected("cpu"), ROUNDED)
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """The program as launchers start it."""

@@ -31,6 +31,10 @@ class TokenExchange(Protocol):
 class HasTokenRanks(Protocol):
     """All ranks of a run."""
 
+    def compiled(self) -> None:
+        """Note that blocks of a network are compiled."""
+        ...
+
     @property
     def tokens(self) -> TokenExchange | None:
         """Those that share tokens in the present run; None if each has all."""
