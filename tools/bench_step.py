@@ -34,7 +34,7 @@ import torch
 from wide_checkpoint import write
 
 import qwenimg.backends
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import bases

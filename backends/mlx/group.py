@@ -17,7 +17,7 @@ BYTES = 256  # of a message
 
 
 class MLXGroup:
-    """All ranks, for one of them."""
+    """The ranks of a run as one of them sees them."""
 
     by_tokens = False
 

@@ -23,7 +23,7 @@ BYTES = 256  # of a message
 
 
 class TorchGroup:
-    """All ranks, for one of them, and those with which it shares tokens."""
+    """The ranks of a run as one of them sees them, and the ranks with which it shares tokens."""
 
     by_tokens = True
 
@@ -142,7 +142,7 @@ class TokenRanks:
 
 @cache
 def _subgroup(sets: tuple[tuple[int, ...], ...]) -> Any:
-    """Return the group of that one of `sets` of ranks which this rank is in. All ranks make all groups."""
+    """Return the group of this rank's set, one of `sets`. All ranks create all groups."""
     if len(sets) == 1:
         return None
     mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in sets], timeout=timedelta(hours=HOURS))
@@ -184,7 +184,7 @@ def local_store() -> tuple[Store, int]:
 
 
 def _of_this_start(store: Store) -> Store:
-    """Return the part of the store for this start of the ranks, which torchrun may start again."""
+    """Return the section of the store for this start of the ranks: torchrun may start them again."""
     return PrefixStore(f"qwenimg-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

@@ -33,7 +33,7 @@ _GRACE = 5.0  # seconds for a rank to end by itself
 
 
 class Leader:
-    """Rank 0 and the others. They follow its pipeline, once it is opened."""
+    """Rank 0, which leads the others. They follow its pipeline once it is open."""
 
     def __init__(self, devices: int, place: RankPlace | None, opening: Opening, stop: Stop) -> None:
         """Check the options. place: that of a launcher, whose ranks meet here already; without one they are started

@@ -1,4 +1,4 @@
-"""What the server's process and a worker send each other through their pipe."""
+"""The messages between the server's process and a worker."""
 
 from __future__ import annotations
 

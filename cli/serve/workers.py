@@ -42,10 +42,6 @@ class Worker:
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def start(self) -> asyncio.Queue[FromWorker | Lost]:
         """Start the process, and return the queue that gets all that it says. The last is Lost."""
         inbox: asyncio.Queue[FromWorker | Lost] = asyncio.Queue()

@@ -30,8 +30,8 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class FileKind:
-    """A whole model, a part of one, a control network, or a LoRA: `option` is a key of FLAGS. `families`: whose models
-    have such a part, such as a text encoder that several share; none for a LoRA."""
+    """The kind of a file: a whole model, a part of one, a control network, or a LoRA. `option` is a key of FLAGS.
+    `families`: those whose models have such a part, several for a text encoder that they share; none for a LoRA."""
 
     option: str
     families: tuple[Family, ...] = ()

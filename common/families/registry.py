@@ -27,6 +27,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.parts import mflux
 from qwenimg.common.precision import precision
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -139,17 +140,17 @@ def of_folder(folder: Path) -> Family:
 def foreign_folder(folder: Path) -> tuple[Family, str] | None:
     """Return the family and the layout of a folder in another program's layout; else None. Raises ModelError."""
     for family in FAMILIES:
-        if family.reads_folder and (layout := family.reads_folder(folder)) is not None:
+        if family.mflux_signs and (layout := mflux.layout(folder, family.mflux_signs)) is not None:
             return family, layout
     return None
 
 
 def check_names(folder: Path) -> None:
-    """Check that a family reads the names in an index of shards: that of a component's `folder` in another program's
-    layout, before a shard is downloaded. Raises ModelError that says what it is not."""
+    """Check that a family reads the names in an index of shards in another program's layout, that of a component's
+    `folder`, before a shard is downloaded. Raises ModelError."""
     names = find_files(folder).weight_map
-    families = [family for family in FAMILIES if family.reads_names and family.denoiser == folder.name]
-    if families and not any(family.reads_names(names) for family in families if family.reads_names):
+    families = [family for family in FAMILIES if family.mflux_signs and family.denoiser == folder.name]
+    if families and not any(name.startswith(family.mflux_signs) for family in families for name in names):
         expected = " or ".join(family.title for family in families)
         raise ModelError(f"{clean(folder)}: no {expected} as another program saves it; it begins with {listed(names)}")
 

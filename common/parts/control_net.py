@@ -1,4 +1,4 @@
-"""An opened control network, whatever the family."""
+"""An opened control network of any family."""
 
 from __future__ import annotations
 

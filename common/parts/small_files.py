@@ -13,7 +13,7 @@ from qwenimg.common.parts.texts.piece import Piece
 
 
 def find_tokenizer(folder: Path, given: Path | None, piece: Piece) -> Path:
-    """Return the folder of the tokenizer: the one `given`, else that of `folder`, or that of `piece` in the hub's
+    """Return the folder of the tokenizer: `given`, else the one in `folder`, or the one of `piece` in the hub's
     cache. Raises ModelError."""
     inside = folder / "tokenizer"
     if given is not None:

@@ -1,4 +1,4 @@
-"""The pictures that control networks keep to: resized, preprocessed, masked and encoded."""
+"""The pictures of control networks: resized, preprocessed, masked and encoded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def latents(
 
 
 def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
-    """Return where the request's mask has the image made anew, as [height, width]."""
+    """Return the request's mask [height, width], True where the image is made anew."""
     assert request.mask is not None
     inside = pixels.fit(request.mask, request.width, request.height) >= pixels.HALF
     return np.asarray(pixels.extend(inside, width, height), np.bool_)

@@ -81,8 +81,8 @@ class DiffusionModel(Protocol):
     def warnings(self, request: Request) -> list[str]: ...
 
     def frames(self, request: Request) -> int:
-        """Return the number of images that are drawn at once: 1, or of a model that makes layers, these and before them
-        their composite, which is dropped."""
+        """Return the number of images that are drawn at once: 1, or for a model of layers one more than these. The
+        first is then their composite, which is dropped."""
         ...
 
     def references(self, request: Request) -> list[Latents]:

@@ -10,9 +10,10 @@ from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Group, Sharing
 
 Predict: TypeAlias = Callable[[Array, float, Control], Array]
-"""One pass: from x, sigma and the changes by control networks, its result."""
+"""A function of x, sigma and the control networks' changes that returns the result of one pass."""
 Evaluate: TypeAlias = Callable[[Sequence[Predict], Array, float, Control], list[Array]]
-"""From the passes of an evaluation, x, sigma and the changes by control networks, the results of all passes."""
+"""A function of the passes of an evaluation, x, sigma and the control networks' changes that returns the results of
+all passes."""
 
 
 def serial(passes: Sequence[Predict], x: Array, sigma: float, control: Control = None) -> list[Array]:
@@ -21,7 +22,7 @@ def serial(passes: Sequence[Predict], x: Array, sigma: float, control: Control =
 
 
 def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
-    """Return the strategy of a run that is shared so, and have the ranks of `group` share it."""
+    """Return the strategy of a run that is divided by `sharing`, and set this division in `group`."""
     if group is None:
         return serial
     group.share(sharing)
@@ -29,7 +30,7 @@ def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
 
 
 def parallel(group: Group, sets: int) -> Evaluate:
-    """Return a function by which each of `sets` of ranks computes every so many-th pass, and gets the results of the
+    """Return a strategy in which each of `sets` of ranks computes one of as many passes, and gets the results of the
     others.
 
     Where there are fewer passes than sets, several compute the same one, and all take that of the first: x then stays

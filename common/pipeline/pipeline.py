@@ -116,10 +116,8 @@ class Pipeline:
             self._turns.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        there, guidance = self._there(request), self.model.guidance.told(request)
-        warnings = (
-            no_effect(one, asked.get(name), self.model.options, there, guidance) for name, one in OPTIONS.items()
-        )
+        met, guidance = self._met(request), self.model.guidance.told(request)
+        warnings = (no_effect(one, asked.get(name), self.model.options, met, guidance) for name, one in OPTIONS.items())
         notes += start.image_warnings(self.model, request, start.given_images(converted), given.noises(asked))
         events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
         return self._turns.driven(events, patience)
@@ -186,7 +184,7 @@ class Pipeline:
             self.model.announce(texts, skipped, images)
 
         with self._turns.taken(), self._in_memory():
-            self.fallback.calling(announced, [])
+            self.fallback.retried(announced, [])
 
     def fit_preview(self) -> None:
         """Fit the map from latents to colours that `Step.preview` applies: read it if this machine has it, else decode
@@ -245,19 +243,19 @@ class Pipeline:
             self.notify("warning", warning)
         try:
             with self._in_memory():
-                yield from self._climbing(request, warnings)
+                yield from self._with_fallback(request, warnings)
         finally:  # a run that failed or was abandoned leaves no times to the next
             self.runtime.clock.clear()
 
-    def _climbing(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+    def _with_fallback(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         """Yield the run's events. It starts again under the next wider policy if a value overflows, with `fallback`."""
         while True:
             try:
                 yield from self._run(request, warnings)
                 return
             except CAUSES as error:
-                climb = self.fallback.after(error)
-            self.fallback.climb(climb, warnings)
+                wider = self.fallback.next_policy(error)
+            self.fallback.adopt(wider, warnings)
 
     @contextmanager
     def _in_memory(self) -> Iterator[None]:
@@ -319,7 +317,7 @@ class Pipeline:
         """Return the values of each image. Decoding falls back alone only if the VAE has not encoded for it too."""
         decoded = partial(finish.decoded, self.model.vae, latents)
         alone = request.image is None and not self.model.sees_mask
-        return self.fallback.calling(decoded, warnings) if alone else decoded()
+        return self.fallback.retried(decoded, warnings) if alone else decoded()
 
     def _with_inputs(self, request: Request) -> DiffusionModel:
         return with_inputs(self.model, self.loras, self.controls, request, self._adapted)
@@ -368,7 +366,7 @@ class Pipeline:
 
     # Warnings and the recipe
 
-    def _there(self, request: Request) -> frozenset[str]:
+    def _met(self, request: Request) -> frozenset[str]:
         """Return the `needs` of options that this run has."""
         guided, image = self.model.guidance.is_on(request), request.image is not None
         has = {"guidance": guided, "image": image, "refiner": "refiner" in self.options}
@@ -379,7 +377,7 @@ class Pipeline:
     ) -> Recipe:
         rng = "torch-cpu" if request.latents is None else "given"
         about = {"model": self.model_name, "rng": rng, **recorded_runtime(self.runtime)}
-        asked = recorded(OPTIONS.values(), request, self._there(request))
+        asked = recorded(OPTIONS.values(), request, self._met(request))
         asked.pop("lora", None)  # it may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
         asked |= self.loras.recorded(request.lora)

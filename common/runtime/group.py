@@ -95,7 +95,7 @@ class PaperRanks:
 
 
 class Group(Ranks, Protocol):
-    """All ranks, for one of them. All call the same methods in the same order."""
+    """The ranks of a run as one of them sees them. All ranks call the same methods in the same order."""
 
     rank: int
     failing: Callable[[], None]  # called when an exchange has failed, before RankLost is raised

@@ -63,7 +63,7 @@ else:
 import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks.vaes import qwen_vae
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.precision.precision import bases, float64
 from qwenimg.common.weights import keys
 FP32, FP64 = bases(KIND)["fp32"], float64(KIND)

@@ -116,8 +116,9 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
 
 
 def _kind(folder: Path, choices: Choices, dit: FluxConfig) -> FluxVariant:
-    """Return Fill for a transformer that takes a mask; else the variant that the user says; else that of the
-    transformer's file, if it is not the folder's own; else that of `folder`. Raises UsageError and ModelError."""
+    """Return the variant: Fill if the transformer takes a mask; else the one that the user says, then the one that
+    the transformer's file says if it is not the folder's own, then that of `folder`. Raises UsageError and
+    ModelError."""
     chosen = choices.variant_of(variants.ASKED, "FLUX.1")
     if dit.in_channels != dit.out_features:
         if chosen is not None:

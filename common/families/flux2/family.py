@@ -15,8 +15,6 @@ from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
-from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.runtime import Runtime
 
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -29,7 +27,6 @@ KIND = DenoiserKind(
         **PLACES,
     },
     bases=("fp32", "bf16", "bf16-plain"),
-    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
     prefers=("bf16",),
     keys={
         "final_norm": re.compile(r"(norm_out|proj_out)\."),
@@ -39,11 +36,6 @@ KIND = DenoiserKind(
     refused={"float16": "whether Flux.2's activations stay within float16 is not measured"},
 )
 _DEV = "is FLUX.2 dev, whose text encoder is Mistral Small 3 of 24 B parameters: not supported; FLUX.2 klein is"
-
-
-def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> Flux2:
-    assert refiner is None
-    return Flux2(runtime, checkpoint)
 
 
 FAMILY = Family(
@@ -64,7 +56,7 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae"}),
     open=open_folder,
     describe_file=describe_file,
-    model=_model,
+    model=lambda runtime, checkpoint, refiner: Flux2(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.distilled),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",

@@ -21,7 +21,7 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
@@ -98,8 +98,9 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
 
 
 def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
-    """Return the variant that the user says; else that of the transformer's file, if it is not the folder's own; else
-    that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go together."""
+    """Return the variant: the one that the user says, else the one that the transformer's file says if it is not the
+    folder's own, else that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go
+    together."""
     if (chosen := choices.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
         return variants.VARIANTS[chosen]
     index, elsewhere = folder / "model_index.json", choices.part("transformer")
@@ -155,7 +156,7 @@ def _language_first(first: Path, second: Path) -> tuple[Path, Path]:
 def _check_sees(places: Sequence[Path]) -> None:
     """Raise ModelError for a text encoder without its vision tower."""
     rename = RENAMES["text_encoder"](qwen_vl_vision.manifest(QwenVLVisionConfig()))
-    if any((rename(key) or "").startswith(qwen_vl_vision.PREFIX) for place in places for key in _keys(place)):
+    if any((rename(key) or "").startswith(vision_tower.PREFIX) for place in places for key in _keys(place)):
         return
     raise ModelError(
         f"{clean(places[0])}: is a text encoder without its vision tower, by which Qwen-Image-Edit sees pictures: give "

@@ -150,8 +150,8 @@ def _patches(path: Path, shapes: Shapes, like: QwenDiTConfig) -> ControlNet:
 
 
 def _config(path: Path, shapes: Shapes, like: QwenDiTConfig) -> QwenControlNetConfig:
-    """Return the configuration of a ControlNet without one: its sizes are those of its tensors; what shapes do not
-    show, the axes of positions, is that of the model's transformer."""
+    """Return the configuration of a ControlNet that has none. Its sizes are those of the tensors; its axes of
+    positions, which no tensor shows, are those of `like`, the model's transformer."""
     width, channels = shape_of(path, shapes, "img_in.weight", 2)
     [head_dim] = shape_of(path, shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
     data = {name: value for name, value in asdict(like).items() if name != "zero_cond_t"} | {

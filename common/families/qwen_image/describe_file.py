@@ -51,7 +51,8 @@ def is_tower(header: Header) -> bool:
 
 
 def _is_own_vae(header: Header) -> bool:
-    """Return whether a VAE's norms or kernels have names that are not those of other VAEs too, as mflux's norms are."""
+    """Return whether a VAE's norms or kernels have Qwen-Image's own names. mflux's names of norms are those of other
+    VAEs too."""
     if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors):
         return False
     return any(key.endswith(".gamma") or CHANNELS_LAST["vae"] in key for key in header.tensors)
@@ -97,8 +98,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
 
 
 def _variant(part: str, network: Network, header: Header) -> QwenVariant:
-    """Return LAYERED for a file with what only a part of Qwen-Image-Layered has, else TEXT: a tensor of the
-    transformer, a channel of the VAE's pictures."""
+    """Return LAYERED for the transformer with a tensor more, and for the VAE with a channel more, that only
+    Qwen-Image-Layered has; else TEXT."""
     rename = RENAMES[part](network.manifest(published_config(network, LAYERED)))
     shapes = {name: stored.shape for key, stored in header.tensors.items() if (name := rename(key)) is not None}
     first = shapes.get("encoder.conv_in.weight", ())

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
-from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
+from qwenimg.common.families.qwen_image import layouts, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
-from qwenimg.common.memory.memory import kept_bytes, scores
+from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
@@ -62,15 +62,11 @@ class QwenImage(FlowModel):
         self.kind, self.images = kind, kind.images
         self.controls = ControlNetworks(residents, self.config.num_layers)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
-        self.few_steps = few_steps.few_steps(str(checkpoint.source), kind)
-
-    @property
-    def heads(self) -> int:
-        return self.config.num_attention_heads
+        self.few_steps = variants.few_steps(str(checkpoint.source), kind)
 
     @cached_property
     def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
+        return layouts.lora_names(self.checkpoint)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the control networks and of the transformer."""
@@ -131,11 +127,8 @@ class QwenImage(FlowModel):
 
     def _step_bytes(self, branches: int, tokens: int, text: int, sharing: Sharing) -> int:
         """Return the bytes of a step with `branches` in one batch, of so many tokens of images and of text each."""
-        heads, mine = self.heads // sharing.tokens, sharing.part(tokens) + text
-        score_bytes = scores(heads, branches, tokens + text, self.engine.workspace.score_bytes)
-        activations = memory.step_peak(self.config, branches, mine) + score_bytes
-        activations += sharing.exchanged(self.config.dim, tokens)
-        return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
+        peak = memory.step_peak(self.config, branches, sharing.part(tokens) + text)
+        return self.call_bytes(peak, tokens, tokens + text, sharing, branches)
 
     def _batches(self, count: int, tokens: int) -> list[int]:
         """Return how many of the `count` branches of guidance may go in one batch, the preferred number first.

@@ -18,7 +18,7 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
-from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
@@ -66,7 +66,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
 
 
 def tokenizer(folder: Path) -> Path:
-    """Return the folder of the tokenizer, which published models have in that of their processor."""
+    """Return the folder of the tokenizer: published models have it in the folder of their processor."""
     return folder / "tokenizer" if is_folder(folder / "tokenizer") else folder / "processor"
 
 
@@ -88,14 +88,14 @@ def text_encoder(place: Path) -> Network:
     for path in find_files(place).files:
         header = read_header(path)
         header.file.close()
-        if any((qwen3_vl_vision.rename(key) or "").startswith(qwen_vl_vision.PREFIX) for key in header.tensors):
+        if any((qwen3_vl_vision.rename(key) or "").startswith(vision_tower.PREFIX) for key in header.tensors):
             return qwen3_vl_vision.NETWORK
     return qwen3_vl.NETWORK
 
 
 @found_once
 def _without_tower(plan: LoadPlan) -> LoadPlan:
-    return plan.only(lambda name: not name.startswith(qwen_vl_vision.PREFIX))
+    return plan.only(lambda name: not name.startswith(vision_tower.PREFIX))
 
 
 def without_tower(text: Component) -> Component:

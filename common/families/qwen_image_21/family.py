@@ -17,8 +17,6 @@ from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
-from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.runtime import Runtime
 
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -31,7 +29,6 @@ KIND = DenoiserKind(
         **PLACES,
     },
     bases=("fp32", "bf16", "bf16-plain"),
-    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
     prefers=("bf16",),
     keys={
         "final_norm": re.compile(r"(norm_out|proj_out)\."),
@@ -40,11 +37,6 @@ KIND = DenoiserKind(
     },
     refused={"float16": "whether Qwen-Image-2.1's activations stay within float16 is not measured"},
 )
-
-
-def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage21:
-    assert refiner is None
-    return QwenImage21(runtime, checkpoint)
 
 
 def _described(folder: Path) -> str:
@@ -66,7 +58,7 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae"}),
     open=open_folder,
     describe_file=describe_file,
-    model=_model,
+    model=lambda runtime, checkpoint, refiner: QwenImage21(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=defaults,
     described=_described,
