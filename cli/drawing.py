@@ -141,8 +141,7 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
             failed,
             keep_going=flags.keep_going,
         )
-        compile = opening.compile if leader is None else "off"
-        compiled = pipe.compile(compile, sum(one.seconds for one in expected))
+        compiled = pipe.compile(opening.compile, sum(one.seconds for one in expected))
         step = max(one.step for one in expected)
         report.headline(pipe.headline(), expected)
         report.decided(opening.compile, compiled)

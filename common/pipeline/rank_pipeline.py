@@ -15,6 +15,7 @@ from qwenimg.common.request import call_options
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.given import Pictures
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.compiling import Decision
 
 
 class Followers(Protocol):
@@ -22,6 +23,10 @@ class Followers(Protocol):
 
     def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
         """Have them compute the steps of `request`. hashes: those of its LoRAs and control networks."""
+        ...
+
+    def compile(self, on: bool) -> None:
+        """Have them compile the denoiser when it is next loaded, or not."""
         ...
 
     def announce(self, arguments: Mapping[str, Any]) -> None:
@@ -50,6 +55,12 @@ class RankPipeline(Pipeline):
                 "branches, or leave one of both out"
             )
         return request
+
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
+        decision = super().compile(mode, seconds)
+        if self.followers is not None:
+            self.followers.compile(decision.on)
+        return decision
 
     def prepare(
         self,
