@@ -123,8 +123,8 @@ def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, lis
 
 
 def check_whole(header: Header, parts: Iterable[Component], title: str, others: Iterable[str] = ()) -> None:
-    """Raise ModelError if the file of a model holds a tensor of none of its `parts`, but for those that start with one
-    of `others`."""
+    """Raise ModelError if the file of a model holds a tensor that belongs to none of its `parts`, unless its name
+    starts with one of `others`."""
     known, starts = {key for part in parts for key in part.plan.known}, (*_OF_TRAINING, *others)
     unknown = [
         key for key in header.tensors if key not in known and not key.endswith(_BESIDE) and not key.startswith(starts)

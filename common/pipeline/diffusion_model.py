@@ -104,7 +104,8 @@ class DiffusionModel(Protocol):
         ...
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
-        """Encode as many of `prompts` as fit now, the rest when they are needed. images: those of all requests."""
+        """Encode as many of `prompts` as fit now; the rest is encoded when it is needed. images: the images of all
+        requests."""
         ...
 
     def adapt(self, deltas: Deltas) -> None:

@@ -18,14 +18,14 @@ from qwenimg.common.request.request import Request
 
 
 class Followers(Protocol):
-    """The other ranks, which do what rank 0 does."""
+    """The other ranks, which follow rank 0."""
 
     def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
-        """Have them compute the steps of `request`. hashes: those of its LoRAs."""
+        """Let them compute the steps of `request`. hashes: the hashes of its LoRAs."""
         ...
 
     def announce(self, arguments: Mapping[str, Any]) -> None:
-        """Have them call `Pipeline.prepare` with these arguments."""
+        """Let them call `Pipeline.prepare` with these arguments."""
         ...
 
 

@@ -142,8 +142,8 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
 
 
 def _language_first(first: Path, second: Path) -> tuple[Path, Path]:
-    """Return the file of the language model and that of its vision tower. Raises ModelError unless it is one of
-    each."""
+    """Return the file of the language model and the file of its vision tower. Raises ModelError unless the two are
+    one of each."""
     towers = [is_file(path) and is_tower(peek(path)) for path in (first, second)]
     if sum(towers) != 1:
         what = "both are vision towers" if all(towers) else "neither is a vision tower (mmproj)"

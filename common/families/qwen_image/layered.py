@@ -28,7 +28,7 @@ BASE_TOKENS = 256  # of a picture whose noise levels are shifted by 1
 
 
 def shift(config: FlowMatchConfig, tokens: int, steps: int) -> float:
-    """Return the shift of the noise levels for a picture of so many `tokens`."""
+    """Return the shift of the noise levels for a picture of `tokens` tokens."""
     return math.sqrt(tokens / BASE_TOKENS)
 
 

@@ -126,7 +126,8 @@ class QwenImage(FlowModel):
         return [modulation, denoise]
 
     def _step_bytes(self, branches: int, tokens: int, text: int, sharing: Sharing) -> int:
-        """Return the bytes of a step with `branches` in one batch, of so many tokens of images and of text each."""
+        """Return the bytes of a step with `branches` in one batch, each of `tokens` image tokens and `text` text
+        tokens."""
         peak = memory.step_peak(self.config, branches, sharing.part(tokens) + text)
         return self.call_bytes(peak, tokens, tokens + text, sharing, branches)
 

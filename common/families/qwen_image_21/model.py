@@ -56,7 +56,7 @@ MULTIPLE = 32  # pixels: an image has whole slots of 2 x 2 tokens
 
 
 def _before(pictures: int) -> str:
-    """Return the text in front of a prompt with so many pictures."""
+    """Return the text in front of a prompt with `pictures` pictures."""
     return " ".join(f"<image{i}>{VISION}" for i in range(1, pictures + 1))
 
 
