@@ -1,8 +1,8 @@
 """Plants faults in every family on both backends and writes the table of docs/measured/parity.md: what
 catches each.
 
-python tools/mutations.py            # some minutes; fails where one is not caught
-python tools/mutations.py qwen       # one family, and no table
+python tools/mutations.py            # many minutes; fails where one is not caught
+python tools/mutations.py qwen       # one family and its table
 """
 
 from __future__ import annotations
@@ -10,87 +10,93 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
 import frameworks  # noqa: F401
-import mutants_qwen
-import mutants_sd
-import mutants_sd3
-import mutants_zimage
 from doc_tables import table, write
-from lora_cases import write_lora
-from mutant import PRECISIONS, Judge, Mutant
+from mutant import PRECISIONS, Judged, Mutant
+from mutant_tables import TABLES
+from tiny_edit import write_tiny_edit
+from tiny_flux import write_tiny_flux
+from tiny_flux2 import write_tiny_flux2
+from tiny_model import write_tiny_model
+from tiny_qwen21 import write_tiny_qwen21
 from tiny_sd import write_tiny_sd
 from tiny_sd3 import write_tiny_sd3
 from tiny_zimage import write_tiny_zimage
 
 from qwenimg.common.base.text import clean
-from qwenimg.common.hub.resolve import resolve
 
 BACKENDS = ("cpu", "mlx")
+CRASHED = "breaks off:"
 SHOWN = 90  # characters of what caught a fault
-Model = tuple[Callable[[Path], str], Callable[[Any], None], tuple[Mutant, ...]]
-
-
-def built_in(folder: Path) -> str:
-    return "shapes"
-
-
-def sdxl(folder: Path) -> str:
-    write_tiny_sd(folder / "sdxl", "sdxl")
-    return str(folder / "sdxl")
-
-
-def z_image(folder: Path) -> str:
-    write_tiny_zimage(folder / "z-image")
-    return str(folder / "z-image")
-
-
-def sd3(folder: Path) -> str:
-    write_tiny_sd3(folder / "sd3")
-    return str(folder / "sd3")
-
-
-def nothing(pipe: Any) -> None:
-    """Set nothing in a pipeline."""
-
-
-# Of each family the model, what is set in its pipeline, and the faults.
-FAMILIES: Mapping[str, Model] = {
-    "qwen": (built_in, mutants_qwen.prepare, mutants_qwen.MUTANTS),
-    "sd": (sdxl, mutants_sd.prepare, mutants_sd.MUTANTS),
-    "z-image": (z_image, nothing, mutants_zimage.MUTANTS),
-    "sd3": (sd3, nothing, mutants_sd3.MUTANTS),
+WRITERS: Mapping[str, Callable[[Path], None]] = {
+    "sdxl": lambda folder: write_tiny_sd(folder, "sdxl"),
+    "z-image": write_tiny_zimage,
+    "sd3": write_tiny_sd3,
+    "flux-dev": lambda folder: write_tiny_flux(folder, "dev"),
+    "flux-kontext": lambda folder: write_tiny_flux(folder, "kontext"),
+    "flux-fill": lambda folder: write_tiny_flux(folder, "fill"),
+    "flux2-base": lambda folder: write_tiny_flux2(folder, distilled=False),
+    "qwen": write_tiny_model,
+    "qwen-2511": lambda folder: write_tiny_edit(folder, "2511"),
+    "qwen21": write_tiny_qwen21,
 }
 
 
-def rows(name: str, folder: Path) -> tuple[list[list[str]], list[str]]:
+class TinyFolders(dict[str, Path]):
+    """The folders of tiny models by kind, each written when it is asked for."""
+
+    def __init__(self, place: Path):
+        super().__init__()
+        self.place = place
+
+    def __missing__(self, kind: str) -> Path:
+        self[kind] = self.place / kind
+        WRITERS[kind](self[kind])
+        return self[kind]
+
+
+def rows(name: str, tiny: TinyFolders) -> tuple[list[list[str]], list[str]]:
     """Of a family: the table, and what was not caught, or is seen where no fault is."""
-    make, prepare, mutants = FAMILIES[name]
-    place = make(folder)
-    kind = "sdxl" if name == "sd" else name
-    lora = write_lora(resolve(place).folder, kind, folder / f"lora-{name}.safetensors")
-    judge, made, missed = Judge(place, prepare, lora), [], []
+    begin, mutants = time.monotonic(), TABLES[name].mutants
+    scratch = tiny.place / f"{name}-files"
+    scratch.mkdir()
+    judge, made, missed = TABLES[name].judge(tiny, scratch), [], []
     planted = [mutant.under(precision) for mutant in mutants for precision in mutant.precisions]
     for backend in BACKENDS:
-        for plain in {(m.precision, m.quantize, m.picture, m.lora): m for m in planted}.values():
-            if clear := judge.caught(backend, plain, planted=False):
-                missed.append(f"{name} on {backend} without a fault, {plain.precision} {plain.quantize}: {clear}")
+        for plain in {(m.precision, m.quantize, m.picture, m.lora, m.scene): m for m in planted}.values():
+            if clear := _caught(judge, backend, plain, planted=False):
+                where = f"{plain.precision} {plain.quantize} {plain.scene}"
+                missed.append(f"{name} on {backend} without a fault, {where}: {clear}")
     for mutant in mutants:
         cells = {}
         for precision in mutant.precisions:
-            found = {backend: judge.caught(backend, mutant.under(precision)) for backend in BACKENDS}
-            missed += [f"{name} {mutant.name} in {precision} on {b}" for b, failures in found.items() if not failures]
+            found = {backend: _caught(judge, backend, mutant.under(precision)) for backend in BACKENDS}
+            missed += [
+                f"{name} {mutant.name} in {precision} on {backend} {' '.join(failures)}".rstrip()
+                for backend, failures in found.items()
+                if not failures or failures[0].startswith(CRASHED)
+            ]
             cells[precision] = _cell(list(found.values()))
             print(name, mutant.name, precision, cells[precision], *found.values(), sep=" | ", flush=True)
         made.append([mutant.what, *(cells.get(precision, "") for precision in PRECISIONS)])
+    print(f"{name}: {len(mutants)} faults, {time.monotonic() - begin:.0f} s", flush=True)
     return made, missed
+
+
+def _caught(judge: Judged, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:
+    """By what; a fault that is not judged, since the program breaks off, is caught by nothing."""
+    try:
+        return judge.caught(backend, mutant, planted=planted)
+    except Exception as error:
+        return [f"{CRASHED} {type(error).__name__}: {clean(error, 200)}"]
 
 
 def _cell(failures: list[list[str]]) -> str:
@@ -113,16 +119,15 @@ def _over(text: str) -> float | None:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or list(FAMILIES)
+    chosen = sys.argv[1:] or list(TABLES)
     missed = []
     with tempfile.TemporaryDirectory() as folder:
-        tables = {name: rows(name, Path(folder)) for name in chosen}
+        tiny = TinyFolders(Path(folder))
+        tables = {name: rows(name, tiny) for name in chosen}
     for _, some in tables.values():
         missed += some
-    if not sys.argv[1:]:
-        head = ["fault", *PRECISIONS]
-        for name, (found, _) in tables.items():
-            write("measured/parity.md", f"mutations-{name}", table(head, found))
+    for name, (found, _) in tables.items():
+        write("measured/parity.md", f"mutations-{name}", table(["fault", *PRECISIONS], found))
     count = sum(len(found) for found, _ in tables.values())
     print(f"{count} faults on each of {len(BACKENDS)} backends; not caught: {', '.join(missed) or 'none'}")
     sys.exit(6 if missed else 0)

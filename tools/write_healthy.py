@@ -14,7 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from doc_tables import table, write
 from healthy import HEALTHY
-from mutations import BACKENDS, FAMILIES, PRECISIONS, Judge
+from mutant import PRECISIONS, Judge
+from mutant_tables import TABLES
+from mutations import BACKENDS, TinyFolders
+
+FAMILIES = ("qwen", "sd")
 
 
 def rows(judges: dict[str, Judge]) -> list[list[str]]:
@@ -36,7 +40,8 @@ def rows(judges: dict[str, Judge]) -> list[list[str]]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        judges = {name: Judge(make(Path(folder)), prepare) for name, (make, prepare, _) in FAMILIES.items()}
+        tiny = TinyFolders(Path(folder))
+        judges = {name: TABLES[name].judge(tiny, tiny.place) for name in FAMILIES}
         write("measured/parity.md", "healthy", table(["machine", *PRECISIONS], rows(judges)))
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Literal
 
@@ -38,10 +38,7 @@ class Worker:
         self.model: ModelFacts | None = None  # the open one
         self.headline = ""
         self.peak = 0  # bytes
-        self._models = {
-            name: replace(opening, backend=backend if backend != "auto" else opening.backend)
-            for name, opening in settings.models.items()
-        }
+        self._start = Start(models=settings.models, backend=backend)
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -56,7 +53,7 @@ class Worker:
         theirs.close()
         self.state, self.order, self.model = "loading", None, None
         self._pipe, self._process = ours, process
-        self._send(Start(models=self._models))
+        self._send(self._start)
         loop = asyncio.get_running_loop()
         threading.Thread(target=_read, args=(ours, process, loop, inbox), daemon=True).start()
         return inbox

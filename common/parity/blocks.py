@@ -63,6 +63,13 @@ class ComponentPolicy:
         """Return whether the module at `path`, which is not the whole network, contains a norm."""
         return path != "" and any("norm" in name for name in self.plan.under(path).entries)
 
+    def holds_blocks(self, path: str) -> bool:
+        """Return whether the module at `path` has blocks with a residual stream inside it, as a whole network has."""
+        inside = [module for module in self.modules if module.startswith(f"{path}." if path else "")]
+        return not path or any(
+            kind.depth for kind in self.network.traced for one in inside if kind.paths.fullmatch(one)
+        )
+
     def updates(self, block: Block, path: str) -> int:
         """Return how many updates of a residual stream the block makes, at least one."""
         if block.method and not block.within:

@@ -136,7 +136,7 @@ def record(
     with watched(pipe.runtime, trace):
         with taped(pipe, tape):
             result = _drawn(pipe, called(asked), trace)
-        if not pipe.model.images[0]:
+        if not asked.get("pictures"):  # of which the encoder has seen one
             again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
             pipe(**again)  # for the VAE's encoder
     pipe.free_transformer()
@@ -222,8 +222,8 @@ class Recorder:
         """Return the records of `calls`. For each kind of block with a norm there is one more, with a small input."""
         records, with_small = [], set[tuple[str, str]]()
         for component, name, call in calls:
-            if not call.path and not self.whole[component]:
-                continue  # a whole component of a large model is not computed again
+            if not self.whole[component] and self.parts[component].holds_blocks(call.path):
+                continue  # a whole component of a large model, or a tower in it, is not computed again
             self.notify(f"{name} in float64")
             records.append(self._recorded(component, name, call))
             kind = component, call.block.name

@@ -33,6 +33,11 @@ class Controls:
         self._opened: dict[str, tuple[Path, ControlNet]] = {}  # by their names in requests, the last used last
         self._taken: set[str] = set()  # names of components that were opened
 
+    @property
+    def are_taken(self) -> bool:
+        """True for a model of a family with control networks."""
+        return self._open_net is not None
+
     def nets(self, request: Request) -> dict[str, ControlNet]:
         """Return the networks of a request by their names in it. Only headers are read. Raises ModelError and
         UsageError."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from lora_cases import write_lora
-from mutant import Judge, Mutant, Patch, Probe, side
-from mutants_qwen import MUTANTS, prepare
-from mutants_sd import MUTANTS as SD_MUTANTS
-from mutants_sd3 import MUTANTS as SD3_MUTANTS
-from mutants_zimage import MUTANTS as ZIMAGE_MUTANTS
+from mutant import Judge, Judged, Mutant, Patch, Probe, side
+from mutant_tables import TABLES
 
-import qwenimg
-from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.numbers import packing
 from qwenimg.common.parity import check
 
@@ -50,28 +46,30 @@ QUICK = {
         "bf16": ("last_scale_and_shift_swapped", "no_residual", "no_modulation", "pooled_of_the_other_branch"),
         "fp16": ("no_second_attention", "clips_exchanged"),
     },
-}
-FAMILIES = {"qwen": MUTANTS, "sd": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS, "sd3": SD3_MUTANTS}
+    "flux": {"fp32": ("guidance_not_read", "text_numbered", "linear1_feed_forward_first", "mask_columns_first")},
+    "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},
+    "qwen-edit": {"fp32": ("windows_from_the_other_corner", "patch_rope_row_by_row", "slots_one_token_late")},
+    "qwen21": {"fp32": ("kept_of_the_block_before", "deep_slots_put_for_added", "shortcut_of_the_first_frame")},
+    "qwen-control": {
+        "fp32": (
+            "one_block_late", "scale_ignored", "window_one_step_wide", "text_of_the_negative_prompt",
+            "mean_of_the_picture", "mask_inverted", "mask_beside_the_latents_inverted", "patch_norms_exchanged",
+        )
+    },
+}  # fmt: skip
+
+
+Judges = Callable[[str], Judged]
 
 
 @pytest.fixture(scope="module")
-def judges(
-    folders: dict[str, Path],
-    tiny_zimage: Path,
-    tiny_sd3: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Judge]:
-    folder = tmp_path_factory.mktemp("loras")
-    loras = {
-        "qwen": write_lora(resolve("shapes").folder, "qwen", folder / "qwen.safetensors"),
-        "sd": write_lora(folders["sdxl"], "sdxl", folder / "sdxl.safetensors"),
-    }
-    return {
-        "qwen": Judge("shapes", prepare, loras["qwen"]),
-        "sd": Judge(folders["sdxl"], lora=loras["sd"]),
-        "z-image": Judge(tiny_zimage),
-        "sd3": Judge(tiny_sd3["medium"]),
-    }
+def judges(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Judges:
+    """The judge of each family, made when it is asked for."""
+    return cache(lambda family: TABLES[family].judge(tiny, tmp_path_factory.mktemp(family)))
+
+
+def is_quick(family: str, mutant: Mutant) -> bool:
+    return mutant.name in QUICK[family].get(mutant.precision, ()) and not mutant.quantize
 
 
 def planted() -> list[Any]:
@@ -81,39 +79,42 @@ def planted() -> list[Any]:
             family,
             mutant.under(precision),
             id=f"{family}-{mutant.name}{mutant.quantize}-{precision}",
-            marks=[] if mutant.name in QUICK[family][precision] and not mutant.quantize else [pytest.mark.slow],
+            marks=[] if is_quick(family, mutant.under(precision)) else [pytest.mark.slow],
         )
-        for family, mutants in FAMILIES.items()
-        for mutant in mutants
+        for family, table in TABLES.items()
+        for mutant in table.mutants
         for precision in mutant.precisions
     ]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_is_caught_where_none_is(judges: dict[str, Judge], family: str, backend: str) -> None:
-    for precision in QUICK[family]:
-        for picture in (False, True):
-            plain = Mutant(gone, "", precision, picture=picture)
-            assert judges[family].caught(backend, plain, planted=False) == [], precision
+@pytest.mark.parametrize("family", TABLES)
+def test_nothing_is_caught_where_none_is(judges: Judges, family: str, backend: str) -> None:
+    quick = [one.under(name) for one in TABLES[family].mutants for name in one.precisions]
+    quick = [mutant for mutant in quick if is_quick(family, mutant)]
+    for precision, picture, scene in {(mutant.precision, mutant.picture, mutant.scene) for mutant in quick}:
+        plain = Mutant(gone, "", precision, picture=picture, scene=scene)
+        assert judges(family).caught(backend, plain, planted=False) == [], (precision, scene)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize(("family", "mutant"), planted())
-def test_a_planted_fault_is_caught(judges: dict[str, Judge], family: str, mutant: Mutant, backend: str) -> None:
-    found = judges[family].caught(backend, mutant)
+def test_a_planted_fault_is_caught(judges: Judges, family: str, mutant: Mutant, backend: str) -> None:
+    found = judges(family).caught(backend, mutant)
     print(f"{mutant.name} in {mutant.precision} on {backend}: {found}")
     assert found
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-def test_a_wrong_epsilon_shows_on_a_small_input(judges: dict[str, Judge], backend: str) -> None:
+def test_a_wrong_epsilon_shows_on_a_small_input(judges: Judges, backend: str) -> None:
     """In bfloat16 itself, where the recorded inputs hide it."""
-    fault = next(mutant for mutant in MUTANTS if mutant.name == "layer_norm_eps").under("bf16")
-    passport = judges["qwen"].passport(fault)
+    fault = next(mutant for mutant in TABLES["qwen"].mutants if mutant.name == "layer_norm_eps").under("bf16")
+    judge = judges("qwen")
+    assert isinstance(judge, Judge)
+    passport = judge.passport(fault)
     with pytest.MonkeyPatch.context() as monkeypatch:
         fault.plant(Patch(monkeypatch, side(backend)))
-        pipe = judges["qwen"].pipe(backend, fault)
+        pipe = judge.pipe(backend, fault)
         judged = {one.name: one for one in check.blocks(passport, pipe)}
         pipe.close()
     usual, small = (judged[f"transformer.transformer_blocks.0{which}"].failures for which in ("", " small"))
@@ -123,37 +124,22 @@ def test_a_wrong_epsilon_shows_on_a_small_input(judges: dict[str, Judge], backen
 
 def test_what_is_planted_with_each_change_is_there() -> None:
     for family, quick in QUICK.items():
-        names = {mutant.name for mutant in FAMILIES[family]}
+        names = {mutant.name for mutant in TABLES[family].mutants}
         assert {name for some in quick.values() for name in some} <= names
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("kind", ["qwen", "sdxl", "z-image", "sd3"])
-def test_every_fault_can_still_be_planted(kind: str, backend: str, tiny: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", TABLES)
+def test_every_fault_can_still_be_planted(judges: Judges, family: str, backend: str) -> None:
     """Its place is there, and one of two pictures comes to it: in float32, or in codes with a LoRA. That it is caught
     is shown by `make mutations`, which does not run with each change."""
-    mutants = {"qwen": MUTANTS, "sdxl": SD_MUTANTS, "z-image": ZIMAGE_MUTANTS, "sd3": SD3_MUTANTS}[kind]
-    folder = resolve("shapes").folder if kind == "qwen" else tiny[kind]
-    lora = write_lora(folder, kind, tmp_path / "lora.safetensors")
-    asked = {
-        "width": 40,
-        "height": 24,
-        "steps": 1,
-        "image": np.full((24, 40, 3), 90, np.uint8),
-        "strength": 1.0,
-        "seed": 0,
-        "guidance": 3.0,
-    }
+    mutants, judge = TABLES[family].mutants, judges(family)
     with pytest.MonkeyPatch.context() as monkeypatch:
         probe = Probe(monkeypatch, side(backend))
         for mutant in mutants:
             probe.plant(mutant)
-        for precision, bits, adapter in (("fp32", None, ""), ("bf16", "8", str(lora))):
-            pipe = qwenimg.load(folder, backend, precision, quantize=bits)
-            if kind == "qwen":
-                prepare(pipe)
-            pipe("a red circle", lora=adapter, **asked)
-            pipe.close()
+        for precision, bits in (("fp32", ""), ("bf16", "8")):
+            judge.draw(backend, precision, bits)
     assert {mutant.name for mutant in mutants} - probe.reached == set()
 
 
@@ -178,12 +164,12 @@ def test_a_fault_whose_place_is_gone_or_passed_by_is_noticed(monkeypatch: pytest
 
 
 def test_there_are_enough_in_every_family() -> None:
-    for mutants in FAMILIES.values():
-        names = [(mutant.name, mutant.quantize) for mutant in mutants]
+    for table in TABLES.values():
+        names = [(mutant.name, mutant.quantize) for mutant in table.mutants]
         assert len(names) == len(set(names)) >= 25
 
 
 def test_the_table_has_every_fault() -> None:
     page = (Path(__file__).parents[2] / "docs" / "measured" / "parity.md").read_text(encoding="utf-8")
-    planted = [mutant for mutants in FAMILIES.values() for mutant in mutants]
-    assert [mutant.what for mutant in planted if f"| {mutant.what} |" not in page] == []
+    every = [mutant for table in TABLES.values() for mutant in table.mutants]
+    assert [mutant.what for mutant in every if f"| {mutant.what} |" not in page] == []

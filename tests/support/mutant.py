@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import pytest
+from relative import relative
 
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.networks.network import import_network
 from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport.passport import Passport
+from qwenimg.common.parity.sample import called
 from qwenimg.common.pipeline.pipeline import Pipeline
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ASKED = {"prompt": "a large blue star", "width": 48, "height": 64, "steps": 2, "seed": 0, "guidance": 3.0}
+LATENTS = 1e-5  # relative L2 of the final latents (measured without a fault: at most 2.2e-6), and
+PIXELS = 2  # of 255: by which a picture in float32 may differ from diffusers'
 
 
 class Backend:
@@ -99,6 +106,13 @@ class Patch:
         original = getattr(cls, calls)
         self.set(cls, calls, lambda layer, x, *more: change(layer, x, original(layer, x, *more)))
 
+    def entering(self, kind: str, change: Callable[[Any, Any], Any]) -> None:
+        """Makes every layer of that class compute its result of change(layer, x)."""
+        calls = self.backend.calls
+        self.around(
+            getattr(self.backend.ops, kind), calls, lambda call, layer, x, *more: call(layer, change(layer, x), *more)
+        )
+
     def loaded(self, change: Callable[[Any, Any], Any]) -> None:
         """Makes every tensor that is read change(entry, tensor)."""
         self.around(self.backend.load, "tensor", lambda read, entry, *more: change(entry, read(entry, *more)))
@@ -152,6 +166,11 @@ class Probe(Patch):
 
         self._place(cls, calls, changed)
 
+    def entering(self, kind: str, change: Callable[[Any, Any], Any]) -> None:
+        cls, calls = getattr(self.backend.ops, kind), self.backend.calls
+        original = getattr(cls, calls)
+        self._place(cls, calls, lambda layer, x, *more: (original(layer, x, *more), change(layer, x) is not x))
+
     def loaded(self, change: Callable[[Any, Any], Any]) -> None:
         original = self.backend.load.tensor
 
@@ -175,7 +194,8 @@ class Mutant:
     quantize: str = ""
     picture: bool = False
     lora: bool = False  # whether the picture has one
-    refused: tuple[str, ...] = ()  # precisions in which its family draws nothing
+    refused: tuple[str, ...] = ()  # precisions in which its family draws nothing, or in which it is not looked for
+    scene: str = ""  # of its table, where that has several: a picture in float32 beside diffusers'
 
     @property
     def name(self) -> str:
@@ -184,6 +204,8 @@ class Mutant:
     @property
     def precisions(self) -> tuple[str, ...]:
         """In which it is looked for: all of its family, but for one that only 16 bit can have."""
+        if self.scene:
+            return (self.precision,)
         every = tuple(name for name in PRECISIONS if name not in self.refused)
         return every if self.precision == "fp32" else (self.precision,)
 
@@ -191,26 +213,56 @@ class Mutant:
         return replace(self, precision=precision)
 
 
+Theirs = Callable[[], tuple[Any, Any]] | None
+
+
+class Judged(Protocol):
+    """Something that faults are held against."""
+
+    def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:
+        """By what: what of a block or of the picture failed, each with its place; nothing where nothing notices."""
+        ...
+
+    def draw(self, backend: str, precision: str, quantize: str) -> None:
+        """Draws what faults are looked for in, and holds it against nothing."""
+        ...
+
+
+Setting = Callable[[pytest.MonkeyPatch], None]
+"""Makes what is the same with a fault and without: how many pixels of a picture a model sees."""
+
+
+def as_it_is(patch: pytest.MonkeyPatch) -> None:
+    """Set nothing."""
+
+
 class Judge:
     """Holds a model with a fault against passports of it without: recorded once each, on torch."""
 
     def __init__(
-        self, folder: Path | str, prepare: Callable[[Pipeline], None] = lambda pipe: None, lora: Path | None = None
+        self,
+        folder: Path | str,
+        prepare: Callable[[Pipeline], None] = lambda pipe: None,
+        lora: Path | None = None,
+        setting: Setting = as_it_is,
+        **asked: Any,
     ):
-        self.folder, self.prepare, self.lora = str(folder), prepare, lora
+        self.folder, self.prepare, self.lora, self.setting = str(folder), prepare, lora, setting
+        self.asked = ASKED | asked
         self._passports: dict[tuple[str, str, bool], Passport] = {}
 
     def pipe(self, backend: str, mutant: Mutant) -> Pipeline:
-        pipe = qwenimg.load(self.folder, backend, mutant.precision, quantize=mutant.quantize or None)
-        self.prepare(pipe)
-        return pipe
+        return self._opened(backend, mutant.precision, mutant.quantize)
 
     def passport(self, mutant: Mutant) -> Passport:
         key = (mutant.precision, mutant.quantize, mutant.lora)
         if key not in self._passports:
-            pipe = self.pipe("cpu", mutant)
-            asked = ASKED | {"lora": self._lora(mutant)}
-            self._passports[key] = record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
+            asked = self.asked | {"lora": self._lora(mutant)}
+            with pytest.MonkeyPatch.context() as patch:
+                self.setting(patch)
+                pipe = self.pipe("cpu", mutant)
+                made = record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
+            self._passports[key] = _soon(made)
         return self._passports[key]
 
     def _lora(self, mutant: Mutant) -> str:
@@ -220,6 +272,7 @@ class Judge:
         """Of a machine with other kernels, the largest errors of what is allowed: of blocks and of stations."""
         passport = self.passport(variant)
         with pytest.MonkeyPatch.context() as monkeypatch:
+            self.setting(monkeypatch)
             variant.plant(Patch(monkeypatch, side(backend)))
             pipe = self.pipe(backend, variant)
             try:
@@ -235,9 +288,9 @@ class Judge:
         return max(figure.error / figure.allowed for one in judged for figure in one.figures), stations
 
     def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:
-        """By what: what of a block or of the picture failed, each with its place; nothing where nothing notices."""
         passport = self.passport(mutant)
         with pytest.MonkeyPatch.context() as monkeypatch:
+            self.setting(monkeypatch)
             if planted:
                 mutant.plant(Patch(monkeypatch, side(backend)))
             try:
@@ -257,6 +310,102 @@ class Judge:
             return []
         finally:
             pipe.close()
+
+    def draw(self, backend: str, precision: str, quantize: str) -> None:
+        """Draws a picture that starts from one, or sees some, with a LoRA under codes."""
+        lora = str(self.lora) if self.lora and quantize else ""
+        first = {"image": np.full((24, 40, 3), 90, np.uint8), "strength": 1.0}
+        more = {} if "pictures" in self.asked else first
+        asked = called(self.asked | {"width": 40, "height": 24, "steps": 1}) | more
+        with pytest.MonkeyPatch.context() as patch:
+            self.setting(patch)
+            with closing(self._opened(backend, precision, quantize)) as pipe:
+                pipe(**asked, lora=lora)
+
+    def _opened(self, backend: str, precision: str, quantize: str) -> Pipeline:
+        pipe = qwenimg.load(self.folder, backend, precision, quantize=quantize or None)
+        self.prepare(pipe)
+        return pipe
+
+
+def _soon(passport: Passport) -> Passport:
+    """The passport with one block of each kind before all others, and whole components last: a fault is in most blocks
+    of a kind, and judging ends at the first that notices it."""
+    seen, places = Counter[tuple[str, ...]](), []
+    for block in passport.blocks:
+        kind = (block.component, block.block, str(block.name.endswith(" small")))
+        places.append((not block.path, seen[kind]))
+        seen[kind] += 1
+    order = sorted(range(len(places)), key=places.__getitem__)
+    sides = tuple(replace(one, figures=tuple(one.figures[i] for i in order)) for one in passport.sides)
+    return replace(passport, blocks=tuple(passport.blocks[i] for i in order), sides=sides)
+
+
+class PictureJudge:
+    """Holds the picture of a model with a fault, in float32, against the one of another program: made once."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        asked: Mapping[str, Any],
+        theirs: Theirs,
+        setting: Setting = as_it_is,
+        **parts: Path,
+    ):
+        """asked: for our pipeline. theirs: makes the other program's final latents and pixels; None: ours on torch
+        without a fault, where no other program has the model. parts: files in place of the folder's."""
+        self.folder, self.asked, self._made_by, self.setting = str(folder), dict(asked), theirs, setting
+        self.parts = parts
+
+    @cached_property
+    def theirs(self) -> tuple[Any, Any]:
+        if self._made_by is None:
+            return self._drawn("cpu")
+        with pytest.MonkeyPatch.context() as patch:
+            self.setting(patch)
+            return self._made_by()
+
+    def _drawn(self, backend: str, planted: Callable[[pytest.MonkeyPatch], None] = as_it_is) -> tuple[Any, Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            self.setting(patch)
+            planted(patch)
+            with closing(qwenimg.load(self.folder, backend, "fp32", **self.parts)) as pipe:
+                made = pipe(**self.asked)
+        return made.latents, made.pixels
+
+    def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:
+        latents, pixels = self.theirs
+
+        def plant(patch: pytest.MonkeyPatch) -> None:
+            mutant.plant(Patch(patch, side(backend)))
+
+        try:
+            ours = self._drawn(backend, plant if planted else as_it_is)
+        except (qwenimg.QwenimgError, ArithmeticError) as error:
+            return [f"an error: {error}"]
+        if [one.shape for one in ours] != [one.shape for one in (latents, pixels)]:
+            return ["it has another size"]
+        error, worst = relative(ours[0], latents), np.abs(ours[1] - pixels.astype(float)).max()
+        failures = [f"latents: differ by {error:.1e}, at most {LATENTS}"] if not error <= LATENTS else []
+        return failures + ([f"pixels: differ by {worst:.0f}, at most {PIXELS}"] if worst > PIXELS else [])
+
+    def draw(self, backend: str, precision: str, quantize: str) -> None:
+        if not quantize:
+            self._drawn(backend)
+
+
+class Scenes:
+    """The judges of a table with faults in several models or pictures, by the scenes of its faults."""
+
+    def __init__(self, judges: Mapping[str, Judged]):
+        self.judges = judges
+
+    def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:
+        return self.judges[mutant.scene].caught(backend, mutant, planted=planted)
+
+    def draw(self, backend: str, precision: str, quantize: str) -> None:
+        for judge in self.judges.values():
+            judge.draw(backend, precision, quantize)
 
 
 @cache

@@ -36,7 +36,7 @@ from qwenimg.common.pipeline import plan
 # The transformer
 
 
-def _of_modulation(name: str, order: tuple[int, ...]) -> Callable[[Patch], None]:
+def of_modulation(name: str, order: tuple[int, ...]) -> Callable[[Patch], None]:
     """A plant that puts the vectors of a modulation in another order, where there are so many."""
 
     def plant(patch: Patch) -> None:
@@ -50,10 +50,10 @@ def _of_modulation(name: str, order: tuple[int, ...]) -> Callable[[Patch], None]
     return plant
 
 
-nine_in_another_order = _of_modulation("nine_in_another_order", (0, 1, 2, 6, 7, 8, 3, 4, 5))
-gates_swapped = _of_modulation("gates_swapped", (0, 1, 5, 3, 4, 2))
-scales_first = _of_modulation("scales_first", (1, 0, 2, 4, 3, 5))
-last_scale_and_shift_swapped = _of_modulation("last_scale_and_shift_swapped", (1, 0))
+nine_in_another_order = of_modulation("nine_in_another_order", (0, 1, 2, 6, 7, 8, 3, 4, 5))
+gates_swapped = of_modulation("gates_swapped", (0, 1, 5, 3, 4, 2))
+scales_first = of_modulation("scales_first", (1, 0, 2, 4, 3, 5))
+last_scale_and_shift_swapped = of_modulation("last_scale_and_shift_swapped", (1, 0))
 
 
 def head_halves_swapped(patch: Patch) -> None:

@@ -129,10 +129,15 @@ def write_tiny_qwen21(
     part.rename(folder)
 
 
+def see_small_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Let ours see pictures in `AREA` pixels, and be measured like theirs."""
+    patch.setattr(references, "AREA", AREA)
+    patch.setattr(model, "AROUND", replace(model.AROUND, form=model.AROUND.form._replace(least=LEAST)))
+
+
 @contextmanager
 def small_pictures() -> Iterator[None]:
-    """Let ours see pictures in `AREA` pixels, and be measured like theirs, while the context is open."""
+    """`see_small_pictures` while the context is open."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(references, "AREA", AREA)
-        patch.setattr(model, "AROUND", replace(model.AROUND, form=model.AROUND.form._replace(least=LEAST)))
+        see_small_pictures(patch)
         yield

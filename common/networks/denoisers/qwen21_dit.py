@@ -121,6 +121,7 @@ NETWORK = Network(
     deep=deep,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),
+        Block(name="context", paths=re.compile(r"transformer_blocks\.\d+"), method="run_context", streams=1),
         Block(name="time", paths=re.compile(r"time_text_embed\.timestep_embedder")),
         Block(name="start", paths=re.compile("img_in|txt_in")),
         Block(name="head", paths=re.compile("norm_out|proj_out")),

@@ -196,6 +196,7 @@ NETWORK = replace(
     rename=rename,
     traced=(
         *(block for block in qwen3_vl.NETWORK.traced if block.name == "layer"),
+        Block(name="tower", paths=re.compile("visual")),
         Block(name="vision_block", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),
         Block(name="merger", paths=re.compile(r"visual\.(merger|deepstack_merger_list\.\d+)")),
     ),

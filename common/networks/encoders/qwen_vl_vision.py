@@ -223,6 +223,7 @@ NETWORK = replace(
     architectures=qwen_vl.NETWORK.architectures | {MMPROJ},
     traced=(
         *(block for block in qwen_vl.NETWORK.traced if block.name == "layer"),
+        Block(name="tower", paths=re.compile("visual")),
         Block(name="vision", paths=re.compile(r"visual\.blocks\.\d+"), streams=1, depth=1),
         Block(name="vision_end", paths=re.compile(r"visual\.(patch_embed|merger)")),
     ),

@@ -130,7 +130,7 @@ class QwenImageTransformer(mlx.nn.Module):
         """
         img, L = self.image(latents), latents.shape[1]
         if references is not None:
-            img = mx.concatenate((img, ops.repeated(references, img.shape[0])), axis=1)
+            img = ops.joined(img, ops.repeated(references, img.shape[0]), self.stream)
         img = self.tokens.part(img)
         changes = [()] * len(block_mods) if control is None else control
         for block, mods, behind in zip(self.transformer_blocks, block_mods, changes, strict=True):

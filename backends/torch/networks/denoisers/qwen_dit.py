@@ -128,7 +128,7 @@ class QwenImageTransformer(torch.nn.Module):
         """
         img, L = self.image(latents), latents.shape[1]
         if references is not None:
-            img = torch.cat((img, ops.repeated(references, img.shape[0])), dim=1)
+            img = ops.joined(img, ops.repeated(references, img.shape[0]), self.stream)
         img = self.tokens.part(img)
         changes = [()] * len(block_mods) if control is None else control
         for block, mods, behind in zip(self.transformer_blocks, block_mods, changes, strict=True):

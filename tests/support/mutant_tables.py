@@ -1,0 +1,50 @@
+"""The tables of faults by family: what is planted, and what holds a model with a fault against one without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import mutants_flux
+import mutants_flux2
+import mutants_qwen
+import mutants_qwen21
+import mutants_qwen_control
+import mutants_qwen_edit
+import mutants_sd
+import mutants_sd3
+import mutants_zimage
+from lora_cases import write_lora
+from mutant import Judge, Judged, Mutant
+
+from qwenimg.common.hub.resolve import resolve
+
+
+class Table(NamedTuple):
+    """The faults of a family. `judge` takes the tiny folders by kind, and a folder for files of its own."""
+
+    mutants: tuple[Mutant, ...]
+    judge: Callable[[Mapping[str, Path], Path], Judged]
+
+
+def _qwen(tiny: Mapping[str, Path], scratch: Path) -> Judge:
+    lora = write_lora(resolve("shapes").folder, "qwen", scratch / "qwen.safetensors")
+    return Judge("shapes", mutants_qwen.prepare, lora)
+
+
+def _sd(tiny: Mapping[str, Path], scratch: Path) -> Judge:
+    return Judge(tiny["sdxl"], lora=write_lora(tiny["sdxl"], "sdxl", scratch / "sdxl.safetensors"))
+
+
+TABLES: Mapping[str, Table] = {
+    "qwen": Table(mutants_qwen.MUTANTS, _qwen),
+    "sd": Table(mutants_sd.MUTANTS, _sd),
+    "z-image": Table(mutants_zimage.MUTANTS, lambda tiny, scratch: Judge(tiny["z-image"])),
+    "sd3": Table(mutants_sd3.MUTANTS, lambda tiny, scratch: Judge(tiny["sd3"])),
+    "flux": Table(mutants_flux.MUTANTS, mutants_flux.judge),
+    "flux2": Table(mutants_flux2.MUTANTS, mutants_flux2.judge),
+    "qwen-edit": Table(mutants_qwen_edit.MUTANTS, mutants_qwen_edit.judge),
+    "qwen21": Table(mutants_qwen21.MUTANTS, mutants_qwen21.judge),
+    "qwen-control": Table(mutants_qwen_control.MUTANTS, mutants_qwen_control.judge),
+}

@@ -1,0 +1,523 @@
+"""Faults in FLUX.1: in its transformer, its text encoders, their weights and files, the loop around them, the reference
+of Kontext and the mask of Fill.
+
+Of the guidance there are no faults that another scale of it would show as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle_flux
+import pytest
+from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
+from mutants_qwen import (
+    PLAIN,
+    accumulated_in_half,
+    attention_scale,
+    gelu_erf,
+    no_place,
+    no_qk_norm,
+    no_residual,
+    no_rope,
+    norm_in_half,
+    packing_order,
+    pixels_truncated,
+    red_and_blue_exchanged,
+    rope_of_halves,
+    scale_without_one,
+    shift_off,
+    sigma_off_by_one,
+    text_not_causal,
+    vae_scale,
+    weight_transposed,
+)
+from mutants_sd3 import (
+    gates_swapped,
+    last_scale_and_shift_swapped,
+    latents_scale_1_off,
+    no_latents_shift,
+    of_modulation,
+    scales_first,
+    silu_left_out,
+)
+from PIL import Image
+from safetensors.torch import save_file
+from tiny_flux import transformer_file as their_file
+
+from qwenimg.common.families.flux import model, references
+from qwenimg.common.families.flux import transformer_file as file
+from qwenimg.common.families.flux.model import Flux
+from qwenimg.common.families.flux.texts import FluxTexts
+from qwenimg.common.networks.denoisers import flux_conditioning
+from qwenimg.common.networks.denoisers.flux_dit import ROPE_THETA
+from qwenimg.common.networks.encoders import t5
+from qwenimg.common.numbers import rope
+from qwenimg.common.parts import authors_names
+from qwenimg.common.parts.vae import VAEHalves
+from qwenimg.common.pipeline import control_pictures, start
+from qwenimg.common.weights.keys import Place, Rows
+
+SIZES = ((48, 96), (64, 80), (64, 64), (80, 64), (96, 48))  # of a reference, in place of a megapixel
+
+# The transformer
+
+
+def guidance_not_read(patch: Patch) -> None:
+    owner = patch.backend.network("flux_dit").TimeTextEmbed
+
+    def without(call: Any, layer: Any, times: Any, guidance: Any, pooled: Any) -> Any:
+        return layer.timestep_embedder(times) + layer.text_embedder(pooled)
+
+    patch.around(owner, patch.backend.calls, without)
+
+
+def pooled_text_not_read(patch: Patch) -> None:
+    owner = patch.backend.network("flux_dit").TimeTextEmbed
+
+    def without(call: Any, layer: Any, times: Any, guidance: Any, pooled: Any) -> Any:
+        return layer.timestep_embedder(times) + layer.guidance_embedder(guidance)
+
+    patch.around(owner, patch.backend.calls, without)
+
+
+def sines_first(patch: Patch) -> None:
+    owner = patch.backend.network("flux_dit").TimeTextEmbed
+
+    def exchanged(call: Any, layer: Any, times: Any, *rest: Any) -> Any:
+        return call(layer, patch.backend.join(patch.backend.halves(times), -1), *rest)
+
+    patch.around(owner, patch.backend.calls, exchanged)
+
+
+single_gate_first = of_modulation("single_gate_first", (2, 0, 1))
+
+
+def streams_modulation_exchanged(patch: Patch) -> None:
+    """The text's for the image, and the other way round."""
+    owner = patch.backend.network("flux_dit").TransformerBlock
+    patch.around(
+        owner, patch.backend.calls, lambda call, block, img, txt, mods, *rest: call(block, img, txt, mods[::-1], *rest)
+    )
+
+
+def feed_forward_before_attention(patch: Patch) -> None:
+    """In front of the layer that takes both."""
+
+    def exchanged(layer: Any, x: Any) -> Any:
+        single = layer.path.startswith("single_transformer_blocks.") and layer.path.endswith(".proj_out")
+        return patch.backend.lib.roll(x, x.shape[-1] // 5, -1) if single else x
+
+    patch.entering("Linear", exchanged)
+
+
+def no_feed_forward_in_single_blocks(patch: Patch) -> None:
+    patch.around(
+        patch.backend.ops,
+        "linear_gelu",
+        lambda gelu, layer, x: 0 * gelu(layer, x) if layer.path.endswith("proj_mlp") else gelu(layer, x),
+    )
+
+
+def image_first_in_single_blocks(patch: Patch) -> None:
+    """RoPE's rows: those of the image before the text's."""
+    owner = patch.backend.network("flux_dit").SingleTransformerBlock
+
+    def exchanged(call: Any, block: Any, img: Any, txt: Any, mod: Any, table: Any) -> Any:
+        return call(block, img, txt, mod, patch.backend.lib.roll(table, img.shape[1], 0))
+
+    patch.around(owner, patch.backend.calls, exchanged)
+
+
+def text_norms_of_the_image(patch: Patch) -> None:
+    owner = patch.backend.network("diffusion_transformer").JointAttention
+
+    def exchanged(call: Any, layer: Any, *given: Any) -> Any:
+        layer.norm_added_q, layer.norm_q = layer.norm_q, layer.norm_added_q
+        try:
+            return call(layer, *given)
+        finally:
+            layer.norm_added_q, layer.norm_q = layer.norm_q, layer.norm_added_q
+
+    patch.around(owner, patch.backend.calls, exchanged)
+
+
+def norm_eps(patch: Patch) -> None:
+    patch.set(patch.backend.network("flux_dit"), "NORM_EPS", 1e-5)
+
+
+def first_text_token_not_attended(patch: Patch) -> None:
+    def without(attend: Any, q: Any, k: Any, v: Any, *rest: Any, **more: Any) -> Any:
+        return attend(q, k, v, *rest, **more) if more else attend(q, k[:, 1:], v[:, 1:], *rest)
+
+    patch.attention(without)
+
+
+# The text encoders
+
+
+def t5_scores_scaled(patch: Patch) -> None:
+    patch.around(patch.backend.ops, "biased_attention", lambda attend, q, *rest: attend(q * q.shape[-1] ** -0.5, *rest))
+
+
+def t5_bias_not_added(patch: Patch) -> None:
+    patch.around(patch.backend.ops, "biased_attention", lambda attend, q, k, v, bias: attend(q, k, v, 0 * bias))
+
+
+def t5_gate_and_values_exchanged(patch: Patch) -> None:
+    patch.around(patch.backend.ops, "gated_gelu", lambda gelu, gate, values, dtype: gelu(values, gate, dtype))
+
+
+def t5_without_final_norm(patch: Patch) -> None:
+    patch.layer(
+        "RMSNorm", lambda layer, x, y: patch.backend.like(x, y) if layer.path.endswith("final_layer_norm") else y
+    )
+
+
+def t5_looks_the_other_way(patch: Patch) -> None:
+    """Distances back for distances ahead."""
+    patch.around(t5, "buckets", lambda made, *given: made(*given).T.copy())
+
+
+def t5_buckets_of_a_decoder(patch: Patch) -> None:
+    """All of them for what came before."""
+    patch.around(t5, "buckets", lambda made, config, length: np.tril(np.minimum(2 * made(config, length), 31)))
+
+
+def clip_gelu_erf(patch: Patch) -> None:
+    patch.set(patch.backend.ops, "quick_gelu", patch.backend.ops.gelu_erf)
+
+
+def clip_pooled_at_the_last_token(patch: Patch) -> None:
+    patch.set(patch.backend.network("clip"), "eos_position", lambda config, ids: len(ids) - 1)
+
+
+def clip_pooled_without_norm(patch: Patch) -> None:
+    patch.layer("LayerNorm", lambda layer, x, y: x if layer.path.endswith("final_layer_norm") else y)
+
+
+# The loop: what both backends share
+
+
+def velocity_sign(patch: Patch) -> None:
+    owner = patch.backend.network("flux_dit").Component
+    patch.around(owner, "predict", lambda predict, *given: -predict(*given))
+
+
+def time_off(patch: Patch) -> None:
+    patch.around(
+        model, "time_rows", lambda made, timesteps, dtype: made([0.999 * timestep for timestep in timesteps], dtype)
+    )
+
+
+def guidance_1_off(patch: Patch) -> None:
+    patch.around(model, "guidance_row", lambda made, guidance, dtype: made(1.01 * guidance, dtype))
+
+
+def rows_and_columns_swapped(patch: Patch) -> None:
+    patch.around(flux_conditioning, "image_positions", lambda made, grids: made(grids)[:, [0, 2, 1]])
+
+
+def rows_centred(patch: Patch) -> None:
+    """As Qwen-Image's are."""
+    patch.set(flux_conditioning, "image_positions", lambda grids: rope.image_positions([(1, *grid) for grid in grids]))
+
+
+def text_numbered(patch: Patch) -> None:
+    """As Qwen-Image's is."""
+
+    def numbered(made: Any, config: Any, grids: Any, length: int) -> Any:
+        positions = np.repeat(np.arange(length)[:, None], 3, axis=1)
+        return made(config, grids, length)[0], rope.rope_table(positions, config.axes_dims_rope, ROPE_THETA)
+
+    patch.around(flux_conditioning, "image_and_text_rope", numbered)
+
+
+def text_of_256_tokens(patch: Patch) -> None:
+    """As schnell's is."""
+    patch.set(model, "LENGTHS", {True: 256, False: 256})
+
+
+# Guidance by a negative prompt
+
+
+def _formula(patch: Patch, formula: Any) -> None:
+    patch.set(Flux, "guidance", replace(Flux.guidance, formula=formula))
+
+
+def branches_swapped(patch: Patch) -> None:
+    right = Flux.guidance.formula
+    _formula(patch, lambda engine, request, both: right(engine, request, both[::-1]))
+
+
+def guidance_from_the_prompt(patch: Patch) -> None:
+    """pos + s (pos - neg)."""
+    _formula(patch, lambda engine, request, both: both[0] + request.true_cfg * (both[0] - both[1]))
+
+
+def pooled_text_of_the_prompt(patch: Patch) -> None:
+    """In both branches."""
+    patch.around(FluxTexts, "pooled", lambda made, texts, prompts: [made(texts, prompts)[0]] * len(prompts))
+
+
+def text_of_the_prompt(patch: Patch) -> None:
+    """T5's, in both branches."""
+
+    def same(made: Any, texts: Any, prompts: Any) -> Any:
+        every = made(texts, prompts)
+        return [(every[0][0], pooled) for _, pooled in every]
+
+    patch.around(FluxTexts, "states", same)
+
+
+# A file in its authors' names
+
+
+def linear1_feed_forward_first(patch: Patch) -> None:
+    def exchanged(right: Any, part: str) -> Place:
+        place = right(part)
+        if place.key != "linear1":
+            return place
+        rows = place.rows
+        return place._replace(rows=Rows(0, 4, 7) if part == "proj_mlp" else Rows(rows.begin + 4, rows.end + 4, 7))
+
+    patch.around(file, "_in_single", exchanged)
+
+
+def linear1_keys_first(patch: Patch) -> None:
+    others = {"attn.to_q": "attn.to_k", "attn.to_k": "attn.to_q"}
+    patch.around(file, "_in_single", lambda right, part: right(others.get(part, part)))
+
+
+def text_of_the_image_in_qkv(patch: Patch) -> None:
+    """The streams' fused weights exchanged."""
+
+    def exchanged(right: Any, part: str) -> Place:
+        place = right(part)
+        if not place.key.endswith("_attn.qkv"):
+            return place
+        other = {"img": "txt", "txt": "img"}[place.key[:3]]
+        return place._replace(key=other + place.key[3:])
+
+    patch.around(file, "_in_double", exchanged)
+
+
+def head_scale_and_shift_as_in_the_file(patch: Patch) -> None:
+    patch.around(
+        authors_names,
+        "places",
+        lambda made, *given: {name: place._replace(decode=None) for name, place in made(*given).items()},
+    )
+
+
+# Kontext
+
+
+def _reference(patch: Patch, change: Any) -> None:
+    """Makes the positions of the reference what `change` makes of them."""
+
+    def moved(made: Any, grids: Any) -> Any:
+        positions = made(grids)
+        seen = positions[:, 0] > 0
+        positions[seen] = change(positions[seen])
+        return positions
+
+    patch.around(flux_conditioning, "image_positions", moved)
+
+
+def reference_in_the_frame_of_the_image(patch: Patch) -> None:
+    _reference(patch, lambda positions: positions * [0, 1, 1])
+
+
+def reference_one_column_off(patch: Patch) -> None:
+    _reference(patch, lambda positions: np.add(positions, [0, 0, 1]))
+
+
+def reference_rows_and_columns_swapped(patch: Patch) -> None:
+    _reference(patch, lambda positions: positions[:, [0, 2, 1]])
+
+
+def reference_in_the_size_of_the_image(patch: Patch) -> None:
+    patch.set(references, "size", lambda picture: (EDIT["width"], EDIT["height"]))
+
+
+def reference_a_sample(patch: Patch) -> None:
+    """Of its latents, for their mean."""
+    patch.around(
+        VAEHalves, "__init__", lambda init, halves, *given, **more: init(halves, *given, **(more | {"samples": True}))
+    )
+
+
+def velocity_of_other_tokens(patch: Patch) -> None:
+    lib = patch.backend.lib
+    patch.around(patch.backend.ops.Tokens, "whole", lambda whole, tokens, x: lib.roll(whole(tokens, x), 1, 1))
+
+
+# Fill
+
+
+def mask_before_the_picture(patch: Patch) -> None:
+    patch.around(model, "_mask_channels", lambda made, initial: made(initial)[::-1])
+
+
+def mask_columns_first(patch: Patch) -> None:
+    """In a latent."""
+
+    def turned(made: Any, hole: Any, scale: int, values: int) -> Any:
+        inside = made(hole, scale, values)
+        parts = inside.reshape(1, values, values, *inside.shape[2:])
+        return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(inside.shape)
+
+    patch.around(start, "_in_latents", turned)
+
+
+def mask_of_whole_latents(patch: Patch) -> None:
+    """Each with its first pixel's."""
+    patch.around(start, "_in_latents", lambda made, *given: 0 * made(*given) + made(*given)[:, :1])
+
+
+def mask_inverted(patch: Patch) -> None:
+    patch.around(control_pictures, "hole", lambda hole, *given: ~hole(*given))
+
+
+def hole_black(patch: Patch) -> None:
+    """For grey."""
+    patch.around(
+        VAEHalves, "latents", lambda made, halves, pixels, normal: made(halves, np.where(pixels, pixels, -1), normal)
+    )
+
+
+def masked_picture_a_mean(patch: Patch) -> None:
+    """Of its latents, for a sample."""
+    patch.around(VAEHalves, "latents", lambda made, halves, pixels, normal: made(halves, pixels, None))
+
+
+_ALL = (
+    Mutant(guidance_not_read, "no embedding of the guidance"),
+    Mutant(pooled_text_not_read, "no embedding of the pooled text"),
+    Mutant(sines_first, "sines before cosines of the time"),
+    Mutant(scales_first, "scales before shifts in blocks of two streams"),
+    Mutant(gates_swapped, "the gates of attention and feed-forward exchanged"),
+    Mutant(single_gate_first, "gates before shifts and scales in blocks of one stream"),
+    Mutant(last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
+    Mutant(streams_modulation_exchanged, "each stream with the other's modulation"),
+    Mutant(scale_without_one, "`scale` for `1 + scale`"),
+    Mutant(silu_left_out, "no SiLU"),
+    Mutant(feed_forward_before_attention, "the feed-forward before the attention in `proj_out`"),
+    Mutant(no_feed_forward_in_single_blocks, "blocks of one stream without their feed-forward"),
+    Mutant(image_first_in_single_blocks, "RoPE of blocks of one stream with the image first"),
+    Mutant(text_norms_of_the_image, "the image's norm of queries for the text"),
+    Mutant(norm_eps, "LayerNorm's epsilon 1e-5 for 1e-6"),
+    Mutant(gelu_erf, "GELU by the error function for its tanh form"),
+    Mutant(first_text_token_not_attended, "the first text token not attended"),
+    Mutant(attention_scale, "attention's scale 1 % too large"),
+    Mutant(no_qk_norm, "no norm of queries and keys"),
+    Mutant(no_rope, "no RoPE"),
+    Mutant(rope_of_halves, "RoPE on halves for pairs"),
+    Mutant(t5_scores_scaled, "T5's scores divided by the root of the width"),
+    Mutant(t5_bias_not_added, "T5 without the bias of positions"),
+    Mutant(t5_gate_and_values_exchanged, "T5's gate and values exchanged"),
+    Mutant(t5_without_final_norm, "T5 without its final norm"),
+    Mutant(clip_gelu_erf, "GELU by the error function in CLIP"),
+    Mutant(text_not_causal, "a CLIP that sees what comes"),
+    Mutant(clip_pooled_without_norm, "CLIP's pooled vector without the final norm"),
+    Mutant(weight_transposed, "square weights transposed"),
+    Mutant(accumulated_in_half, "products rounded to bfloat16"),
+    Mutant(no_place("final_norm"), "the head's float32 place lost", PLAIN),
+    Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
+    Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
+    Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
+    Mutant(t5_looks_the_other_way, "T5's distances with the other sign", picture=True),
+    Mutant(t5_buckets_of_a_decoder, "T5's buckets for what came before alone", picture=True),
+    Mutant(clip_pooled_at_the_last_token, "CLIP's pooled vector of the last token", picture=True),
+    Mutant(velocity_sign, "the velocity's sign", picture=True),
+    Mutant(time_off, "times 0.1 % off", picture=True),
+    Mutant(guidance_1_off, "the embedded guidance 1 % off", picture=True),
+    Mutant(rows_and_columns_swapped, "rows and columns of the image exchanged", picture=True),
+    Mutant(rows_centred, "rows and columns counted from the middle", picture=True),
+    Mutant(text_numbered, "text tokens at positions of their own", picture=True),
+    Mutant(text_of_256_tokens, "256 text tokens for 512", picture=True),
+    Mutant(packing_order, "latents packed in another order", picture=True),
+    Mutant(sigma_off_by_one, "noise levels off by one", picture=True),
+    Mutant(shift_off, "the shift of the noise levels 2 % off", picture=True),
+    Mutant(no_latents_shift, "the latents' shift not added", picture=True),
+    Mutant(latents_scale_1_off, "the latents' scale 1 % off", picture=True),
+    Mutant(vae_scale, "latents 10 % off", picture=True),
+    Mutant(red_and_blue_exchanged, "red and blue exchanged", picture=True),
+    Mutant(pixels_truncated, "pixels truncated, not rounded", picture=True),
+    Mutant(branches_swapped, "the branches of guidance exchanged", scene="negative"),
+    Mutant(guidance_from_the_prompt, "guidance from the prompt's prediction", scene="negative"),
+    Mutant(pooled_text_of_the_prompt, "the prompt's pooled text in both branches", scene="negative"),
+    Mutant(text_of_the_prompt, "the prompt's text in both branches", scene="negative"),
+    Mutant(linear1_feed_forward_first, "a file's `linear1` split with the feed-forward first", scene="file"),
+    Mutant(linear1_keys_first, "a file's `linear1` split with keys before queries", scene="file"),
+    Mutant(text_of_the_image_in_qkv, "each stream with the other's `qkv` of a file", scene="file"),
+    Mutant(head_scale_and_shift_as_in_the_file, "shift before scale of the head, as in a file", scene="file"),
+    Mutant(reference_in_the_frame_of_the_image, "the reference in the frame of the image", scene="kontext"),
+    Mutant(reference_one_column_off, "the reference one column off", scene="kontext"),
+    Mutant(reference_rows_and_columns_swapped, "rows and columns of the reference exchanged", scene="kontext"),
+    Mutant(reference_in_the_size_of_the_image, "the reference in the size of the image", scene="kontext"),
+    Mutant(reference_a_sample, "a sample of the reference's latents for their mean", scene="kontext"),
+    Mutant(velocity_of_other_tokens, "the velocity of other tokens", scene="kontext"),
+    Mutant(mask_before_the_picture, "the mask before the masked picture", scene="fill"),
+    Mutant(mask_columns_first, "columns before rows of the mask in a latent", scene="fill"),
+    Mutant(mask_of_whole_latents, "one value of the mask for a latent", scene="fill"),
+    Mutant(mask_inverted, "the mask inverted", scene="fill"),
+    Mutant(hole_black, "the hole black for grey", scene="fill"),
+    Mutant(masked_picture_a_mean, "the mean of the masked picture's latents for a sample", scene="fill"),
+)  # fmt: skip
+MUTANTS = tuple(replace(mutant, refused=("fp16",)) for mutant in _ALL)
+
+
+# Pictures that no passport has
+
+
+RNG = np.random.default_rng(5)
+PICTURE = RNG.integers(0, 256, (61, 90, 3), np.uint8)  # seen at 80x64
+FITTING = RNG.integers(0, 256, (48, 64, 3), np.uint8)
+HOLE = np.zeros((48, 64), np.uint8)
+HOLE[9:35, 21:] = 255  # edges inside of latents
+PROMPT: dict[str, Any] = {"prompt": "a red circle", "steps": 2}
+NEGATIVE = PROMPT | {"width": 48, "height": 32, "guidance": 3.5, "negative_prompt": "blurry, low", "true_cfg": 2.5}
+EDIT = PROMPT | {"width": 48, "height": 64, "guidance": 2.5, "image": PICTURE}
+FILLED = PROMPT | {"width": 64, "height": 48, "guidance": 30.0, "image": FITTING, "mask": HOLE}
+
+
+def few_pixels(patch: pytest.MonkeyPatch) -> None:
+    """Let both see a reference in few pixels."""
+    from diffusers.pipelines.flux import pipeline_flux_kontext
+
+    patch.setattr(references, "SIZES", SIZES)
+    patch.setattr(pipeline_flux_kontext, "PREFERRED_KONTEXT_RESOLUTIONS", SIZES)
+
+
+def judge(tiny: Mapping[str, Path], scratch: Path) -> Scenes:
+    dev = tiny["flux-dev"]
+    in_file = scratch / "flux.safetensors"
+    transformer = oracle_flux.pipeline(dev, "text").transformer
+    save_file(their_file(transformer), in_file)
+    pictures = {
+        "negative": _picture(dev, "text", NEGATIVE),
+        "file": _picture(dev, "text", PROMPT | {"width": 48, "height": 32, "guidance": 3.5}, transformer=in_file),
+        "kontext": _picture(tiny["flux-kontext"], "kontext", EDIT, max_area=48 * 64),
+        "fill": _picture(tiny["flux-fill"], "fill", FILLED),
+    }
+    return Scenes({"": Judge(dev), **pictures})
+
+
+def _picture(folder: Path, task: str, asked: dict[str, Any], **more: Any) -> PictureJudge:
+    """The judge of a picture, beside diffusers'. more: for it alone, or a part that ours is loaded with."""
+    renamed = {"steps": "num_inference_steps", "guidance": "guidance_scale", "true_cfg": "true_cfg_scale"}
+    renamed |= {"mask": "mask_image"}
+    parts = {name: more.pop(name) for name in ("transformer",) if name in more}
+
+    def theirs() -> tuple[Any, Any]:
+        options = {renamed.get(name, name): value for name, value in asked.items()}
+        options |= {name: Image.fromarray(options[name]) for name in ("image", "mask_image") if name in options}
+        return oracle_flux.generate(folder, task, seed=7, length=512, **options, **more)
+
+    return PictureJudge(folder, asked | {"seed": 7}, theirs, few_pixels, **parts)
