@@ -23,7 +23,7 @@ from qwenimg.common.parts.control_net import ControlNet
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline import inpaint, start
+from qwenimg.common.pipeline import inpaint
 from qwenimg.common.pipeline.denoiser import Denoiser, Phase
 from qwenimg.common.pipeline.diffusion_model import Image
 from qwenimg.common.pipeline.evaluation import Evaluate, serial, strategy
@@ -125,7 +125,7 @@ class FlowModel(ABC):
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each image that is encoded."""
         references, controls = self.reference_shapes(request), [shape for _ in request.controls]
-        starts_from_image = request.image is not None and not (references and start.starts_from_noise(request))
+        starts_from_image = request.image is not None and not (references and request.starts_from_noise)
         return [*controls, *references, *([shape] if starts_from_image else [])]
 
     def prompt(self, text: str, images: Sequence[Image]) -> Hashable:

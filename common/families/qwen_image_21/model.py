@@ -35,7 +35,6 @@ from qwenimg.common.parts.texts.picture_texts import (
 )
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures.patches import QWEN3_VL
-from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.denoiser import Phase, phases
 from qwenimg.common.pipeline.diffusion_model import Image
 from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
@@ -119,7 +118,7 @@ class QwenImage21(FlowModel):
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
         if request.images and not self.sees:
-            if start.starts_from_noise(request):
+            if request.starts_from_noise:
                 raise UsageError(
                     "the text encoder has no vision tower, by which the model sees pictures (GGUF files have none): "
                     "give a whole one, as safetensors, or a strength below 1, to start from the picture"
