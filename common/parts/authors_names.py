@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import read_header
@@ -89,7 +89,7 @@ class TransformerFile:
         if is_folder(path):
             return open_component(network, path, read_config(network, path), title, whole=whole)
         header = read_header(path)
-        try:
+        with closed_on_error(header.file):
             check_architecture(header, network.architectures, title)
             prefix = self.prefix(header.tensors)
             if prefix is not None:
@@ -98,9 +98,6 @@ class TransformerFile:
             if self.diffusers_sign not in header.tensors:
                 raise bad(path, f"holds no transformer of {self.title}, by its authors' names or diffusers'")
             config = self.config(path, behind(header, ""), like, lambda name: name)
-        except BaseException:
-            header.file.close()
-            raise
         header.file.close()
         return open_component(network, path, config, title, whole=whole)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.vaes import kl_vae
@@ -50,15 +50,12 @@ def open_vae(path: Path, like: KLVAEConfig, *, whole: bool = False) -> Component
     if is_folder(path):
         return open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae", whole=whole)
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         prefix = prefix_of(header.tensors)
         if prefix is not None:
             return _open_ldm(header, prefix, like, whole=whole)
         if _DIFFUSERS_SIGN not in header.tensors:
             raise bad(path, "holds no VAE: expected one with ldm names, as ae.safetensors, or with diffusers' names")
-    except BaseException:
-        header.file.close()
-        raise
     header.file.close()
     return open_component(kl_vae.NETWORK, path, like, "vae", whole=whole)
 

@@ -17,7 +17,7 @@ from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.families.flux.variants import FILL, TEXT, FluxVariant
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
@@ -55,9 +55,7 @@ def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
 
 
 def _open_file(path: Path, choices: Choices) -> Checkpoint:
-    header = read_header(path)
-    header.file.close()
-    parts, inside = _places(choices), single_file.parts_of(header)
+    parts, inside = _places(choices), single_file.parts_of(peek(path))
     if absent := [name for name in _NETWORKS if name not in inside and name not in parts]:
         options = " ".join(f"--{'text-encoder' if 'text' in name else name} FILE" for name in absent)
         raise bad(path, f"lacks {', '.join(absent)}: add {options}, or give a file or folder of the whole model")

@@ -13,7 +13,7 @@ from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3 import published, single_file
@@ -92,11 +92,8 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
         scheduler=parse(FlowMatchConfig, SCHEDULER, source=path),
     )
     checkpoint = _with_parts(checkpoint, choices)
-    try:
+    with closed_on_error(checkpoint):
         tokenizers = {name: _of_file(path, name, part.config, choices) for name, part in checkpoint.texts.items()}
-    except BaseException:
-        checkpoint.close()
-        raise
     return replace(checkpoint, tokenizers=tokenizers)
 
 
