@@ -45,8 +45,8 @@ def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
 def open_vae(path: Path, like: KLVAEConfig, *, whole: bool = False) -> Component:
     """Open the VAE in a folder, or in a file with ldm names, alone or with a whole model, or with diffusers' names.
 
-    The widths are the file's. What shapes do not show, such as the scale of the latents, is that of `like`, the
-    configuration of the model's own VAE, and in diffusers' names the widths too. Raises ModelError."""
+    The widths are the file's. `like`, the configuration of the model's own VAE, has the fields that no tensor shows,
+    such as the scale of the latents, and in diffusers' names the widths too. Raises ModelError."""
     if is_folder(path):
         return open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae", whole=whole)
     header = read_header(path)

@@ -68,7 +68,7 @@ class Detected:
 class SingleFile:
     """An opened file: configurations and plans of the components that it has, in diffusers' names.
 
-    A VAE alone does not show the scale of its latents: replace its `scaling_factor` by that of the model that it is
+    A VAE alone does not show the scale of its latents: replace its `scaling_factor` by the one of the model that it is
     used with."""
 
     path: Path

@@ -30,7 +30,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model, qwen3, qwen3_vl, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
-from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, VisionTower
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.plan import Uses
 
@@ -42,7 +42,7 @@ _FIXED = {"hidden_act": "gelu_pytorch_tanh", "in_channels": CHANNELS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3VLVisionConfig(VisionTower, Qwen3VLConfig):
+class Qwen3VLVisionConfig(TowerConfig, Qwen3VLConfig):
     """The configuration of both parts; the defaults are those of Qwen3-VL-8B."""
 
     mrope_section: tuple[int, ...] = field(default=(24, 20, 20), metadata=NESTED)

@@ -28,7 +28,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model, qwen_vl, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
-from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, VisionTower
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses, as_stored
@@ -60,7 +60,7 @@ Group = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVLVisionConfig(VisionTower, QwenVLConfig):
+class QwenVLVisionConfig(TowerConfig, QwenVLConfig):
     """The configuration of both parts; the defaults are those of Qwen2.5-VL-7B."""
 
     mrope_section: tuple[int, ...] = field(default=(16, 24, 24), metadata=NESTED)

@@ -38,7 +38,7 @@ Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionTower:
+class TowerConfig:
     """The fields of a configuration that describe the tower and its pictures."""
 
     mrope_section: tuple[int, ...]
@@ -73,7 +73,7 @@ class PicturePlace(NamedTuple):
     columns: int
 
 
-def check(config: VisionTower, head_dim: int) -> None:
+def check(config: TowerConfig, head_dim: int) -> None:
     """Raise ModelError for numbers that do not go together. head_dim: the width of the language model's heads."""
     if len(config.mrope_section) != 3 or 2 * sum(config.mrope_section) != head_dim:
         raise ModelError(
@@ -85,7 +85,7 @@ def check(config: VisionTower, head_dim: int) -> None:
 
 
 def described(
-    config: VisionTower, width: int, names: Mapping[str, str], rope: Mapping[str, object]
+    config: TowerConfig, width: int, names: Mapping[str, str], rope: Mapping[str, object]
 ) -> dict[str, object]:
     """Return the keys of config.json that have the tower, by `names`, and the sections of RoPE beside `rope`. width:
     the channels that the language model takes."""
@@ -117,7 +117,7 @@ def blockwise(merge: int, rows: int, columns: int) -> NDArray[np.int64]:
     return blocks.reshape(-1, 2)
 
 
-def patch_rope(config: VisionTower, rows: int, columns: int) -> Table:
+def patch_rope(config: TowerConfig, rows: int, columns: int) -> Table:
     """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
     second."""
     places, half = blockwise(config.merge_size, rows, columns), config.vision_head_dim // 2
