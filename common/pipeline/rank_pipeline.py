@@ -8,9 +8,9 @@ from typing import Any, Protocol, Unpack
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pipeline import finish
-from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request import call_options
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.given import Pictures

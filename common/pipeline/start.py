@@ -16,9 +16,9 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, low_bits_warning, sha256
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import control_pictures
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
-from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import Request
 

@@ -35,13 +35,13 @@ from qwenimg.common.parts.texts.picture_texts import (
 )
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures.patches import QWEN3_VL
-from qwenimg.common.pipeline.denoiser import Phase, phases
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.steps.denoiser import Phase, phases
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request

@@ -23,13 +23,13 @@ from qwenimg.common.parts.control_net import ControlNet
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, Phase
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.evaluation import Evaluate, serial, strategy
-from qwenimg.common.pipeline.guidance import Branch, Guidance
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.steps import inpaint
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase
+from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial, strategy
+from qwenimg.common.pipeline.steps.guidance import Branch, Guidance
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import group

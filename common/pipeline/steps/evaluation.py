@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Group, Sharing
 
