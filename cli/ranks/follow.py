@@ -85,7 +85,7 @@ class _Follower:
             if isinstance(order, Announce):
                 pipe.prepare(**order.arguments)
             elif isinstance(order, DrawSteps):
-                check_same(dict(pipe.loras.hashes(order.request.lora)), order.hashes)
+                check_same(pipe.hashes(order.request), order.hashes)
                 pipe.follow(order.request)
 
     def _opened(self, order: Open) -> RankPipeline:

@@ -47,7 +47,7 @@ class Announce:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawSteps:
-    """A request whose steps are computed, and the hashes of its LoRAs on rank 0."""
+    """A request whose steps are computed, and the hashes of its LoRAs and control networks on rank 0."""
 
     request: Request
     hashes: Mapping[str, Any]

@@ -63,12 +63,12 @@ class ComponentPolicy:
         """Return whether the module at `path`, which is not the whole network, contains a norm."""
         return path != "" and any("norm" in name for name in self.plan.under(path).entries)
 
-    def holds_blocks(self, path: str) -> bool:
-        """Return whether the module at `path` has blocks with a residual stream inside it, as a whole network has."""
-        inside = [module for module in self.modules if module.startswith(f"{path}." if path else "")]
-        return not path or any(
-            kind.depth for kind in self.network.traced for one in inside if kind.paths.fullmatch(one)
-        )
+    def is_whole(self, block: Block, path: str) -> bool:
+        """Return whether the block is the whole network or a tower in it: it takes no residual stream, and has blocks
+        inside that do."""
+        inside = [module for module in self.modules if module.startswith(f"{path}.")]
+        holds = any(kind.streams for kind in self.network.traced for one in inside if kind.paths.fullmatch(one))
+        return not path or (holds and not block.streams)
 
     def updates(self, block: Block, path: str) -> int:
         """Return how many updates of a residual stream the block makes, at least one."""

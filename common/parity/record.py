@@ -222,8 +222,8 @@ class Recorder:
         """Return the records of `calls`. For each kind of block with a norm there is one more, with a small input."""
         records, with_small = [], set[tuple[str, str]]()
         for component, name, call in calls:
-            if not self.whole[component] and self.parts[component].holds_blocks(call.path):
-                continue  # a whole component of a large model, or a tower in it, is not computed again
+            if not self.whole[component] and self.parts[component].is_whole(call.block, call.path):
+                continue  # of a large model, they are not computed again
             self.notify(f"{name} in float64")
             records.append(self._recorded(component, name, call))
             kind = component, call.block.name

@@ -93,6 +93,12 @@ class Controls:
             "control_sha256": [sha256(picture) for picture in request.control_images],
         }
 
+    def hashes(self, request: Request) -> dict[str, object]:
+        """Return the fingerprint of each network's files, by what a message calls them. Raises ModelError and
+        UsageError."""
+        nets = self.nets(request).items()
+        return {f"--control {clean(name, 60)}": fingerprint(net.component.plan.files) for name, net in nets}
+
     def close(self) -> None:
         for _, net in self._opened.values():
             net.component.plan.close()

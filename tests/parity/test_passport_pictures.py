@@ -63,7 +63,7 @@ def test_it_holds_on_mlx(passport: Passport, tiny_edit: dict[str, Path]) -> None
     assert [station.name for station in passport.run][: len(PLACES)] == list(PLACES)
     assert all(one.output_error is None or 0 < one.output_error < 1e-5 for one in drawn.stations)
     assert {block.block for block in passport.blocks if block.component == "text_encoder"} == {
-        "layer", "tower", "vision", "vision_end",
+        "layer", "vision", "vision_end",
     }  # fmt: skip
     assert passport.picture is not None and passport.picture.asked["pictures"] == len(SEEN) == 2
 

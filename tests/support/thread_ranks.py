@@ -64,6 +64,10 @@ class ThreadGroup:
         every, parts = self.board.exchanged(self.rank, array.clone()), self._sharing.tokens
         return every[self.rank % parts :: parts]
 
+    def summed(self, numbers: Sequence[float]) -> list[float]:
+        every = self.board.exchanged(self.rank, list(numbers))
+        return [sum(column) for column in zip(*every[: self._sharing.tokens], strict=True)]
+
     def swap(self, parts: list[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         count = self._sharing.tokens
         every = self.board.exchanged(self.rank, [part.clone() for part in parts])

@@ -61,6 +61,12 @@ class Tokens(torch.nn.Module):
         """Return the rows of a table [L ...] for this rank's tokens."""
         return table if (ranks := self.ranks) is None else _own(table, 0, ranks)
 
+    def once(self, x: Tensor) -> Tensor:
+        """Return those of this rank's tokens x [B L' C] that no rank before it has: not the text's behind the image's,
+        of which each has all."""
+        ranks = self.ranks
+        return x if ranks is None or ranks.rank == 0 else x[:, : self.counts[ranks.rank]]
+
     def whole(self, x: Tensor) -> Tensor:
         """Return the tokens [B L C] of all ranks, for this one's."""
         if (ranks := self.ranks) is None:

@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Group, Sharing
 
-Evaluate: TypeAlias = Callable[[Sequence[Pass], Array, float, Control], list[Array]]
+Predict: TypeAlias = Callable[[Array, float, Control], Array]
+"""A function of x, sigma and the control networks' changes that returns the result of one pass."""
+Evaluate: TypeAlias = Callable[[Sequence[Predict], Array, float, Control], list[Array]]
 """A function of the passes of an evaluation, x, sigma and the control networks' changes that returns the results of
 all passes."""
 
 
-def serial(passes: Sequence[Pass], x: Array, sigma: float, control: Control = None) -> list[Array]:
+def serial(passes: Sequence[Predict], x: Array, sigma: float, control: Control = None) -> list[Array]:
     """Compute one pass after the other; a batch of branches is one pass."""
     return [one(x, sigma, control) for one in passes]
 
@@ -36,7 +37,7 @@ def parallel(group: Group, sets: int) -> Evaluate:
     the same on all ranks, bit for bit.
     """
 
-    def evaluate(passes: Sequence[Pass], x: Array, sigma: float, control: Control = None) -> list[Array]:
+    def evaluate(passes: Sequence[Predict], x: Array, sigma: float, control: Control = None) -> list[Array]:
         results: list[Array] = []
         for first in range(0, len(passes), sets):
             mine = passes[min(first + group.branch, len(passes) - 1)]
