@@ -12,7 +12,7 @@ from qwenimg.common.families.description import Description
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.control_net import Controller
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint

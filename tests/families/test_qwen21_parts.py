@@ -58,7 +58,7 @@ def tensors(folder: Path, part: str) -> Tensors:
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
-def drawn(folder: Path | str, backend: str = "cpu", **parts: Path) -> np.ndarray:
+def drawn(folder: Path | str | None, backend: str = "cpu", **parts: Path) -> np.ndarray:
     with qwenimg.load(folder, backend, "fp32", **parts) as pipe:  # type: ignore[arg-type]
         return pipe("a ring", **ASKED).latents
 

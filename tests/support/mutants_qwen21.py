@@ -52,7 +52,7 @@ from tiny_qwen21 import see_small_pictures
 from qwenimg.common.families.qwen_image_21 import model, references
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_conditioning import SLOT
-from qwenimg.common.networks.encoders import qwen3_vl_vision
+from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.vaes.qwen21_vae import ResidualLevel
 from qwenimg.common.numbers import noise, rope
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
@@ -280,7 +280,7 @@ def table_rows_and_columns_swapped(patch: Patch) -> None:
 
 def table_one_patch_further(patch: Patch) -> None:
     """Its end is behind the picture's last patch."""
-    blockwise = qwen3_vl_vision.qwen_vl_vision.blockwise
+    blockwise = vision_tower.blockwise
 
     def edges(made: Any, config: Any, rows: int, columns: int) -> Any:
         right = made(config, rows + 2, columns + 2)
@@ -297,7 +297,7 @@ def patch_rows_and_columns_swapped(patch: Patch) -> None:
     def swapped(made: Any, *given: Any) -> Any:
         return tuple(np.roll(part, part.shape[1] // 2, 1) for part in made(*given))
 
-    patch.around(qwen3_vl_vision, "patch_rope", swapped)
+    patch.around(vision_tower, "patch_rope", swapped)
 
 
 def sections_of_rope_in_a_row(patch: Patch) -> None:

@@ -20,7 +20,7 @@ from mutants_qwen import PLAIN, accumulated_in_half, no_place, no_residual, norm
 from qwenimg.common.families.qwen_image import references, variants
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.networks.denoisers import qwen_conditioning
-from qwenimg.common.networks.encoders import qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.texts.picture_texts import VISION, PictureTexts
@@ -189,12 +189,12 @@ def slots_back_to_front(patch: Patch) -> None:
 
 
 def patch_rows_and_columns_swapped(patch: Patch) -> None:
-    patch.around(qwen_vl_vision, "blockwise", lambda made, *given: made(*given)[:, ::-1])
+    patch.around(vision_tower, "blockwise", lambda made, *given: made(*given)[:, ::-1])
 
 
 def patch_rope_row_by_row(patch: Patch) -> None:
     """For block by block."""
-    patch.set(qwen_vl_vision, "blockwise", lambda merge, rows, columns: np.indices((rows, columns)).reshape(2, -1).T)
+    patch.set(vision_tower, "blockwise", lambda merge, rows, columns: np.indices((rows, columns)).reshape(2, -1).T)
 
 
 def patch_rope_not_by_window(patch: Patch) -> None:
@@ -206,7 +206,7 @@ def patch_rope_not_by_window(patch: Patch) -> None:
 
 
 def patch_theta_of_the_text(patch: Patch) -> None:
-    patch.set(qwen_vl_vision, "ROPE_THETA", 1e6)
+    patch.set(vision_tower, "ROPE_THETA", 1e6)
 
 
 # The picture as the tower takes it

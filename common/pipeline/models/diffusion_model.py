@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.denoiser import Denoiser
+from qwenimg.common.pipeline.steps.guidance import Guidance
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
@@ -104,7 +104,8 @@ class DiffusionModel(Protocol):
         ...
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
-        """Encode as many of `prompts` as fit now, the rest when they are needed. images: those of all requests."""
+        """Encode as many of `prompts` as fit now; the rest is encoded when it is needed. images: the images of all
+        requests."""
         ...
 
     def adapt(self, deltas: Deltas) -> None:

@@ -23,13 +23,13 @@ from qwenimg.common.parts.control_net import Controller, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline import inpaint, start
-from qwenimg.common.pipeline.denoiser import Denoiser, Phase
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.evaluation import Evaluate, serial, strategy
-from qwenimg.common.pipeline.guidance import Branch, Guidance
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.steps import inpaint
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase
+from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial, strategy
+from qwenimg.common.pipeline.steps.guidance import Branch, Guidance
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import group
@@ -125,7 +125,7 @@ class FlowModel(ABC):
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each image that is encoded."""
         references, controls = self.reference_shapes(request), [shape for _ in request.controls]
-        starts_from_image = request.image is not None and not (references and start.starts_from_noise(request))
+        starts_from_image = request.image is not None and not (references and request.starts_from_noise)
         return [*controls, *references, *([shape] if starts_from_image else [])]
 
     def prompt(self, text: str, images: Sequence[Image]) -> Hashable:
