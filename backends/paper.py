@@ -188,7 +188,7 @@ def _cores() -> int:
 
 
 def _answer(*command: str) -> str:
-    """Return what a program of the system prints, or nothing if it is missing or fails."""
+    """Return the output of a program of the system, or nothing if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

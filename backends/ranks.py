@@ -24,8 +24,8 @@ MOST = 64  # ranks
 
 
 def place(devices: int) -> RankPlace | None:
-    """Return the place of this process that torchrun, accelerate or mlx.launch gave it; None if none of them did.
-    devices: the ranks that the user asked for. Raises UsageError."""
+    """Return this process's place among the ranks that torchrun, accelerate or mlx.launch has started; None without
+    a launcher. devices: the number of ranks that the user asked for. Raises UsageError."""
     environment = os.environ
     if all(environment.get(name) for name in _MLX):
         here = _of_mlx(environment)
@@ -75,7 +75,7 @@ def _check(rank: int, size: int) -> None:
 
 
 def check_backend(name: str, *, launched_by_mlx: bool) -> str:
-    """Return the backend of every rank: MLX's ranks are those of mlx.launch, torch's all others. Raises UsageError."""
+    """Return the backend of every rank: MLX if mlx.launch has started them, else torch. Raises UsageError."""
     is_mlx = name.partition(":")[0] == "mlx"
     if launched_by_mlx:
         if not is_mlx and name != "auto":
@@ -114,7 +114,7 @@ def store(name: str, size: int) -> tuple[Any, int]:
 
 
 def _of_torch_here(name: str) -> str:
-    """Return the backend of torch that `auto` is here; another name unchanged."""
+    """Return the torch backend that `auto` means on this machine; any other name unchanged."""
     if name != "auto":
         return name
     load("cpu")  # only for its error where torch is missing

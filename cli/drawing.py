@@ -102,7 +102,7 @@ def _leader(devices: int, opening: Opening, stop: Stop) -> Leader:
 
 
 def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, report: RunPrinter) -> int:
-    """Generate all images, with other ranks if there is a leader of them; return the exit code."""
+    """Generate all images, with other ranks if there is a leader; return the exit code."""
     from qwenimg.common.hub import resolve
 
     check_forms(flags.options, flags.output, flags.latents, flags.save_latents)
@@ -141,8 +141,7 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
             failed,
             keep_going=flags.keep_going,
         )
-        compile = opening.compile if leader is None else "off"
-        compiled = pipe.compile(compile, sum(one.seconds for one in expected))
+        compiled = pipe.compile(opening.compile, sum(one.seconds for one in expected))
         step = max(one.step for one in expected)
         report.headline(pipe.headline(), expected)
         report.decided(opening.compile, compiled)
@@ -176,7 +175,7 @@ class RunReport:
     def failure(self, picture: Picture, error: Exception) -> None:
         self.stop.check()
         if not self.alone:
-            self.stop.claim()  # what ends the others too is said once
+            self.stop.claim()  # a signal that ends all ranks is reported once
         self.codes.append(self.report.failure(picture, error))
 
     def code(self, outcome: Outcome) -> int:
@@ -346,8 +345,8 @@ def kept(
     *,
     keep_going: bool,
 ) -> list[Picture]:
-    """Return those of `wanted` that pass `check`. A fault of a prompt file is reported with its line, and its exit code
-    is added to `failed`. Raises QwenimgError."""
+    """Return the images of `wanted` that pass `check`. A fault of a prompt file is reported with its line, and its
+    exit code is added to `failed`. Raises QwenimgError."""
     passed, faults = passing(wanted, check)
     failed += report_faults(faults, report, left=len(passed), keep_going=keep_going)
     return passed

@@ -1,4 +1,4 @@
-"""What `--preview` shows while a picture is drawn: a picture in the terminal, or a file that is written anew."""
+"""The images of `--preview` while a picture is drawn: in the terminal, or in a file that is written anew."""
 
 from __future__ import annotations
 

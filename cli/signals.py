@@ -123,16 +123,19 @@ class Stop:
                 self._end(code, text)
 
     def _end(self, code: int, text: str) -> None:
-        if self.last is not None:
-            self.last()
+        """End the process with `code`, also if a function of others fails on the way."""
         leftovers = sys.modules.get("qwenimg.common.base.leftovers")  # an import might wait for the main thread's
-        if leftovers is not None:
-            leftovers.remove_all()
-        if text:
-            _tell(f"qwenimg: error: {text}")
-        if self.event is not None and sys.stdout is not None:
-            _write(1, self.event(code, text))
-        os._exit(code)
+        try:
+            if self.last is not None:
+                _succeeds(self.last)
+            if leftovers is not None:
+                _succeeds(leftovers.remove_all)
+            if text:
+                _tell(f"qwenimg: error: {text}")
+            if (event := self.event) is not None and sys.stdout is not None:
+                _succeeds(lambda: _write(1, event(code, text)))
+        finally:
+            os._exit(code)
 
     def end_if_due(self) -> None:
         """End the process unless the main thread may still end the run."""
@@ -183,15 +186,25 @@ def _watch(inlet: int, stop: Stop) -> None:
             first, stop.number = time.monotonic(), number[0]
             if words := stop.words():
                 _tell(f"qwenimg: {words}")
-            if stop.hears is not None:
-                stop.hears()
+            if stop.hears is not None and not _succeeds(stop.hears):
+                stop.end(number[0])
         elif time.monotonic() - first >= REPEAT:
             stop.end(number[0])
 
 
+def _succeeds(call: Callable[[], object]) -> bool:
+    """Call a function of others, and tell its error: it must not end the thread that ends the process."""
+    try:
+        call()
+    except BaseException as error:
+        _tell(f"qwenimg: error: this is a bug in qwenimg: {type(error).__name__}: {str(error)[:150]}")
+        return False
+    return True
+
+
 def _tell(line: str) -> None:
     if sys.stderr is not None:  # else the descriptor may be any other file's
-        _write(2, (b"\r\x1b[K" if os.isatty(2) else b"") + line.encode() + b"\n")
+        _write(2, (b"\r\x1b[K" if os.isatty(2) else b"") + line.encode("utf-8", "replace") + b"\n")
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -57,7 +57,7 @@ def find() -> Terminal | None:
 
 
 def told(answer: bytes) -> Terminal | None:
-    """Return what a terminal with this answer shows."""
+    """Return the terminal that gave this `answer`, if it shows pictures."""
     cell = _CELL.search(answer)
     height = int(cell[1]) if cell and int(cell[1]) else CELL
     identity = _IDENTITY.search(answer)
@@ -71,7 +71,7 @@ def told(answer: bytes) -> Terminal | None:
 
 
 def ask(descriptor: int) -> bytes:
-    """Return what the terminal answers, empty if it does not in time."""
+    """Return the terminal's answer, empty if none comes in time."""
     answer = b""
     with _unbuffered(descriptor):
         os.write(descriptor, _ASK)
@@ -86,7 +86,7 @@ def ask(descriptor: int) -> bytes:
 
 @contextlib.contextmanager
 def _unbuffered(descriptor: int) -> Iterator[None]:
-    """Have the terminal hand over what it says at once, and not show it."""
+    """Have the terminal pass its input on at once and without echo, while the context is open."""
     before = termios.tcgetattr(descriptor)
     changed = [*before]
     changed[3] = before[3] & ~(termios.ICANON | termios.ECHO)

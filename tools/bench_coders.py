@@ -32,8 +32,8 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.families.qwen_image.precision import KIND
-from qwenimg.common.networks.encoders import clip, qwen_vl, qwen_vl_vision
+from qwenimg.common.families.qwen_image.family import KIND
+from qwenimg.common.networks.encoders import clip, qwen_vl, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, qwen_vae
@@ -159,7 +159,7 @@ def _vision(config: QwenVLVisionConfig) -> Case:
 
 def _tower(config: QwenVLVisionConfig) -> Manifest:
     manifest = qwen_vl_vision.manifest(config)
-    return {name: shape for name, shape in manifest.items() if name.startswith(qwen_vl_vision.PREFIX)}
+    return {name: shape for name, shape in manifest.items() if name.startswith(vision_tower.PREFIX)}
 
 
 def _clip(config: clip.CLIPConfig) -> Case:
@@ -195,7 +195,7 @@ def peer_arm(case: Case, file: Path, dtype: torch.dtype) -> Arm:
     with torch.device("meta" if "VAE" in case.title else "cpu"):  # without first values, where no buffer is made
         model = case.peer().eval().requires_grad_(False)
     prefix = "text_model." if any(name.startswith("text_model.") for name in model.state_dict()) else ""
-    tower = qwen_vl_vision.PREFIX
+    tower = vision_tower.PREFIX
     with safe_open(file, framework="pt") as stored:
         keys = stored.keys()
         weights = {prefix + key.removeprefix(tower): stored.get_tensor(key).to(dtype) for key in keys}

@@ -26,7 +26,7 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common.base.config import parse
-from qwenimg.common.families.stable_diffusion.precision import KIND
+from qwenimg.common.families.stable_diffusion.family import KIND
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.precision.precision import bases

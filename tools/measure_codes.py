@@ -37,7 +37,7 @@ from wide_checkpoint import write as write_wide
 from qwenimg import backends
 from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
 from qwenimg.common.codes.coded import unpack
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import bases

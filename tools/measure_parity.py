@@ -18,7 +18,7 @@ from doc_tables import table, write
 from parity_bench import POLICIES, Bench
 from parity_blocks import BLOCKS
 
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.precision.precision import bases
 
 

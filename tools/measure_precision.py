@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 from qwenimg import backends
 from qwenimg.common.families import registry
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.precision import devices, precision, presets
 from qwenimg.common.precision.precision import Precision

@@ -25,7 +25,7 @@ from doc_tables import DOCS, table, write
 from wide_checkpoint import write as write_weights
 
 from qwenimg import backends
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import parse

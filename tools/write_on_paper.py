@@ -24,8 +24,8 @@ from paper.mlx_kernels import kernels as on_mlx
 from paper.published import CLIP_TEXT, QWEN_TEXT, published
 from paper.torch_kernels import Counter, kernels
 
-from qwenimg.common.families.qwen_image.precision import KIND as QWEN_IMAGE
-from qwenimg.common.families.stable_diffusion.precision import KIND as STABLE_DIFFUSION
+from qwenimg.common.families.qwen_image.family import KIND as QWEN_IMAGE
+from qwenimg.common.families.stable_diffusion.family import KIND as STABLE_DIFFUSION
 from qwenimg.common.measure.machines import MACHINES, Machine
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.precision.precision import bases

@@ -74,7 +74,7 @@ class TorchEngine:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def meet(self, place: RankPlace, store: Any = None) -> None:
-        """Meet the other ranks, of which this is the one of `place`. store: rank 0's, if it is open. Raises UsageError
+        """Meet the other ranks. place: that of this rank. store: that of rank 0, if it is open. Raises UsageError
         and RankLost."""
         if not self.on_gpu and place.neighbours > 1:
             self._neighbours = place.neighbours
@@ -117,6 +117,8 @@ class TorchEngine:
         folder = compiling.folder(f"torch-{torch.__version__}-{platform.machine()}")
         line = compile.compile(opened.model, modules, folder, autotune=autotune and self.on_gpu)
         self._compiles = True
+        if self._ranks is not None:
+            self._ranks.compiled()
         return line
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ BYTES = 256  # of a message
 
 
 class TorchGroup:
-    """All ranks, for one of them, and those with which it shares tokens."""
+    """The ranks of a run as one of them sees them, and the ranks with which it shares tokens."""
 
     by_tokens = True
 
@@ -32,6 +32,7 @@ class TorchGroup:
         together, and RankLost if some do not come."""
         self.rank, self.size, self._device = place.rank, place.size, device
         self.failing: Callable[[], None] = lambda: None  # called when an exchange has failed
+        self._compiles = False
         self._sharing, self._store = ALONE, store or open_store(place)
         _check(self._store, place)
         with self._exchanging():
@@ -46,6 +47,17 @@ class TorchGroup:
     def share(self, sharing: Sharing) -> None:
         assert sharing.ranks == self.size, sharing
         self._sharing = sharing
+        self._settle()
+
+    def compiled(self) -> None:
+        """Note that blocks of a network are compiled."""
+        self._compiles = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """Call nothing compiled in a run that shares tokens: an exchange amid a block is no part of its graph."""
+        if self._compiles:
+            torch.compiler.set_stance("force_eager" if self.shares_tokens else "default")
 
     @property
     def branch(self) -> int:
@@ -69,6 +81,13 @@ class TorchGroup:
             results = [torch.empty_like(array) for _ in range(sets)]
             dist.all_gather([_raw(one) for one in results], _raw(array), group=self._with_my_tokens())
         return results
+
+    def summed(self, numbers: Sequence[float]) -> list[float]:
+        sent = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        every = [torch.empty_like(sent) for _ in range(self.size)]
+        with self._exchanging():
+            dist.all_gather(every, sent)
+        return torch.stack(every[: self._sharing.tokens]).sum(0).tolist()
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -123,7 +142,7 @@ class TokenRanks:
 
 @cache
 def _subgroup(sets: tuple[tuple[int, ...], ...]) -> Any:
-    """Return the group of that one of `sets` of ranks which this rank is in. All ranks make all groups."""
+    """Return the group of this rank's set, one of `sets`. All ranks create all groups."""
     if len(sets) == 1:
         return None
     mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in sets], timeout=timedelta(hours=HOURS))
@@ -165,7 +184,7 @@ def local_store() -> tuple[Store, int]:
 
 
 def _of_this_start(store: Store) -> Store:
-    """Return the part of the store for this start of the ranks, which torchrun may start again."""
+    """Return the section of the store for this start of the ranks: torchrun may start them again."""
     return PrefixStore(f"qwenimg-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

@@ -47,8 +47,8 @@ class Driver:
         say: Callable[[str], None],
         make_worker: MakeWorker,
     ) -> None:
-        """Create a driver for the pictures that are still to be drawn. replaced: the keys of those whose file is there,
-        and is not what the journal says. say: prints a line. make_worker: that of an engine."""
+        """Create a driver for the pictures that are still to be drawn. replaced: the keys of pictures whose file is
+        there and differs from the journal's. say: prints a line. make_worker: makes a worker of the engine."""
         self.waiting, self.replaced, self.journal = deque(tasks), replaced, journal
         self.report, self.say = report, say
         self.outcome = BatchOutcome()
@@ -78,7 +78,7 @@ class Driver:
         return self.outcome
 
     async def _tend(self, worker: BatchWorker) -> None:
-        """Have a worker draw until nothing is left, and start it again when it is lost."""
+        """Let a worker draw until nothing is left, and start it again when it is lost."""
         losses = 0
         while self.waiting and not self.is_stopping and losses < STARTS:
             inbox, task = worker.start(), None

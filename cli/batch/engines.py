@@ -1,4 +1,4 @@
-"""The engines of a batch: what starts its workers. The driver knows no difference."""
+"""The engines of a batch, which start its workers. The driver treats all engines alike."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NAMES = ("local", "ray")
 
 
 class BatchWorker(Protocol):
-    """A process that draws, on one device, and is started anew after its end."""
+    """A process that draws on one device. After its end another one is started in its place."""
 
     backend: str
-    order: PictureOrder | None  # that it draws
+    order: PictureOrder | None  # the one in work
 
     def start(self) -> asyncio.Queue[FromWorker | Lost]:
-        """Start the process, and return the queue that gets all that it says. The last is Lost."""
+        """Start the process. Return the queue of its messages, the last of which is Lost."""
         ...
 
     def draw(self, order: PictureOrder) -> None: ...

@@ -40,12 +40,12 @@ class Drawer:
             self.messages.append(message)
 
     def begin(self) -> list[FromWorker]:
-        """Open the first model. Return what the worker says: the last is Ready or Unusable."""
+        """Open the first model. Return the worker's messages, the last of which is Ready or Unusable."""
         self.process.begin()
         return self._said()
 
     def draw(self, order: Draw) -> list[FromWorker]:
-        """Draw, and return what the worker says: the last is Finished."""
+        """Draw. Return the worker's messages, the last of which is Finished."""
         self.process.draw(order)
         return self._said()
 
@@ -55,7 +55,7 @@ class Drawer:
 
 
 class RayWorker:
-    """An actor, and a new one after its end, as a worker of the driver's."""
+    """An actor as a worker of the driver. After its end a new one takes its place."""
 
     def __init__(self, backend: str, settings: Settings) -> None:
         self.backend, self._threads = backend, settings.threads

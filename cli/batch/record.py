@@ -57,7 +57,7 @@ class BatchJournal:
         os.close(self._file)
 
     def known(self) -> Known:
-        """Return what the journals of all shards say, the last line of a key."""
+        """Return the entries of the journals of all shards, the last one of each key."""
         done: dict[str, str] = {}
         failed: dict[str, str] = {}
         for path in sorted(self.folder.glob(_GLOB)):

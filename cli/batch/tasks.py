@@ -14,6 +14,7 @@ from typing import Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.fields import Fields, check, seeds
@@ -97,8 +98,8 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     if text is None:
         for index, count in _SHARDS:
             if index in os.environ and count in os.environ:
-                first = int(os.environ.get("SLURM_ARRAY_TASK_MIN", "0")) if index.startswith("SLURM") else 0
-                return parse_shard(f"{int(os.environ[index]) - first}/{os.environ[count]}")
+                first = _number("SLURM_ARRAY_TASK_MIN", "0") if index.startswith("SLURM") else 0
+                return parse_shard(f"{_number(index) - first}/{os.environ[count]}")
         return 0, 1
     index_text, _, count_text = text.partition("/")
     if not (index_text.isdecimal() and count_text.isdecimal() and len(text) < 20):
@@ -107,6 +108,14 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     if not index_ < count_:
         raise UsageError(f"--shard {text}: shards are 0/{count_text} to {max(count_ - 1, 0)}/{count_text}")
     return index_, count_
+
+
+def _number(name: str, default: str = "") -> int:
+    """Return the number in an environment variable. Raises UsageError."""
+    text = os.environ.get(name, default)
+    if not (text.isdecimal() and len(text) < 10):
+        raise UsageError(f"{name} is {clean(text, 40)!r} in the environment: expected a number; give --shard I/N")
+    return int(text)
 
 
 def _complete(fields: Fields, defaults: Defaults) -> dict[str, Any]:

@@ -152,7 +152,8 @@ class BatchReport:
             self.say(f"{self._ended} of {self.total}: {seconds:.1f} s{left}")
 
     def code(self, outcome: BatchOutcome, faults: list[int]) -> int:
-        """Return the exit code, and print what is left. faults: the exit codes of what was not tried."""
+        """Return the exit code, and print the number of pictures that are left. faults: the exit codes of pictures
+        that were not tried."""
         if self._bar is not None:
             self._bar.close()
         if outcome.unusable is not None:

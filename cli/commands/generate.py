@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from qwenimg.backends.ranks import MOST
-from qwenimg.cli import options, parts, places, streams
+from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
@@ -50,7 +50,7 @@ def _of_pictures(command: _F) -> _F:
 # Model
 @click.option("--lightning", type=int, metavar="N", help="Draw Qwen-Image in 4 or 8 steps, with a LoRA made for that.")
 @places.declared(*OPENING)
-@parts.options
+@options.precision_of_parts
 @click.option(
     "--devices", type=click.IntRange(1, MOST), default=1, metavar="N", help="Draw each picture on N devices together."
 )
@@ -116,7 +116,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     if given["output"] in streams.NAMES_OF_STDOUT:
         given["output"] = "-"
     environment.check(ctx, given)
-    parts.taken(given)
+    options.take_precision_of_parts(given)
     opening = places.taken(given)
     if (steps := given.pop("lightning")) is not None:
         if given["few_steps"] is not None:

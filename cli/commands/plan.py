@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from qwenimg.cli import parts, places, streams
+from qwenimg.cli import options, places, streams
 from qwenimg.cli.commands.generate import generate
 from qwenimg.common.base.errors import UsageError
 
@@ -84,8 +84,8 @@ class _Plan:
 
 def _options_of_generate(command: _F) -> _F:
     """Add the options of generate to `command`, also those that change no bytes."""
-    options = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
-    command.__click_params__ = [*reversed(options), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
+    declared = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
+    command.__click_params__ = [*reversed(declared), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return command
 
 
@@ -114,7 +114,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     _check(ctx, what, given)
     config.settle(ctx, given)
     environment.check(ctx, given)
-    parts.taken(given)
+    options.take_precision_of_parts(given)
     folders, opening = located(opening_of(places.taken(given) | ({} if what is None else {"model": what})))
     given["lora"] = tuple(map(folders.lora, given["lora"]))
     engine = _engine(opening, memory, on, given["devices"])
@@ -182,7 +182,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     from qwenimg.common.pipeline.fit_options import FitOptions, needs
 
     request, counted = _request(pipe, given)
-    pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # LoRAs that stay beside the weights count
+    pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # LoRAs that stay beside the weights count
     pipe.controls.give(pipe.model, request)
     counted = counted and here  # without its files there is no tokenizer
     if given["cache_prompts"] and counted:
@@ -230,9 +230,9 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
     for count in () if chosen or row is None else row.steps:
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
         best = fitting(pipe, request, counted=counted, few=True)
-        options = " ".join(filter(None, (f"--{FEW} {count}", best.options)))
+        shown = " ".join(filter(None, (f"--{FEW} {count}", best.options)))
         beside, policy = best.peak - best.needs.largest.peak, best.model.runtime.precision
-        rows[options] = _row(pipe, request, f"with {options}", best.needs, best.fits, policy, beside)
+        rows[shown] = _row(pipe, request, f"with {shown}", best.needs, best.fits, policy, beside)
     return rows
 
 
@@ -276,8 +276,8 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
 
     if (steps := given["lightning"]) is not None:
         given = {**given, "few_steps": f"lightning:{steps}"}
-    options = {name: given[name] or None if given[name] == () else given[name] for name in image_fields.SAID}
-    asked = image_fields.fields({**options, "seed": None, "num_images": None})
+    texts = {name: given[name] or None if given[name] == () else given[name] for name in image_fields.SAID}
+    asked = image_fields.fields({**texts, "seed": None, "num_images": None})
     asked = image_fields.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
     counted = "prompt" in asked
     asked.setdefault("prompt", PROMPT)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from qwenimg.cli.places import WEIGHTS
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families.opening import Opening, opening_of
 
 MAX_TOKEN = 4096  # bytes of the file
 MIN_TOKEN = 16  # characters
@@ -66,6 +64,9 @@ _OF_ALL = (
     help="A further name of the first model, such as dall-e-2.",
 )
 @click.option("--lora", "loras", multiple=True, metavar="FILE", help="A LoRA that requests may name.")
+@click.option(
+    "--control", "controls", multiple=True, metavar="NETWORK", help="A control network that requests may name."
+)
 @places.declared("model", multiple=True, help="A model to serve; again for more, of which one is in memory at a time.")
 @places.declared("backend", multiple=True, help="What computes; again for more workers, as cuda:0 and cuda:1.")
 @places.declared(*_OF_ALL)
@@ -82,6 +83,7 @@ def serve(
     deadline: float,
     served_names: tuple[str, ...],
     loras: tuple[str, ...],
+    controls: tuple[str, ...],
     **given: Any,
 ) -> int:
     """Draw for programs and browsers, over HTTP: OpenAI's images API, AUTOMATIC1111's, and jobs with a gallery.
@@ -93,20 +95,24 @@ def serve(
             raise BackendMissing(f"serve needs {package}; in the clone of qwenimg: pip install '.[serve]'")
     from qwenimg.cli.serve import app
     from qwenimg.cli.serve.messages import Settings
+    from qwenimg.cli.serve.offered import Wanted, found_apart
 
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     token = "" if token_file is None else _token(token_file)
     _check_public(host, token)
     backends = given.pop("backend") or ("auto",)
-    models, lora_files = _models(given, loras)
+    names = given.pop("model") or (None,)
+    offered = found_apart(Wanted(names=names, options=places.taken(given), loras=loras, controls=controls))
+    models = offered.models
     taken = {*models} & {*served_names}
     if taken:
         raise UsageError(f"--served-name {clean(taken.pop(), 60)}: is the name of a served model already")
     settings = Settings(
         models=models,
+        loras=offered.loras,
+        controls=offered.controls,
         aliases=dict.fromkeys(served_names, next(iter(models))),
         backends=tuple(backends),
-        loras=lora_files,
         hosts=_hosts(host, host_names),
         token=token,
         queue=queue,
@@ -132,47 +138,6 @@ def _gallery() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("qwenimg", appauthor=False) / "gallery"
-
-
-def _models(given: dict[str, Any], loras: tuple[str, ...]) -> tuple[dict[str, Opening], dict[str, str]]:
-    """Return the openings of all models by their served names, and the files of LoRAs by theirs. Raises UsageError, and
-    ModelError for a model that is not here."""
-    from qwenimg.common.hub import part_files
-    from qwenimg.common.hub.resolve import resolve
-
-    names = given.pop("model") or (None,)
-    options = places.taken(given)
-    base = opening_of(options)
-    if len(names) > 1 and (base.parts or base.refiner or base.tokenizer):
-        raise UsageError("files of parts belong to one model; give one --model beside them")
-    models: dict[str, Opening] = {}
-    for name in names:
-        _, opening = part_files.located(replace(base, model=name))
-        resolved = resolve(opening.model, offline=opening.offline, without=opening.choices.elsewhere)
-        at_path = resolved.name.removesuffix(".safetensors").removesuffix(".gguf")
-        served = at_path if resolved.from_path else name or resolved.name
-        if served in models:
-            raise UsageError(f"--model {clean(name, 80)}: another model is served as {clean(served, 60)} already")
-        models[served] = opening
-    return models, _loras(base, loras)
-
-
-def _loras(base: Opening, loras: tuple[str, ...]) -> dict[str, str]:
-    from qwenimg.common.base.safe_files import is_file
-    from qwenimg.common.hub import part_files
-    from qwenimg.common.request.loras import in_cache
-
-    folders, _ = part_files.located(base)
-    files: dict[str, str] = {}
-    for text in loras:
-        file = folders.lora(text).removesuffix(":1.0")
-        if not in_cache(file) and not is_file(Path(file)):
-            raise UsageError(f"--lora {shown_path(text)}: no such file")
-        name = Path(file).stem
-        if name in files or not name or ":" in name or ";" in name:
-            raise UsageError(f"--lora {shown_path(text)}: its name is taken already, or has a colon or a semicolon")
-        files[name] = file if in_cache(file) else str(Path(file).absolute())
-    return files
 
 
 def _token(file: Path) -> str:

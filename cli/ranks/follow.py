@@ -1,4 +1,4 @@
-"""Another rank than 0: it computes the steps that rank 0 draws, and ends when rank 0 does, however that ended."""
+"""A rank other than 0: it computes the steps of rank 0's images, and ends when rank 0 ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from qwenimg.backends import ranks
 from qwenimg.cli import failures, streams
 from qwenimg.cli.ranks.identity import check_same, identity
-from qwenimg.cli.ranks.link import Announce, DrawSteps, Failed, Leave, ModelIsOpen, Open, Spoke
+from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, Failed, Leave, ModelIsOpen, Open, Spoke
 from qwenimg.cli.signals import STOPPING
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import NumericsError
@@ -34,13 +34,13 @@ def main() -> None:
 
 
 def _handle(way: signal.Handlers) -> None:
-    """Set what Ctrl-C and its like do here, which are sent to all ranks."""
+    """Set the handler of Ctrl-C and other signals to end, which all ranks get."""
     for number in STOPPING:
         signal.signal(number, way)
 
 
 def follow(place: RankPlace, backend: str, words: tuple[str, ...] | None) -> NoReturn:
-    """Meet the other ranks, and do what rank 0 says until it ends. words: the command line that a launcher gave."""
+    """Meet the other ranks, and follow rank 0 until it ends. words: the command line that a launcher gave."""
     spoke: Spoke | None = None
     _handle(signal.SIG_DFL)
     try:
@@ -74,7 +74,7 @@ class _Follower:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self) -> NoReturn:
-        """Do what rank 0 says. Raises what goes wrong."""
+        """Carry out the orders of rank 0, one after the other. Raises any error of theirs."""
         pipe: RankPipeline | None = None
         while True:
             order = self.orders.get()
@@ -84,15 +84,16 @@ class _Follower:
             assert pipe is not None, "a model is opened first"
             if isinstance(order, Announce):
                 pipe.prepare(**order.arguments)
+            elif isinstance(order, CompileBlocks):
+                pipe.compile("on" if order.on else "off")
             elif isinstance(order, DrawSteps):
-                check_same(self.rank, dict(pipe.loras.hashes(order.request.lora)), order.hashes)
+                check_same(pipe.hashes(order.request), order.hashes)
                 pipe.follow(order.request)
 
     def _opened(self, order: Open) -> RankPipeline:
         pipe = open_pipeline(order.opening, lambda: self.engine)
         assert isinstance(pipe, RankPipeline)
-        check_same(self.rank, identity(pipe), order.identity)
-        pipe.compile("off")
+        check_same(identity(pipe), order.identity)
         self.spoke.send(ModelIsOpen())
         return pipe
 
@@ -111,8 +112,8 @@ class _Follower:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it does: its end of the pipe is closed then. Once both are connected,
-    the thread that listens is first, and says so."""
+    """End this process when its parent ends, which closes this end of the pipe. Once both are connected, the thread
+    that listens sees that end first, and reports it."""
     os.read(0, 1)
     time.sleep(_FIRST)
     leftovers.remove_all()

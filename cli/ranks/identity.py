@@ -1,4 +1,4 @@
-"""What must be the same on all ranks, so that they draw one picture."""
+"""The values that must be equal on all ranks, so that they draw one image."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def identity(pipe: Pipeline) -> dict[str, str]:
     return about | {"the weights' bits": str(pipe.options.get("quantize", ""))} | files
 
 
-def check_same(rank: int, ours: Mapping[str, object], theirs: Mapping[str, object]) -> None:
-    """Raise ModelError for the first thing that differs from rank 0's."""
+def check_same(ours: Mapping[str, object], theirs: Mapping[str, object]) -> None:
+    """Raise ModelError for the first value that differs from rank 0's."""
     for name in [*theirs, *ours]:
         here, there = (str(values.get(name, "missing"))[:12] for values in (ours, theirs))
         if ours.get(name) != theirs.get(name):

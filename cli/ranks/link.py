@@ -22,7 +22,7 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.group import Group, RankLost, RankPlace
 
 PATIENCE = 60.0  # seconds until all ranks have connected, which have met already
-GREETING = 10.0  # seconds for one to say which it is
+GREETING = 10.0  # seconds in which a new connection names its rank
 # Until a machine that no longer answers counts as ended: 3 s of silence and three questions, 2 s apart
 _ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPALIVE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 _LOCAL = ("127.0.0.1", "localhost")
@@ -32,7 +32,7 @@ _LOCAL = ("127.0.0.1", "localhost")
 
 @dataclass(frozen=True, kw_only=True)
 class Open:
-    """A model to open, and what it is on rank 0."""
+    """A model to open, and its identity on rank 0."""
 
     opening: Opening
     identity: Mapping[str, str]
@@ -46,8 +46,15 @@ class Announce:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompileBlocks:
+    """Whether the denoiser is compiled when it is next loaded."""
+
+    on: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawSteps:
-    """A request whose steps are computed, and the hashes of its LoRAs on rank 0."""
+    """A request whose steps are computed, and the hashes of its LoRAs and control networks on rank 0."""
 
     request: Request
     hashes: Mapping[str, Any]
@@ -83,7 +90,8 @@ class Failed:
 
 
 class Hub:
-    """Rank 0's ends. `ends(exit code, text)` is called in another thread once a rank has ended or failed."""
+    """Rank 0's ends of the connections. `ends(exit code, text)` is called in another thread once a rank has ended or
+    failed."""
 
     def __init__(
         self, group: Group, place: RankPlace, words: tuple[str, ...], ends: Callable[[int, str], None]
@@ -109,7 +117,7 @@ class Hub:
         for rank, pipe in self._pipes.items():
             threading.Thread(target=self._read, args=(rank, pipe), daemon=True).start()
 
-    def send(self, message: Open | Announce | DrawSteps | Leave) -> None:
+    def send(self, message: Open | Announce | CompileBlocks | DrawSteps | Leave) -> None:
         for pipe in self._pipes.values():
             with suppress(OSError):  # its end is noticed where it is read
                 pipe.send(message)
@@ -120,7 +128,7 @@ class Hub:
             self._opened.acquire()
 
     def leave(self) -> None:
-        """Let the others end; what they do from now on is not an error."""
+        """Let the others end; from now on no end is an error."""
         self._left = True
         self.send(Leave())
 
@@ -183,7 +191,7 @@ class Spoke:
 
 
 def _greeted(caller: socket.socket, token: str) -> int | None:
-    """Return the rank that is calling; None for a stranger, whom this hangs up on."""
+    """Return the rank at the other end. Close the connection of a stranger, and return None."""
     _keep_alive(caller)
     caller.settimeout(GREETING)
     expected = f"{token} 000"
@@ -200,7 +208,7 @@ def _greeted(caller: socket.socket, token: str) -> int | None:
 
 
 def _keep_alive(caller: socket.socket) -> None:
-    """Have the system ask a silent machine whether it is there."""
+    """Turn keepalive on: the system asks a silent machine whether it is still there."""
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE.items():
         if (number := getattr(socket, name, None)) is not None:

@@ -17,11 +17,17 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs import fields as said
 from qwenimg.common.jobs.fields import SAID, Fields, OptionFault
+from qwenimg.common.request import control_text
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import random_seed
 
 _OURS = {"guidance_scale": "guidance"}  # names of other servers that are no alias on the command line
 IMAGES = 16  # of a request
+CONTROL_IMAGE = "control_image"  # the field with the pictures of `control`
+_CONTROL = re.compile(  # NETWORK=PICTURE with its numbers, where the picture is a number too and never a file
+    rf"(?P<name>[^=;]{{1,200}})=\s*(?P<before>(?:(?:{'|'.join(control_text.PREPROCESSORS)})@)?)(?P<picture>[1-9])"
+    r"(?P<after>(?::[0-9.eE+-]{1,40}){0,2})"
+)
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
@@ -70,12 +76,16 @@ def options(data: Mapping[str, Any], *, texts: bool = False) -> Fields:
         raise Fault(400, str(error), param=origin[error.name]) from None
 
 
-def ordered(values: Fields, settings: Settings, *, most: int) -> tuple[Fields, tuple[int, ...]]:
+def ordered(
+    values: Fields, settings: Settings, *, most: int, control_images: int = 0
+) -> tuple[Fields, tuple[int, ...]]:
     """Return the fields and the seeds of an order, once all is checked that needs no model. most: pictures of an order.
-    Raises Fault."""
+    control_images: the number of those that came with it. Raises Fault."""
     if not values.get("prompt"):
         raise Fault(400, "a prompt is missing", param="prompt")
     values = dict(values)
+    if control_images or values.get("control"):
+        values["control"] = _controls(values.get("control", ""), control_images, settings)
     for name, value in values.items():
         try:
             values[name] = SAID[name].converted(value) if SAID[name].joined else value
@@ -93,8 +103,6 @@ def ordered(values: Fields, settings: Settings, *, most: int) -> tuple[Fields, t
         raise Fault(400, str(error)) from None
     if len(seeds) > most:
         raise Fault(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
-    if fields.get("control"):
-        raise Fault(400, "control names files, and a server opens none: it is for the command line", param="control")
     if fields.get("lora"):
         fields["lora"] = _loras(fields["lora"], settings)
     return {name: value for name, value in fields.items() if name not in ("seed", "num_images")}, seeds
@@ -107,6 +115,21 @@ def model_named(name: object, settings: Settings) -> str:
     served = ", ".join([*settings.models, *settings.aliases])
     text = f"no model {clean(name, 60)!r} here; served are {served}"
     raise Fault(404, text, param="model", code="model_not_found")
+
+
+def pictures(data: dict[str, Any], name: str) -> tuple[bytes, ...]:
+    """Take the files of the field `name`, a text in base64 or a list of these, out of `data`. Raises Fault."""
+    value = data.pop(name, [])
+    listed = value if isinstance(value, list) else [value]
+    check_count(len(listed), name)
+    return tuple(picture_bytes(one, name) for one in listed)
+
+
+def check_count(count: int, name: str) -> None:
+    """Raise Fault for too many pictures of the field `name`."""
+    most = control_text.MOST if name == CONTROL_IMAGE else IMAGES
+    if count > most:
+        raise Fault(400, f"{count} images; at most {most} are taken", param=name)
 
 
 def picture_bytes(value: object, name: str) -> bytes:
@@ -140,4 +163,34 @@ def _loras(text: str, settings: Settings) -> str:
             served = ", ".join(settings.loras) or "none; start with --lora FILE"
             raise Fault(400, f"no LoRA {clean(name, 60)!r} here; served are {served}", param="lora")
         paths.append(f"{settings.loras[name.strip()]}{colon}{scale}")
+    return "; ".join(paths)
+
+
+def _controls(value: Any, pictures: int, settings: Settings) -> str:
+    """Return the controls of a request, which have served names and numbers of its pictures, with the paths of their
+    networks. Raises Fault."""
+    paths, used = list[str](), set[int]()
+    try:
+        parts = str(SAID["control"].converted(value)).split(";")
+    except UsageError as error:
+        raise Fault(400, str(error), param="control") from None
+    for one in filter(None, map(str.strip, parts)):
+        match = _CONTROL.fullmatch(one)
+        if match is None:
+            form = f"NETWORK=NUMBER, with :SCALE or :SCALE:START-END; NUMBER counts the pictures in {CONTROL_IMAGE}"
+            raise Fault(400, f"control {clean(one, 60)!r}: write {form}", param="control")
+        name, number = match["name"].strip(), int(match["picture"])
+        if name not in settings.controls:
+            served = ", ".join(settings.controls) or "none; start with --control NETWORK"
+            raise Fault(400, f"no control network {clean(name, 60)!r} here; served are {served}", param="control")
+        if number > pictures:
+            raise Fault(400, f"control names picture {number} of {pictures} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
+        try:
+            control_text.parse(one)
+        except UsageError as error:
+            raise Fault(400, str(error), param="control") from None
+        used.add(number)
+        paths.append(f"{settings.controls[name]}={match['before']}{number}{match['after']}")
+    if len(used) < pictures:
+        raise Fault(400, f"{pictures} pictures, of which control names {len(used)}", param=CONTROL_IMAGE)
     return "; ".join(paths)

@@ -189,7 +189,7 @@ class Dispatcher:
                     self.unusable.set_result(message)
             case Stepped() if order is not None:
                 order.index, order.step, order.steps = message.index, message.step, message.steps
-                order.preview = message.preview or order.preview
+                order.preview, order.size = message.preview or order.preview, message.size
                 order.tell("step", picture=message.index, step=message.step, steps=message.steps, **_seen(message))
             case PictureDrawn() if order is not None and not order.ended.is_set():
                 await self._take(order, message)

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,7 @@ from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import Job, completed, estimated, prepare
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import layer_files
+from qwenimg.common.request import control_text
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ class DrawingProcess:
     """The loop of a worker, with at most one model open."""
 
     def __init__(self, pipe: Outlet, start: messages.Start) -> None:
-        self.models = start.models
+        self.models = {
+            name: opening if start.backend == "auto" else replace(opening, backend=start.backend)
+            for name, opening in start.models.items()
+        }
         self._pipe = pipe
         self._orders: queue.SimpleQueue[messages.Draw] = queue.SimpleQueue()
         self._halts: set[str] = set()  # orders
@@ -120,6 +124,7 @@ class DrawingProcess:
         facts = messages.ModelFacts(
             name=name, family=pipe.family, defaults=defaults, options=tuple(sorted(pipe.model.options)),
             images=pipe.model.images, unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
+            controlled=pipe.controls.are_taken,
         )  # fmt: skip
         self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
         try:
@@ -160,7 +165,8 @@ class DrawingProcess:
         from qwenimg.common.pipeline.result import Result
 
         seconds, index = 0.0, (picture.index - 1) * max(1, picture.layers)
-        previews = Previews(order.preview_suffix, order.partial)
+        size = picture.said("width"), picture.said("height")
+        previews = Previews(order.preview_suffix, order.partial, pipe.model.scale, size)
         with closing(pipe.stream(**job.asked(picture))) as events:
             for event in events:
                 if isinstance(event, Result):
@@ -171,7 +177,7 @@ class DrawingProcess:
                 self._send(
                     messages.Stepped(
                         order=order.order, index=index, step=event.index, steps=event.total, seconds=event.seconds,
-                        preview=seen,
+                        preview=seen, size=size,
                     )
                 )  # fmt: skip
                 if event.index < event.total and (order.order in self._halts or order.order in self._skips):
@@ -207,9 +213,10 @@ class DrawingProcess:
 class Previews:
     """The previews of one picture, as files."""
 
-    def __init__(self, suffix: str, wanted: int) -> None:
-        """Set the order's `suffix`, "" for none, and `wanted`, as `Draw` has them."""
-        self._suffix, self._wanted = suffix, wanted
+    def __init__(self, suffix: str, wanted: int, scale: int, size: tuple[int, int]) -> None:
+        """Set the order's `suffix`, "" for none, and `wanted`, as `Draw` has them; scale: pixels of a latent; size:
+        width and height of the picture."""
+        self._suffix, self._wanted, self._scale, self._size = suffix, wanted, scale, size
         self._made, self._pace = 0, PreviewPace()
 
     def after(self, step: Step) -> bytes:
@@ -224,9 +231,14 @@ class Previews:
         return self._encoded(step)
 
     def _encoded(self, step: Step) -> bytes:
+        from qwenimg.common.pictures.pixels import crop, fit
         from qwenimg.common.pipeline.encode import encode
 
-        return encode(step.preview(), None, self._suffix)
+        seen = step.preview()
+        if self._wanted:
+            rows, columns = seen.shape[:2]
+            seen = crop(fit(seen, columns * self._scale, rows * self._scale), *self._size)
+        return encode(seen, None, self._suffix)
 
 
 def _thumbnail(pixels: Uint8) -> bytes:
@@ -245,20 +257,28 @@ def _picture(order: messages.Draw, index: int) -> Picture:
 
 
 def _job(order: messages.Draw) -> tuple[Job, tuple[str, ...]]:
-    """Decode the order's images and mask, and return them with a line for each conversion. Raises UsageError."""
-    if not order.images:
+    """Decode the order's pictures, and return them with a line for each conversion. Raises UsageError."""
+    if not (order.images or order.control_images):
         return Job(), ()
-    from qwenimg.common.pictures import input
+    from qwenimg.common.pictures import input, pixels
 
     try:
-        read = [input.read_image(in_memory("image", data)) for data in order.images]
-        mask, notes = None, [line for _, lines in read for line in lines]
+        images = [input.read_image(in_memory("image", data)) for data in order.images]
+        controls = [input.read_image(in_memory("control_image", data)) for data in order.control_images]
+        mask, notes = None, [line for _, lines in (*images, *controls) for line in lines]
         if order.mask is not None:
-            mask, more = input.read_mask(in_memory("mask", order.mask), read[0][0], transparent=order.mask_alpha)
+            like = (images or controls)[0][0]
+            mask, more = input.read_mask(in_memory("mask", order.mask), like, transparent=order.mask_alpha)
             notes += more
     except ModelError as error:
         raise UsageError(str(error)) from None
-    return Job(images=tuple(image for image, _ in read), mask=mask), tuple(notes)
+    numbers = [int(one.picture) for one in control_text.parse(order.fields.get("control", ""))]
+    job = Job(
+        images=tuple(image for image, _ in images),
+        mask=mask,
+        control_images=tuple(pixels.over_white(controls[number - 1][0]) for number in numbers),
+    )
+    return job, tuple(notes)
 
 
 def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:

@@ -1,7 +1,7 @@
 """OpenAI's API of images: /v1/images/generations, /v1/images/edits and /v1/models.
 
-There is no usage, for nothing is billed. A stream tells its steps in comments, and its partial pictures are previews,
-which have a pixel for each latent.
+There is no usage, for nothing is billed. A stream tells its steps in comments, and its partial pictures are previews at
+the size of the picture.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import FormData, UploadFile
@@ -30,6 +31,15 @@ _SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 # The only values of fields that have no other meaning here.
 _ONLY = {"response_format": ("b64_json",), "background": ("auto", "opaque"), "partial_images": (0, 1, 2, 3)}
 _ECHOED = ("seed", "steps", "guidance", "sampler")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The files of a request."""
+
+    images: tuple[bytes, ...] = ()
+    mask: bytes | None = None
+    control_images: tuple[bytes, ...] = ()
 
 
 class ImagesApi:
@@ -65,7 +75,8 @@ class ImagesApi:
     async def generate(self, request: HttpRequest) -> Response:
         """Draw pictures of a prompt. Raises Fault."""
         data = await asked.json_object(request)
-        return await self._answer(request, data, "image_generation", texts=False)
+        files = Files(control_images=asked.pictures(data, asked.CONTROL_IMAGE))
+        return await self._answer(request, data, "image_generation", files, texts=False)
 
     async def edit(self, request: HttpRequest) -> Response:
         """Draw pictures that start from one, or see several, given as a form. Raises Fault."""
@@ -74,25 +85,18 @@ class ImagesApi:
             raise Fault(415, "the content type is multipart/form-data here", code="content_type")
         try:
             async with request.form(max_files=20, max_fields=200) as form:
-                data, images, mask = await _parts(form)
+                data, files = await _parts(form)
         except HTTPException as error:  # of the parser
             raise Fault(400, f"the form cannot be read: {error.detail}") from None
-        return await self._answer(request, data, "image_edit", texts=True, images=images, mask=mask)
+        return await self._answer(request, data, "image_edit", files, texts=True)
 
     async def _answer(
-        self,
-        request: HttpRequest,
-        data: Mapping[str, Any],
-        kind: str,
-        *,
-        texts: bool,
-        images: tuple[bytes, ...] = (),
-        mask: bytes | None = None,
+        self, request: HttpRequest, data: Mapping[str, Any], kind: str, files: Files, *, texts: bool
     ) -> Response:
         data = dict(data)
         streams = str(data.pop("stream", False)).lower() == "true"
         partial = data.get("partial_images", 0)
-        order = self._order(request, data, texts=texts, images=images, mask=mask)
+        order = self._order(request, data, files, texts=texts)
         order.partial = int(partial) if streams else 0
         order.preview_suffix = order.suffix if order.partial else ""
         self.dispatcher.submit(order)
@@ -102,9 +106,7 @@ class ImagesApi:
         body = {"created": int(time.time()), "data": [_image(drawn) for drawn in order.pictures]}
         return JSONResponse(body | _about(order))
 
-    def _order(
-        self, request: HttpRequest, data: dict[str, Any], *, texts: bool, images: tuple[bytes, ...], mask: bytes | None
-    ) -> PictureOrder:
+    def _order(self, request: HttpRequest, data: dict[str, Any], files: Files, *, texts: bool) -> PictureOrder:
         """Return the order that `data` asks for. Raises Fault."""
         model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         suffix = self._suffix(data)
@@ -114,13 +116,15 @@ class ImagesApi:
             del data["size"]
         if "n" in data:
             data["num_images"] = data.pop("n")
-        fields, seeds = asked.ordered(asked.options(data, texts=texts), self.settings, most=MOST)
+        options = asked.options(data, texts=texts)
+        fields, seeds = asked.ordered(options, self.settings, most=MOST, control_images=len(files.control_images))
         return PictureOrder(
             model=model,
             fields=fields,
             seeds=seeds,
-            images=images,
-            mask=mask,
+            images=files.images,
+            control_images=files.control_images,
+            mask=files.mask,
             mask_alpha=True,
             suffix=suffix,
             kind="images",
@@ -184,8 +188,8 @@ def deadline_of(data: dict[str, Any], settings: Settings) -> float:
     return min(seconds, settings.deadline)
 
 
-async def _parts(form: FormData) -> tuple[dict[str, Any], tuple[bytes, ...], bytes | None]:
-    """Return a form's texts, and the files of images and mask. Raises Fault."""
+async def _parts(form: FormData) -> tuple[dict[str, Any], Files]:
+    """Return a form's texts and files. Raises Fault."""
     texts, files = dict[str, Any](), dict[str, list[bytes]]()
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
@@ -194,15 +198,16 @@ async def _parts(form: FormData) -> tuple[dict[str, Any], tuple[bytes, ...], byt
             raise Fault(400, "this field occurs twice", param=name[:40])
         else:
             texts[name] = value
-    images, masks = files.pop("image", []), files.pop("mask", [])
+    images, masks, controls = (files.pop(name, []) for name in ("image", "mask", asked.CONTROL_IMAGE))
     if files:
         raise Fault(400, f"unknown file {next(iter(files))[:40]!r}", param=next(iter(files))[:40])
-    if not 1 <= len(images) <= asked.IMAGES:
-        text = f"{len(images)} images; at most {asked.IMAGES} are taken" if images else "an image is missing"
-        raise Fault(400, text, param="image")
+    if not images:
+        raise Fault(400, "an image is missing", param="image")
+    asked.check_count(len(images), "image")
+    asked.check_count(len(controls), asked.CONTROL_IMAGE)
     if len(masks) > 1:
         raise Fault(400, f"{len(masks)} masks; there is one at most", param="mask")
-    return texts, tuple(images), masks[0] if masks else None
+    return texts, Files(images=tuple(images), mask=masks[0] if masks else None, control_images=tuple(controls))
 
 
 def _check_fixed(data: dict[str, Any], texts: bool) -> None:
@@ -223,6 +228,6 @@ def _image(drawn: PictureDrawn) -> dict[str, Any]:
 def _about(order: PictureOrder) -> dict[str, Any]:
     """Return what an answer says of its pictures beside them."""
     formats = {suffix: name for name, suffix in _SUFFIXES.items()}
-    recipe = order.pictures[0].recipe if order.pictures else {}
-    size = f"{recipe['width']}x{recipe['height']}" if recipe else None
+    width, height = order.size
+    size = f"{width}x{height}" if width else None
     return {"background": "opaque", "output_format": formats[order.suffix], "quality": "auto", "size": size}

@@ -21,6 +21,7 @@ from qwenimg.cli.serve.images_api import client_of, deadline_of
 from qwenimg.cli.serve.journal import Journal, Kept
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.cli.serve.public import named
 from qwenimg.common.base.errors import ModelError
 
 MOST = 100  # pictures of a job
@@ -62,20 +63,18 @@ class JobsApi:
         data = await asked.json_object(request)
         model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         deadline = deadline_of(data, self.settings)
-        images = data.pop("image", [])
-        images = images if isinstance(images, list) else [images]
-        if len(images) > asked.IMAGES:
-            raise Fault(400, f"{len(images)} images; at most {asked.IMAGES} are taken", param="image")
-        files = tuple(asked.picture_bytes(one, "image") for one in images)
+        files, control_images = asked.pictures(data, "image"), asked.pictures(data, asked.CONTROL_IMAGE)
         mask = asked.picture_bytes(data.pop("mask"), "mask") if "mask" in data else None
-        if mask is not None and not files:
+        if mask is not None and not (files or control_images):
             raise Fault(400, "a mask needs the image that it belongs to", param="mask")
-        fields, seeds = asked.ordered(asked.options(data), self.settings, most=MOST)
+        options = asked.options(data)
+        fields, seeds = asked.ordered(options, self.settings, most=MOST, control_images=len(control_images))
         order = PictureOrder(
             model=model,
             fields=fields,
             seeds=seeds,
             images=files,
+            control_images=control_images,
             mask=mask,
             preview_suffix=".jpg",
             kind="job",
@@ -150,11 +149,9 @@ class JobsApi:
 
     def _live(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of the journal with how far the job is."""
-        lora = row["request"].get("lora")
-        if lora:  # the paths of files are not shown
-            for name, file in self.settings.loras.items():
-                lora = lora.replace(file, name)
-            row["request"]["lora"] = lora
+        for option, files in (("lora", self.settings.loras), ("control", self.settings.controls)):
+            if option in row["request"]:  # the paths of files are not shown
+                row["request"][option] = named(row["request"][option], files)
         order = self.dispatcher.order(row["id"])
         if order is None:
             return row
@@ -231,7 +228,7 @@ class JobsApi:
             | ({key: value for key, value in asdict(is_open[name]).items() if key != "name"} if name in is_open else {})
             for name in self.settings.models
         ]
-        return JSONResponse({"models": rows, "loras": list(self.settings.loras)})
+        return JSONResponse({"models": rows, "loras": [*self.settings.loras], "controls": [*self.settings.controls]})
 
 
 def sent_recipe(data: bytes) -> dict[str, Any]:
@@ -250,7 +247,7 @@ def options_in(file: Path) -> dict[str, Any]:
         replay = read_replay(file)
     except ModelError as error:
         raise Fault(400, f"this picture {str(error).partition(': ')[2]}", param="image") from None
-    inputs = {"image_sha256": "a picture", "mask_sha256": "a mask", "lora": "a LoRA"}
+    inputs = {"image_sha256": "a picture", "mask_sha256": "a mask", "lora": "a LoRA", "control": "a control"}
     needs = [f"It was drawn with {what}: give it again." for key, what in inputs.items() if key in replay.used]
     return {"options": replay.fields, "model": replay.model, "notes": [*needs, *replay.messages]}
 

@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,14 +20,17 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean, shown_path
 
-FORMAT = 2  # of the database
+FORMAT = 3  # of the database
+_IMAGES = ("images", "control_images")  # the fields of an order with files of pictures
 _TABLES = """
 create table jobs (
     number integer primary key, id text unique not null, state text not null, model text not null,
     request text not null, mask blob, mask_alpha integer not null, deadline real not null,
     created real not null, ended real, error text
 );
-create table images (job text not null, place integer not null, data blob not null, primary key (job, place));
+create table images (
+    job text not null, field text not null, place integer not null, data blob not null, primary key (job, field, place)
+);
 create table pictures (
     number integer primary key, id text unique not null, job text not null, place integer not null, name text not null,
     sha256 text not null, recipe text not null, seconds real not null, created real not null, thumbnail blob not null
@@ -99,8 +102,10 @@ class Journal:
                 " values (?, 'waiting', ?, ?, ?, ?, ?, ?)",
                 (order.id, order.model, json.dumps(asked), order.mask, order.mask_alpha, order.deadline, order.created),
             )
-            rows = [(order.id, place, data) for place, data in enumerate(order.images)]
-            self._base.executemany("insert into images (job, place, data) values (?, ?, ?)", rows)
+            rows = [
+                (order.id, field, place, data) for field in _IMAGES for place, data in enumerate(getattr(order, field))
+            ]
+            self._base.executemany("insert into images (job, field, place, data) values (?, ?, ?, ?)", rows)
 
     def end(self, order: PictureOrder) -> None:
         """Note the last state of a job, and drop its inputs."""
@@ -118,8 +123,11 @@ class Journal:
             " (select coalesce(max(place) + 1, 0) from pictures where job = jobs.id) as first"
             " from jobs where ended is null order by number"
         ).fetchall()
-        find = "select data from images where job = ? order by place"
-        return [_order(row, [data for (data,) in self._base.execute(find, (row["id"],))]) for row in rows]
+        return [_order(row, {field: self._images(row["id"], field) for field in _IMAGES}) for row in rows]
+
+    def _images(self, job: str, field: str) -> tuple[bytes, ...]:
+        find = "select data from images where job = ? and field = ? order by place"
+        return tuple(data for (data,) in self._base.execute(find, (job, field)))
 
     def jobs(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest jobs, described for clients."""
@@ -197,7 +205,7 @@ def _opened(file: Path) -> sqlite3.Connection:
     return base
 
 
-def _order(row: Mapping[str, Any], images: Sequence[bytes]) -> PictureOrder:
+def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> PictureOrder:
     asked = json.loads(row["request"])
     seeds = tuple(asked.pop("seeds"))
     if "aspect" in asked:
@@ -208,7 +216,8 @@ def _order(row: Mapping[str, Any], images: Sequence[bytes]) -> PictureOrder:
         fields=asked,
         seeds=seeds,
         first=row["first"],
-        images=tuple(images),
+        images=images["images"],
+        control_images=images["control_images"],
         preview_suffix=".jpg",
         mask=row["mask"],
         mask_alpha=bool(row["mask_alpha"]),

@@ -1,4 +1,4 @@
-"""What the server's process and a worker send each other through their pipe."""
+"""The messages between the server's process and a worker."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Start:
     """The first message: the models that the worker may open, by their served names; the first is opened at once."""
 
     models: Mapping[str, Opening]
+    backend: str = "auto"  # of all models; auto: their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +30,14 @@ class Draw:
     seeds: tuple[int, ...]  # a picture for each
     first: int = 0  # the number of pictures that are drawn already: one for each seed, or one for each layer
     images: tuple[bytes, ...] = ()  # the files of the initial image, or of all that the model sees
+    control_images: tuple[bytes, ...] = ()  # files too; the controls among `fields` have their numbers, from 1 on
     mask: bytes | None = None
     mask_alpha: bool = False  # True: a mask's transparent parts are drawn anew, else its white ones
     suffix: str = ".png"
     preview_suffix: str = ""  # of previews while it is drawn, or none
     thumbnail: bool = False  # True: each picture comes with a small one
-    partial: int = 0  # previews that divide the steps of each picture evenly; 0: as many as cost next to nothing
+    partial: int = 0
+    """Previews of the picture's size that divide its steps evenly; 0: small ones, as many as cost next to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,7 @@ class ModelFacts:
     options: tuple[str, ...]  # the special options that it takes
     images: tuple[int, int] = (0, 1)  # the fewest and the most of a request
     unguided: float = 1.0  # guidance up to which there is none
+    controlled: bool = False  # True: it takes control networks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,7 @@ class Stepped:
     steps: int
     seconds: float
     preview: bytes = b""  # a file, if one was due
+    size: tuple[int, int] = (0, 0)  # width and height of the picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,7 @@ class Settings:
     backends: tuple[str, ...] = ("auto",)  # a worker for each
     threads: int = 0  # of a worker on a CPU; 0: its framework's choice
     loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give
+    controls: Mapping[str, str] = field(default_factory=dict)  # control networks, likewise
     hosts: frozenset[str] = frozenset()  # accepted in the header Host, besides those of this machine
     token: str = ""
     queue: int = 16  # orders that may wait

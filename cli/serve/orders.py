@@ -58,6 +58,7 @@ class PictureOrder:
     fields: Fields
     seeds: tuple[int, ...]
     images: tuple[bytes, ...] = ()
+    control_images: tuple[bytes, ...] = ()
     mask: bytes | None = None
     mask_alpha: bool = False
     suffix: str = ".png"
@@ -75,6 +76,7 @@ class PictureOrder:
     step: int = 0
     steps: int = 0
     preview: bytes = b""  # the last one of the picture that is drawn
+    size: tuple[int, int] = (0, 0)  # of the pictures, once a step is done
     pictures: list[PictureDrawn] = field(default_factory=list)  # of a job, those that are kept are not here
     first: int = 0  # the number of pictures of a job that an earlier server has kept
     fault: Fault | None = None
@@ -91,7 +93,7 @@ class PictureOrder:
     @property
     def fingerprint(self) -> str:
         """A name for what is asked, the same whenever it is asked again."""
-        files = [hashlib.sha256(data or b"").hexdigest() for data in (*self.images, self.mask)]
+        files = [hashlib.sha256(data or b"").hexdigest() for data in (*self.images, self.mask, *self.control_images)]
         return hashlib.sha256(repr((self.model, sorted(self.fields.items()), files)).encode()).hexdigest()
 
     @property
@@ -109,6 +111,7 @@ class PictureOrder:
             seeds=self.seeds,
             first=self.first,
             images=self.images,
+            control_images=self.control_images,
             mask=self.mask,
             mask_alpha=self.mask_alpha,
             suffix=self.suffix,

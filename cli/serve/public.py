@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from qwenimg.cli.serve.messages import Settings
 
@@ -10,7 +11,14 @@ _PATH = re.compile(r"""(?:^|[\s'"(=:])(?:~|\.{0,2}/|…)[^\s'"]*[/.]""")
 
 
 def public(text: str, settings: Settings) -> str:
-    """Return `text` with LoRAs by their served names, or a text without it if another file is named in it."""
-    for name, file in settings.loras.items():
-        text = text.replace(file, name)
+    """Return `text` with LoRAs and control networks by their served names, or a text without it if another file is
+    named in it."""
+    text = named(named(text, settings.loras), settings.controls)
     return "this cannot be drawn; the server's log says why" if _PATH.search(text) else text
+
+
+def named(text: str, files: Mapping[str, str]) -> str:
+    """Return `text` with `files` by their served names; of two paths that begin alike the longer one is meant."""
+    for name in sorted(files, key=lambda name: -len(files[name])):
+        text = text.replace(files[name], name)
+    return text

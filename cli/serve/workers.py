@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Literal
 
@@ -38,16 +38,9 @@ class Worker:
         self.model: ModelFacts | None = None  # the open one
         self.headline = ""
         self.peak = 0  # bytes
-        self._models = {
-            name: replace(opening, backend=backend if backend != "auto" else opening.backend)
-            for name, opening in settings.models.items()
-        }
+        self._start = Start(models=settings.models, backend=backend)
         self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     def start(self) -> asyncio.Queue[FromWorker | Lost]:
         """Start the process, and return the queue that gets all that it says. The last is Lost."""
@@ -60,7 +53,7 @@ class Worker:
         theirs.close()
         self.state, self.order, self.model = "loading", None, None
         self._pipe, self._process = ours, process
-        self._send(Start(models=self._models))
+        self._send(self._start)
         loop = asyncio.get_running_loop()
         threading.Thread(target=_read, args=(ours, process, loop, inbox), daemon=True).start()
         return inbox

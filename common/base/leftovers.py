@@ -8,9 +8,10 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _PATHS: dict[Path, int] = {}  # with the id of the process that made it: a forked child removes nothing of its parent's
-_CHILDREN: set[subprocess.Popen[str]] = set()
+_CHILDREN: set[subprocess.Popen[Any]] = set()
 
 
 def register(path: Path) -> None:
@@ -30,7 +31,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def running(child: subprocess.Popen[str]) -> Iterator[None]:
+def running(child: subprocess.Popen[Any]) -> Iterator[None]:
     """Kill `child` when the context ends, or in `remove_all` before that."""
     add(child)
     try:
@@ -39,12 +40,12 @@ def running(child: subprocess.Popen[str]) -> Iterator[None]:
         end([child])
 
 
-def add(child: subprocess.Popen[str]) -> None:
+def add(child: subprocess.Popen[Any]) -> None:
     """Have `remove_all` kill `child`."""
     _CHILDREN.add(child)
 
 
-def end(children: Iterable[subprocess.Popen[str]]) -> None:
+def end(children: Iterable[subprocess.Popen[Any]]) -> None:
     """Kill `children` that have not ended."""
     for child in children:
         _CHILDREN.discard(child)

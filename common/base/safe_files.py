@@ -68,7 +68,7 @@ class OpenFile:
             raise bad(self.path, "changed while it was being read: run again when nothing writes to it")
 
     def is_replaced(self) -> bool:
-        """Return whether another file is at its path by now, or none, or it was changed."""
+        """Return whether the file at its path was changed, replaced or removed."""
         try:
             return _identity(self.path.stat()) != self.identity
         except OSError:

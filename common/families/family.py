@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -18,6 +19,8 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.loras.lora import Module
 from qwenimg.common.weights.loras.lora_names import Names
+
+Model: TypeAlias = Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
@@ -41,26 +44,27 @@ class Family:
     options: frozenset[str] = frozenset()  # the special options of `Request` that some of its models take
     choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
-    # The name of a folder's layout, if it is not that of diffusers and `open` reads it; None for other folders
-    reads_folder: Callable[[Path], str | None] | None = None
-    reads_names: Callable[[Iterable[str]], bool] | None = None  # whether the denoiser's tensors have such names there
+    # Starts of the names that only mflux gives the denoiser's tensors, in a folder that `open` reads; () without
+    mflux_signs: tuple[str, ...] = ()
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family
     # The description of one file with this header and the user's prediction; None for another family's file
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
     # The option that takes a file with this header: `model`, one of PARTS, or None for another family's file
     part: Callable[[Header], str | None]
-    parts_alone: bool = False  # whether files of all parts are a model without a folder: its configurations ship
-    model: Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]  # of a checkpoint and its refiner
+    # The known model that a transformer, a folder or file, is of; only for a family whose parts need no model's folder,
+    # since its configurations ship
+    model_of: Callable[[Path, Choices], str] | None = None
+    model: Model  # of a checkpoint and its refiner
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
-    # A more exact title than the family's for what a LoRA with these modules fits
+    # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
     small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
-    control: Callable[[Path, Checkpoint], ControlNet] | None = None  # opens a control network's folder or file
+    control: Callable[[Path, Checkpoint], Controller] | None = None  # opens the folder or file of --control
     # The known control network of this name, as it is published and without files; None for another name
-    published_control: Callable[[str], ControlNet | None] | None = None
+    published_control: Callable[[str], Controller | None] | None = None
     described: Callable[[Path], str]  # the purpose of a folder
     refines: str = ""  # the models that take a refiner, for a message
     check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base and its refiner or None

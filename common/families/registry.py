@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind
 from qwenimg.common.families.choices import Choices
@@ -27,6 +27,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.parts import mflux
 from qwenimg.common.precision import precision
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -94,6 +95,19 @@ def _made_of(path: Path, family: Family) -> KnownModel | None:
     return known if known is not None and known.family == family.name else None
 
 
+def model_of(transformer: Path, choices: Choices) -> str | None:
+    """Return the name of the known model that the transformer in a folder or file is of, so that files of all parts are
+    a model; None if its family's parts need a model's folder. Raises ModelError."""
+    if is_folder(transformer):
+        config = transformer / "config.json"
+        kind = read_json(config).get("_class_name") if is_file(config) else None
+        families = tuple(family for family in FAMILIES if family.networks[0].kind == kind)
+    else:
+        part = identify_file(transformer) if is_file(transformer) else None
+        families = part.families if part is not None and part.option in ("transformer", "model") else ()
+    return next((family.model_of(transformer, choices) for family in families if family.model_of), None)
+
+
 def open_refiner(base: Opened, path: Path) -> Checkpoint:
     """Open the refiner at `path` for `base`, whose tokenizer serves for a file without one. Raises ModelError and
     UsageError."""
@@ -139,17 +153,17 @@ def of_folder(folder: Path) -> Family:
 def foreign_folder(folder: Path) -> tuple[Family, str] | None:
     """Return the family and the layout of a folder in another program's layout; else None. Raises ModelError."""
     for family in FAMILIES:
-        if family.reads_folder and (layout := family.reads_folder(folder)) is not None:
+        if family.mflux_signs and (layout := mflux.layout(folder, family.mflux_signs)) is not None:
             return family, layout
     return None
 
 
 def check_names(folder: Path) -> None:
-    """Check that a family reads the names in an index of shards: that of a component's `folder` in another program's
-    layout, before a shard is downloaded. Raises ModelError that says what it is not."""
+    """Check that a family reads the names in an index of shards in another program's layout, that of a component's
+    `folder`, before a shard is downloaded. Raises ModelError."""
     names = find_files(folder).weight_map
-    families = [family for family in FAMILIES if family.reads_names and family.denoiser == folder.name]
-    if families and not any(family.reads_names(names) for family in families if family.reads_names):
+    families = [family for family in FAMILIES if family.mflux_signs and family.denoiser == folder.name]
+    if families and not any(name.startswith(family.mflux_signs) for family in families for name in names):
         expected = " or ".join(family.title for family in families)
         raise ModelError(f"{clean(folder)}: no {expected} as another program saves it; it begins with {listed(names)}")
 

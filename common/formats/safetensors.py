@@ -159,7 +159,7 @@ def _check_cover(path: Path, tensors: dict[str, Stored], start: int, size: int) 
 
 
 def entry(dtype: str, shape: Shape, begin: int, end: int) -> dict[str, object]:
-    """Return what a header says of a tensor. begin, end: in the data."""
+    """Return a tensor's entry in a header. begin, end: its place in the data."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 

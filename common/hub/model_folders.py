@@ -87,7 +87,7 @@ class ModelFolders:
         return str(first or name)
 
     def _searched(self, kind_: str | None = None) -> str:
-        """Return what was searched for, and in which folders, for an error message."""
+        """Return the kind of file that was searched for, and the folders, for an error message."""
         places = shown_path(self.given[0], 40) + (f" and {len(self.given) - 1} more" if self.given[1:] else "")
         folders = dict.fromkeys(folder for each in ([kind_] if kind_ else KINDS) for folder in self.folders[each])
         names = clean(", ".join(map(self._beside, folders)) or "no folder, as it has none for it", 110)

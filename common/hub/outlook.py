@@ -111,8 +111,8 @@ def operations_per_second(engine: Any, precision: Precision) -> float | None:
 
 
 def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
-    """Return the known models on `engine`, best first: those that fit before the others, fast ones before those that
-    take longer than LONG, and large ones before small ones. below: only models that are smaller, in bytes."""
+    """Return the known models on `engine`, best first: models that fit before others, fast ones before those that
+    take longer than LONG, and large ones before small ones. below: only smaller models, in bytes."""
     models = [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
     chosen = models if below is None else [known for known in models if 0 < known.bytes < below]
     outlooks = [one for known in chosen for one in of_model(known, engine)]

@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def damaged(files: Sequence[tuple[Path, Wanted]], progress: Progress) -> list[tuple[Path, Wanted]]:
-    """Return those of `files` whose hash is not the wanted one. Raises OSError."""
+    """Return the files whose hash is not the wanted one. Raises OSError."""
     total, done = sum(wanted.size for _, wanted in files), 0
     known: dict[tuple[str, str], bool] = {}
     wrong = []

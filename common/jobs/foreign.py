@@ -58,7 +58,8 @@ class Foreign:
     refused: str | None = None  # the reason why it cannot be repeated
 
     def messages(self) -> list[str]:
-        """Return what a user should know before the image is generated again, a line each."""
+        """Return lines for the user about differences between the recipe and an image that is generated from it
+        here."""
         shown = [clean(item, MAX_NAME) for item in dict.fromkeys(self.left_out)]
         more = [f"and {len(shown) - MAX_SHOWN} more"] if len(shown) > MAX_SHOWN else []
         listed = "; ".join([*shown[:MAX_SHOWN], *more])

@@ -20,7 +20,7 @@ class PreviewPace:
         self._earned = 0.0  # seconds
 
     def after(self, seconds: float, make: Callable[[], T]) -> T | None:
-        """Return what `make` returns if a preview is due after a step of `seconds`, else None."""
+        """Call `make` if a preview is due after a step of `seconds`, and return its result; else None."""
         self._earned += SHARE * seconds
         if self._earned < self._cost:
             return None
@@ -31,6 +31,6 @@ class PreviewPace:
 
 
 def is_due(step: int, steps: int, made: int, wanted: int) -> bool:
-    """Return whether the next of `wanted` previews, `made` of which there are, is due after a step: they divide the
-    steps into even parts, and none is made after the last."""
+    """Return whether one more of `wanted` previews is due after a step, once `made` of them are there. They divide
+    the steps into equal parts; none follows the last step."""
     return made < wanted and step < steps and step * (wanted + 1) >= steps * (made + 1)

@@ -44,6 +44,7 @@ class Job:
 
     images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] each: the initial image, or all that the model sees
     mask: NDArray[np.uint8] | Path | None = None  # [H, W], white where the image is regenerated, or its file
+    control_images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] for each control; else their files are read
     noise: NDArray[np.float32] | None = None  # [N, C, h, w], `noise_rows` for each image or these for all
     noise_rows: int = 1
     replay: Replay | None = None  # the recipe that is repeated
@@ -60,7 +61,8 @@ class Job:
         """Return the arguments of `Pipeline.stream` for `picture`."""
         i, noise, rows = picture.index - 1, self.noise, self.noise_rows
         latents = noise if noise is None or len(noise) == rows else noise[i * rows : (i + 1) * rows]
-        return picture.asked | {"image": self.images or None, "mask": self.mask, "latents": latents}
+        controls = {"control_images": self.control_images} if self.control_images else {}
+        return picture.asked | {"image": self.images or None, "mask": self.mask, "latents": latents} | controls
 
 
 class Listener(Protocol):
@@ -158,7 +160,8 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture], images: Sequence[NDArray[
     """Announce every text of `wanted`, which have these `images`, to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
-        texts[picture.prompt] = None
+        control = picture.said("control")
+        texts[pipe.controls.prompt(picture.prompt, control) if control else picture.prompt] = None
         if _scale(pipe, picture) > pipe.model.guidance.off:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None

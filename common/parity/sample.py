@@ -19,6 +19,7 @@ from qwenimg.common.runtime.traced import Values
 
 SEEN = ((96, 128), (128, 80))  # height and width of the pictures that a recorded model sees
 PROJECTIONS = 64  # of one array: they give its length within 9 % (one standard deviation)
+_BYTES = 1 << 12  # of the signs of each sum that are unpacked at a time
 CHANNELS = 32  # the most channels with a mean and a deviation of their own
 SMALL = 2.0**-8  # rms at which an epsilon of 1e-5 and one of 1e-6 differ by 30 %
 TINY = 2.0**-22  # the relative change of the arguments by which the gain of a block is measured
@@ -97,13 +98,15 @@ def projected(array: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """Return PROJECTIONS sums of all values with random signs, over the root of their number: a vector of about the
     length of `array`. The same holds for differences of arrays."""
     flat = np.ascontiguousarray(array, np.float64).reshape(-1)
-    stream = np.random.RandomState(seed)
-    sums = np.empty(PROJECTIONS)
-    for i in range(PROJECTIONS):
-        bits = np.frombuffer(stream.bytes((flat.size + 7) // 8), np.uint8)
-        signs = np.unpackbits(bits, count=flat.size).astype(bool)
-        sums[i] = np.where(signs, flat, -flat).sum()
-    sums /= np.sqrt(PROJECTIONS)
+    stream, size = np.random.RandomState(seed), (flat.size + 7) // 8
+    signs = np.frombuffer(b"".join(stream.bytes(size) for _ in range(PROJECTIONS)), np.uint8).reshape(PROJECTIONS, size)
+    positive = np.zeros(PROJECTIONS)
+    for start in range(0, size, _BYTES):  # a product for all sums at once takes half the time of one after the other
+        values = flat[8 * start : 8 * (start + _BYTES)]
+        bits = np.unpackbits(signs[:, start : start + _BYTES], axis=1, count=values.size)
+        with np.errstate(invalid="ignore"):  # values that are not finite make sums that are not
+            positive += bits.astype(np.float64) @ values
+    sums: NDArray[np.float64] = (2 * positive - flat.sum()) / np.sqrt(PROJECTIONS)
     return sums
 
 

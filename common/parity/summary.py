@@ -17,7 +17,7 @@ PICTURE = "the picture: token ids, text states, noise, noise levels, steps with 
 
 
 def headline(passport: Passport) -> str:
-    """Return what was recorded, and where."""
+    """Return a line with the recorded model, precision and machine."""
     model, side = passport.model, passport.sides[0]
     bits = f", weights in {clean(model.quantize, 30)} bits" if model.quantize else ""
     versions = ", ".join(f"{clean(name, 20)} {clean(version, 30)}" for name, version in side.versions.items())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from qwenimg.common.base.safe_files import bad, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import peek, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import component, open_component, read_config
@@ -19,6 +20,10 @@ from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import Place, check_architecture, plan_places
 
+Layers: TypeAlias = Mapping[str, str | Place]
+"""The authors' names by those of diffusers, or places of layers that are not one tensor there."""
+QKV = ((0, "q"), (1, "k"), (2, "v"))
+"""Layers of attention in the order of their rows in one tensor of the authors'."""
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 # Tensors that the file of a whole model may have beside its parts: ends of names, and starts
 _BESIDE = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_model", ".encoder.embed_tokens.weight")
@@ -26,7 +31,7 @@ _OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "mode
 
 
 def prefix_of(names: Collection[str], sign: str) -> str | None:
-    """Return the prefix in a file with these `names`, one of which is `sign` behind it; None in a file without it."""
+    """Return the first of PREFIXES with which `sign` is one of `names`; None if there is none."""
     return next((prefix for prefix in PREFIXES if prefix + sign in names), None)
 
 
@@ -63,14 +68,14 @@ class TransformerFile:
     network: Network
     title: str  # the model's, for messages
     sign: str  # a tensor that no other model has, in its authors' names
-    diffusers_sign: str  # such a one in diffusers' names
+    diffusers_sign: str  # a tensor that no other model has, in diffusers' names
     place: Callable[[str], Place]  # of a parameter, in its authors' names
-    # The configuration of a file with these shapes; what these do not show is that of another one. The last argument
-    # makes the file's name of diffusers'. Raises ModelError
+    # The configuration for the shapes in a file; fields that shapes do not show are those of another configuration. The
+    # last argument maps a name of diffusers to the file's. Raises ModelError
     config: Callable[[Path, Shapes, Any, Callable[[str], str]], Any]
 
     def prefix(self, names: Collection[str]) -> str | None:
-        """Return the prefix of its authors' names in a file with these `names`; None in a file without them."""
+        """Return the prefix of its authors' names among `names`; None without them."""
         return prefix_of(names, self.sign)
 
     def reads(self, header: Header) -> bool:
@@ -78,9 +83,20 @@ class TransformerFile:
         known = self.prefix(header.tensors) is not None or self.diffusers_sign in header.tensors
         return known and gguf.may_be(header, self.network.architectures)
 
+    def shape(self, path: Path, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a parameter in a folder or file, by its name in diffusers; None if it is not there.
+        Raises ModelError."""
+        for file in find_files(path).files:
+            tensors = peek(file).tensors
+            prefix = self.prefix(tensors)
+            key = name if prefix is None else prefix + self.place(name).key
+            if key in tensors:
+                return tensors[key].shape
+        return None
+
     def open(self, path: Path, like: Any, *, whole: bool = False) -> Component:
-        """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the file;
-        what shapes do not show is that of `like`. Raises ModelError."""
+        """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the
+        file; `like` has the fields that no tensor shows. Raises ModelError."""
         network, title = self.network, "transformer"
         if is_folder(path):
             return open_component(network, path, read_config(network, path), title, whole=whole)
@@ -104,6 +120,12 @@ class TransformerFile:
 def count_blocks(shapes: Shapes, *starts: str) -> int:
     """Return the number of blocks whose names begin with one of `starts`."""
     return len({key.split(".")[1] for key in shapes if key.startswith(starts)})
+
+
+def place_of(layers: Layers, name: str) -> Place:
+    """Return the place of a layer."""
+    there = layers[name]
+    return there if isinstance(there, Place) else Place(there)
 
 
 def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, list[Place]]:

@@ -22,8 +22,8 @@ Prompts: TypeAlias = tuple[str, ...]
 
 
 class Modulations:
-    """The modulations of one transformer: each of a schedule, which is all that it depends on beside weights and texts,
-    and of the prompts whose rows follow each other in it; of none where it does not depend on texts."""
+    """The kept modulations of one transformer. Each belongs to a schedule, the key of all that it depends on beside
+    weights and texts, and to the prompts whose rows follow each other in it; to none if it does not depend on texts."""
 
     def __init__(self, residents: Residents, resident: str = "transformer"):
         """Set the parts. resident: the name of the transformer in memory."""
@@ -83,9 +83,9 @@ class Modulations:
         needed: Sequence[str] = (),
         announced: Sequence[str] = (),
     ) -> tuple[Modulation, Prompts]:
-        """Return a modulation of `schedule` and the prompts of its rows, among them those `needed`. Unless one is kept,
-        it is that of `compute`, which takes the transformer and prompts, in `stage`, and has rows of the first
-        `announced` prompts too."""
+        """Return a modulation of `schedule` and the prompts of its rows, among them those `needed`. Unless one is
+        kept, enter `stage`, and call `compute` with the transformer and prompts: those needed, and the first ones
+        `announced`."""
         key = self._find(schedule, needed)
         if key is None:
             transformer, split = self.residents.enter(stage)

@@ -11,7 +11,7 @@ FIELD = "{layer}"
 
 
 def named(path: Path, layer: object) -> Path:
-    """Return the name of the file of a `layer`: `path` with it in place of {layer}, else before the suffix."""
+    """Return the name of a layer's file: `path` with the number `layer` in place of {layer}, else before the suffix."""
     if FIELD in str(path):
         return Path(str(path).replace(FIELD, str(layer)))
     return path.with_name(f"{path.stem}-{layer}{path.suffix}")

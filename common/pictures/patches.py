@@ -36,11 +36,16 @@ QWEN2_VL = PictureForm(
 QWEN3_VL = PictureForm(least=256 * 256, most=4096 * 4096, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
+def check_aspect(width: int, height: int) -> None:
+    """Raise UsageError for a picture that is too narrow."""
+    if not min(width, height) or max(width, height) > MAX_ASPECT * min(width, height):
+        raise UsageError(f"a picture of {width}x{height} is too narrow: one side may be {MAX_ASPECT} times the other")
+
+
 def whole_blocks(width: int, height: int, block: int, form: PictureForm) -> tuple[int, int]:
     """Return the size nearest to width x height in blocks of `block` pixels a side, with as many pixels as `form` has.
     Raises UsageError for a picture that is too long."""
-    if not min(width, height) or max(width, height) > MAX_ASPECT * min(width, height):
-        raise UsageError(f"a picture of {width}x{height} is too narrow: one side may be {MAX_ASPECT} times the other")
+    check_aspect(width, height)
     sides = [round(side / block) * block for side in (width, height)]
     if math.prod(sides) > form.most:
         scale = math.sqrt(width * height / form.most)

@@ -1,4 +1,4 @@
-"""PNG files with text in them."""
+"""PNG files with text in them. Who only reads the text, such as a server's front, loads no numpy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures import blocks, exif
-from qwenimg.common.pictures.pixels import Uint8
+
+if TYPE_CHECKING:
+    from qwenimg.common.pictures.pixels import Uint8
 
 TEXT_LIMIT = 32 << 20  # bytes of a PNG that are searched for its text: two 3 MB prompts, escaped, fit
 ZLIB_LEVEL = 4  # on a smooth 1328x1328 image as small as level 6 in half the time
@@ -24,6 +25,7 @@ def encode_png(pixels: Uint8, text: Mapping[str, str], xmp: str | None) -> bytes
 
     Each item of `text` becomes tEXt if it is Latin-1, else iTXt in UTF-8. NUL and lone surrogates, which PNG text
     cannot hold, are stored as their escapes (`\\x00`, `\\udcff`)."""
+    import numpy as np
     from PIL import Image, PngImagePlugin
 
     chunks = PngImagePlugin.PngInfo()

@@ -1,4 +1,4 @@
-"""The pictures that control networks keep to: resized, preprocessed, masked and encoded."""
+"""The pictures of control networks and LoRAs: resized, preprocessed, masked and encoded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pictures import canny, pixels
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pipeline.diffusion_model import DiffusionModel
@@ -37,14 +37,14 @@ def latents(
 
 
 def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
-    """Return where the request's mask has the image made anew, as [height, width]."""
+    """Return the request's mask [height, width], True where the image is made anew."""
     assert request.mask is not None
     inside = pixels.fit(request.mask, request.width, request.height) >= pixels.HALF
     return np.asarray(pixels.extend(inside, width, height), np.bool_)
 
 
 def _latents(
-    model: DiffusionModel, request: Request, net: ControlNet, picture: Uint8, generator: TorchCPUGenerator
+    model: DiffusionModel, request: Request, net: Controller, picture: Uint8, generator: TorchCPUGenerator
 ) -> Latents:
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     values = pixels.from_uint8(pixels.extend(picture, width, height))

@@ -95,7 +95,7 @@ class Denoiser:
         if self.cache is None:
             results = self.evaluate(phase.passes, x, sigma, control)
         else:
-            results = self.cache.predictions(phase.passes, x, sigma, control)
+            results = self.cache.predictions(phase.passes, x, sigma, control, self.evaluate)
         in_batch = len(results) < phase.branches
         return self.runtime.engine.split(results[0]) if in_batch else results
 

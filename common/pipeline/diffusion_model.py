@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.denoiser import Denoiser
 from qwenimg.common.pipeline.guidance import Guidance
@@ -63,7 +63,7 @@ class DiffusionModel(Protocol):
     repeats_images: bool  # True: from the noise that an image of a request was made of, the model draws it again
     sees_mask: int
     few_steps: Mapping[str, FewSteps]  # by name
-    nets: Mapping[str, ControlNet]  # of the present request, by their names in it
+    nets: Mapping[str, Controller]  # the control networks and LoRAs of the present request, by their names in it
 
     @property
     def lora_names(self) -> Names:
@@ -81,8 +81,8 @@ class DiffusionModel(Protocol):
     def warnings(self, request: Request) -> list[str]: ...
 
     def frames(self, request: Request) -> int:
-        """Return the number of images that are drawn at once: 1, or of a model that makes layers, these and before them
-        their composite, which is dropped."""
+        """Return the number of images that are drawn at once: 1, or for a model of layers one more than these. The
+        first is then their composite, which is dropped."""
         ...
 
     def references(self, request: Request) -> list[Latents]:
@@ -112,8 +112,9 @@ class DiffusionModel(Protocol):
         LoRAs change. Raises ModelError and NumericsError."""
         ...
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
-        """Replace the control networks of the last request by `nets`, by their names in the next one. Loads nothing."""
+    def control(self, nets: Mapping[str, Controller]) -> None:
+        """Replace the control networks and LoRAs of the last request by `nets`, by their names in the next one. Loads
+        nothing."""
         ...
 
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> AbstractContextManager[PreparedRun]:

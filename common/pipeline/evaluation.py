@@ -6,21 +6,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Group, Sharing
 
-Evaluate: TypeAlias = Callable[[Sequence[Pass], Array, float, Control], list[Array]]
-"""From the passes of an evaluation, x, sigma and the changes by control networks, the results of all passes."""
+Predict: TypeAlias = Callable[[Array, float, Control], Array]
+"""A function of x, sigma and the control networks' changes that returns the result of one pass."""
+Evaluate: TypeAlias = Callable[[Sequence[Predict], Array, float, Control], list[Array]]
+"""A function of the passes of an evaluation, x, sigma and the control networks' changes that returns the results of
+all passes."""
 
 
-def serial(passes: Sequence[Pass], x: Array, sigma: float, control: Control = None) -> list[Array]:
+def serial(passes: Sequence[Predict], x: Array, sigma: float, control: Control = None) -> list[Array]:
     """Compute one pass after the other; a batch of branches is one pass."""
     return [one(x, sigma, control) for one in passes]
 
 
 def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
-    """Return the strategy of a run that is shared so, and have the ranks of `group` share it."""
+    """Return the strategy of a run that is divided by `sharing`, and set this division in `group`."""
     if group is None:
         return serial
     group.share(sharing)
@@ -28,14 +30,14 @@ def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
 
 
 def parallel(group: Group, sets: int) -> Evaluate:
-    """Return a function by which each of `sets` of ranks computes every so many-th pass, and gets the results of the
+    """Return a strategy in which each of `sets` of ranks computes one of as many passes, and gets the results of the
     others.
 
     Where there are fewer passes than sets, several compute the same one, and all take that of the first: x then stays
     the same on all ranks, bit for bit.
     """
 
-    def evaluate(passes: Sequence[Pass], x: Array, sigma: float, control: Control = None) -> list[Array]:
+    def evaluate(passes: Sequence[Predict], x: Array, sigma: float, control: Control = None) -> list[Array]:
         results: list[Array] = []
         for first in range(0, len(passes), sets):
             mine = passes[min(first + group.branch, len(passes) - 1)]

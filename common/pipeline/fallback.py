@@ -22,7 +22,7 @@ CAUSES = (Overflow, TooLarge)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Climb:
+class WiderPolicy:
     """The next wider policy after an overflow."""
 
     part: str  # the part of the model: text, transformer or vae
@@ -37,12 +37,14 @@ class Fallback:
     def __init__(self, model: DiffusionModel, *, wanted: bool, tf32: bool):
         self.model, self.wanted, self.tf32 = model, wanted, tf32
 
-    def after(self, error: Cause) -> Climb:
+    def next_policy(self, error: Cause) -> WiderPolicy:
         """Return the next wider policy after `error`. Raises `error` if there is none, or fallback is not wanted."""
         above = self._above(error) if self.wanted else None
         if above is None or (self.tf32 and above.startswith("fp32")):
             raise error
-        return Climb(part=error.part, policy=above, line=f"{error.what}; --fallback goes on with --precision {above}")
+        return WiderPolicy(
+            part=error.part, policy=above, line=f"{error.what}; --fallback goes on with --precision {above}"
+        )
 
     def _above(self, error: Cause) -> str | None:
         precision = self.model.runtime.precision
@@ -50,22 +52,22 @@ class Fallback:
             return higher(precision, error.part, error.operation)
         return holding(precision, error.part, error.entry.name, error.entry.residency)
 
-    def climb(self, climb: Climb, warnings: list[str]) -> None:
+    def adopt(self, wider: WiderPolicy, warnings: list[str]) -> None:
         """Set the policy, for this image and later ones, and report it."""
         runtime = self.model.runtime
         kind, before = runtime.precision.kind, runtime.choice
-        runtime.precision = parse(climb.policy, on_gpu=runtime.engine.on_gpu, kind=kind)
-        lines = f"{before.fallback}; {climb.line}" if before.fallback else climb.line
-        runtime.choice = replace(before, precision=climb.policy, fallback=lines)
-        renew(self.model, climb.part)
-        runtime.notify("warning", climb.line)
-        warnings.append(climb.line)
+        runtime.precision = parse(wider.policy, on_gpu=runtime.engine.on_gpu, kind=kind)
+        lines = f"{before.fallback}; {wider.line}" if before.fallback else wider.line
+        runtime.choice = replace(before, precision=wider.policy, fallback=lines)
+        renew(self.model, wider.part)
+        runtime.notify("warning", wider.line)
+        warnings.append(wider.line)
 
-    def calling(self, call: Callable[[], T], warnings: list[str]) -> T:
+    def retried(self, call: Callable[[], T], warnings: list[str]) -> T:
         """Return the result of `call` under the first policy that can represent it."""
         while True:
             try:
                 return call()
             except CAUSES as error:
-                climb = self.after(error)
-            self.climb(climb, warnings)  # outside the handler, where the error no longer holds its arrays
+                wider = self.next_policy(error)
+            self.adopt(wider, warnings)  # outside the handler, where the error no longer holds its arrays

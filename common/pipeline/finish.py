@@ -16,8 +16,8 @@ Decoded: TypeAlias = list[NDArray[Any]]
 
 
 def frames(latents: Latents) -> list[Latents]:
-    """Return the latents [1, C, h, w] of each image in [F, C, h, w]: one, or of several frames all but the first, which
-    is the composite of the others."""
+    """Return the latents [1, C, h, w] of each image in [F, C, h, w]: of the only frame, or of all but the first,
+    which is the composite of the others."""
     return [latents[i : i + 1] for i in range(1 if len(latents) > 1 else 0, len(latents))]
 
 
@@ -27,7 +27,7 @@ def decoded(vae: VAEHalves, latents: Latents) -> Decoded:
 
 
 def images(request: Request, decoded: Decoded, *, layered: bool) -> tuple[Uint8, tuple[Uint8, ...]]:
-    """Return the pixels [H, W, C] of the image in the size of the request, and () or its layers, which it then has one
-    over the other. Raises NumericsError."""
+    """Return the pixels [H, W, C] of the image in the size of the request, and its layers, () without. An image of
+    layers has them one over the other. Raises NumericsError."""
     every = tuple(pixels.crop(pixels.to_uint8(one[0]), request.width, request.height) for one in decoded)
     return (pixels.composed(every), every) if layered else (every[0], ())

@@ -89,9 +89,10 @@ def with_inputs(
 ) -> DiffusionModel:
     """Return `model` with the LoRAs and the control networks of `request`. If it has others now (`adapted`: its LoRAs),
     it is an unloaded variant."""
-    if loras.key(request.lora, request.lora_mode) == adapted and controls.are_given(model, request):
+    asked = controls.loras(request)
+    if loras.key(*asked) == adapted and controls.are_given(model, request):
         return model
     variant = model.variant(Change())
-    variant.adapt(loras.deltas(request.lora, request.lora_mode))
+    variant.adapt(loras.deltas(*asked))
     controls.give(variant, request)
     return variant

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from qwenimg.common.memory.memory import scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -55,14 +56,13 @@ class FlowModel(ABC):
     repeats_images = False
     sees_mask = 0
     images: tuple[int, int] = (0, 1)
-    pools_texts = False  # True: the modulation depends on the texts too
     guidance: Guidance
     levels = USUAL  # of noise
     options: frozenset[str] = frozenset()
     scale: int
     channels: int
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
-    nets: Mapping[str, ControlNet] = MappingProxyType({})
+    nets: Mapping[str, Controller] = MappingProxyType({})
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -81,7 +81,7 @@ class FlowModel(ABC):
     @property
     def heads(self) -> int:
         """The number of the transformer's attention heads, if ranks can share its tokens; else 0."""
-        return 0
+        return int(self.config.num_attention_heads)
 
     @abstractmethod
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
@@ -101,7 +101,10 @@ class FlowModel(ABC):
     def warnings(self, request: Request) -> list[str]:
         named = zip(("prompt", "negative prompt"), self.prompts(request), strict=False)
         cuts = [(name, self.texts.cut(prompt)) for name, prompt in named]
-        return [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
+        lines = [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
+        if self.checkpoint.distilled and request.guidance > 1:
+            lines.append("guidance has no effect: this model is distilled to draw without it")
+        return lines
 
     def frames(self, request: Request) -> int:
         return 1
@@ -114,6 +117,10 @@ class FlowModel(ABC):
     def reference_shapes(self, request: Request) -> list[LatentShape]:
         """Return the shape of the latents of each reference. Raises UsageError."""
         return []
+
+    def shape_of(self, width: int, height: int) -> LatentShape:
+        """Return the shape of the latents of a reference of width x height pixels."""
+        return LatentShape(1, height // self.scale, width // self.scale)
 
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each image that is encoded."""
@@ -128,10 +135,6 @@ class FlowModel(ABC):
     def prompts(self, request: Request) -> list[Any]:
         """Return the keys of the states of the branches' prompts."""
         return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
-
-    def _own_prompts(self, request: Request) -> list[str]:
-        """Return the different prompts of the branches, in a model whose modulation depends on them."""
-        return list(dict.fromkeys(branch.prompt for branch in self.guidance.branches(request)))
 
     # A run
 
@@ -151,6 +154,13 @@ class FlowModel(ABC):
         """Return the timesteps of the transformer's evaluations, in their order."""
         return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
 
+    def call_bytes(self, peak: int, tokens: int, longest: int, sharing: Sharing, branches: int = 1) -> int:
+        """Return the bytes of activations of a step with `branches` in one batch, whose arrays take `peak` bytes beside
+        the scores of attention to `longest` tokens, and what ranks exchange of its `tokens` of images."""
+        score_bytes = scores(self.heads // sharing.tokens, branches, longest, self.engine.workspace.score_bytes)
+        exchanged = sharing.exchanged(self.config.dim, tokens)
+        return self.runtime.call_bytes(self.checkpoint["transformer"], peak + score_bytes + exchanged)
+
     def denoising(
         self,
         plan: SamplingPlan,
@@ -158,17 +168,14 @@ class FlowModel(ABC):
         sharing: Sharing,
         activations: int,
         operations: Iterable[float],
-        *,
-        checked: bool = True,
     ) -> Stage:
         """Return the stage of all steps with one branch after the other, each of which takes `activations` bytes.
-        operations: those of an evaluation of each branch. checked: see `Stage`."""
+        operations: those of an evaluation of each branch."""
         return Stage(
             name="denoise",
             resident="transformer",
             component=self.checkpoint["transformer"],
             splits=(Split(activations=activations, size=1, passes=plan.passes(branches, sharing.branches)),),
-            checked=checked,
             operations=sharing.operations(
                 plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
             ),
@@ -185,21 +192,21 @@ class FlowModel(ABC):
         before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
         now = self.checkpoint["transformer"]
         self.modulations.renew(before["transformer"], now)
-        same_texts = all(before[name].plan.same_deltas(text.plan) for name, text in self.checkpoint.texts.items())
-        if self.pools_texts and not same_texts:
-            self.modulations.clear()
         self.texts.renew(self.checkpoint.texts)
         if not before["transformer"].plan.same_deltas(now.plan):
             self.residents.adapt("transformer", now)
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
-        before = [net.name for net in self.nets.values()]
-        if self.runtime.bits is not None:
-            nets = {
-                name: replace(net, component=net.component.quantised(self.runtime.bits)) for name, net in nets.items()
-            }
-        self.nets = nets
-        self.checkpoint = self.checkpoint.with_nets({net.name: net.component for net in nets.values()}, before)
+    def control(self, nets: Mapping[str, Controller]) -> None:
+        before = [net.name for net in networks(self.nets.values())]
+        self.nets = {name: self._reduced(net) for name, net in nets.items()}
+        components = {net.name: net.component for net in networks(self.nets.values())}
+        self.checkpoint = self.checkpoint.with_nets(components, before)
+
+    def _reduced(self, net: Controller) -> Controller:
+        """Return a control network with its weights quantized as those of the model are."""
+        if not isinstance(net, ControlNet) or self.runtime.bits is None:
+            return net
+        return replace(net, component=net.component.quantised(self.runtime.bits))
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:
@@ -286,8 +293,8 @@ class FlowRun:
 
 
 class ReferenceRun(FlowRun):
-    """A run for one request, whose phases are made when its initial state is known: references [1 C h w], or a mask;
-    and the function of its control networks, when the latents of their pictures are."""
+    """A run for one request that begins when its initial state is known: then its phases are made, for references [1
+    C h w] and a mask, and the function of its control networks, for the latents of their pictures."""
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
+from qwenimg.common.request.lora_text import NamedLora
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import Recipe
@@ -116,10 +117,8 @@ class Pipeline:
             self._turns.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        there, guidance = self._there(request), self.model.guidance.told(request)
-        warnings = (
-            no_effect(one, asked.get(name), self.model.options, there, guidance) for name, one in OPTIONS.items()
-        )
+        met, guidance = self._met(request), self.model.guidance.told(request)
+        warnings = (no_effect(one, asked.get(name), self.model.options, met, guidance) for name, one in OPTIONS.items())
         notes += start.image_warnings(self.model, request, start.given_images(converted), given.noises(asked))
         events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
         return self._turns.driven(events, patience)
@@ -137,14 +136,14 @@ class Pipeline:
         with_mask = usual.pop("mask_strength")
         if "mask" in values:
             usual["strength"] = with_mask
-        request = Request(**(usual | values), prompt=prompt)
+        request = self.controls.prompted(Request(**(usual | values), prompt=prompt))
         check_said(prompt)
         start.check_images(self.model, self.model_name, len(request.images))
         self.controls.check(request)
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
-        self.loras.deltas(request.lora, request.lora_mode)  # only for its errors, before anything is loaded
+        self.loras.deltas(*self.controls.loras(request))  # only for its errors, before anything is loaded
         if not start.is_drawn(self.model, request.width, request.height):
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
@@ -186,7 +185,7 @@ class Pipeline:
             self.model.announce(texts, skipped, images)
 
         with self._turns.taken(), self._in_memory():
-            self.fallback.calling(announced, [])
+            self.fallback.retried(announced, [])
 
     def fit_preview(self) -> None:
         """Fit the map from latents to colours that `Step.preview` applies: read it if this machine has it, else decode
@@ -245,19 +244,19 @@ class Pipeline:
             self.notify("warning", warning)
         try:
             with self._in_memory():
-                yield from self._climbing(request, warnings)
+                yield from self._with_fallback(request, warnings)
         finally:  # a run that failed or was abandoned leaves no times to the next
             self.runtime.clock.clear()
 
-    def _climbing(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+    def _with_fallback(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
         """Yield the run's events. It starts again under the next wider policy if a value overflows, with `fallback`."""
         while True:
             try:
                 yield from self._run(request, warnings)
                 return
             except CAUSES as error:
-                climb = self.fallback.after(error)
-            self.fallback.climb(climb, warnings)
+                wider = self.fallback.next_policy(error)
+            self.fallback.adopt(wider, warnings)
 
     @contextmanager
     def _in_memory(self) -> Iterator[None]:
@@ -276,7 +275,7 @@ class Pipeline:
         plan, shape = model.plan(request), start.latent_shape(model, request)
         self.controls.give(model, request)
         self._fit.check(request, self._with_inputs(request))
-        self._adapt(request.lora, request.lora_mode)
+        self._adapt(*self.controls.loras(request))
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, generator)
@@ -319,21 +318,21 @@ class Pipeline:
         """Return the values of each image. Decoding falls back alone only if the VAE has not encoded for it too."""
         decoded = partial(finish.decoded, self.model.vae, latents)
         alone = request.image is None and not self.model.sees_mask
-        return self.fallback.calling(decoded, warnings) if alone else decoded()
+        return self.fallback.retried(decoded, warnings) if alone else decoded()
 
     def _with_inputs(self, request: Request) -> DiffusionModel:
         return with_inputs(self.model, self.loras, self.controls, request, self._adapted)
 
-    def _adapt(self, lora: str, mode: str) -> None:
-        """Replace the model's LoRAs by those of `lora`, if they differ."""
-        key = self.loras.key(lora, mode)
+    def _adapt(self, lora: str, mode: str, more: Sequence[NamedLora] = ()) -> None:
+        """Replace the model's LoRAs by those of `lora` and by `more`, if they differ."""
+        key = self.loras.key(lora, mode, more)
         if key == self._adapted:
             return
-        deltas = self.loras.deltas(lora, mode)
+        deltas = self.loras.deltas(lora, mode, more)
         self._adapted = None
         self.model.adapt(deltas)
         self._adapted = key
-        for line in self.loras.lines(lora):
+        for line in self.loras.lines(lora, more):
             self.notify("stage", line)
 
     def _walk(
@@ -368,7 +367,7 @@ class Pipeline:
 
     # Warnings and the recipe
 
-    def _there(self, request: Request) -> frozenset[str]:
+    def _met(self, request: Request) -> frozenset[str]:
         """Return the `needs` of options that this run has."""
         guided, image = self.model.guidance.is_on(request), request.image is not None
         has = {"guidance": guided, "image": image, "refiner": "refiner" in self.options}
@@ -379,7 +378,7 @@ class Pipeline:
     ) -> Recipe:
         rng = "torch-cpu" if request.latents is None else "given"
         about = {"model": self.model_name, "rng": rng, **recorded_runtime(self.runtime)}
-        asked = recorded(OPTIONS.values(), request, self._there(request))
+        asked = recorded(OPTIONS.values(), request, self._met(request))
         asked.pop("lora", None)  # it may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
         asked |= self.loras.recorded(request.lora)

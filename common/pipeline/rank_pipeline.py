@@ -15,13 +15,18 @@ from qwenimg.common.request import call_options
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.given import Pictures
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.compiling import Decision
 
 
 class Followers(Protocol):
     """The other ranks, which do what rank 0 does."""
 
     def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
-        """Have them compute the steps of `request`. hashes: those of its LoRAs."""
+        """Have them compute the steps of `request`. hashes: those of its LoRAs and control networks."""
+        ...
+
+    def compile(self, on: bool) -> None:
+        """Have them compile the denoiser when it is next loaded, or not."""
         ...
 
     def announce(self, arguments: Mapping[str, Any]) -> None:
@@ -44,11 +49,18 @@ class RankPipeline(Pipeline):
 
     def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
         request = super().check(prompt, **asked)
-        if request.caches:
-            raise UsageError("step-cache: it works on one device; leave out --devices, or the cache")
-        if request.controls:
-            raise UsageError("control: it works on one device; leave out --devices, or the control")
+        if request.controls and self.model.sharing(request).tokens > 1:
+            raise UsageError(
+                "control: with it devices share the branches of guidance alone: give as many --devices as there are "
+                "branches, or leave one of both out"
+            )
         return request
+
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
+        decision = super().compile(mode, seconds)
+        if self.followers is not None:
+            self.followers.compile(decision.on)
+        return decision
 
     def prepare(
         self,
@@ -70,9 +82,13 @@ class RankPipeline(Pipeline):
             for _ in self._turns.driven(self._generate(request, []), 0.0):
                 pass
 
+    def hashes(self, request: Request) -> dict[str, object]:
+        """Return the hashes of the LoRAs and control networks of a request. Raises QwenimgError."""
+        return self.loras.hashes(request.lora) | self.controls.hashes(request)
+
     def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
         if self.followers is not None:
-            self.followers.draw(request, self.loras.hashes(request.lora))
+            self.followers.draw(request, self.hashes(request))
         yield from super()._generate(request, warnings)
 
     def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> finish.Decoded:

@@ -57,9 +57,9 @@ class Step:
         return self.read()
 
     def preview(self) -> NDArray[np.uint8]:
-        """Return what the picture is going to be as far as it is known by now: uint8 [H/8, W/8, 3], a pixel for each
-        latent. Each call copies latents from the device; a step that is not asked computes nothing. Raises UsageError
-        without `Pipeline.fit_preview` before the stream."""
+        """Return the picture as far as it is known after this step: uint8 [H/8, W/8, 3], a pixel for each latent.
+        Each call copies latents from the device; without a call nothing is computed. Raises UsageError without
+        `Pipeline.fit_preview` before the stream."""
         return self.see()
 
 

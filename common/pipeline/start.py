@@ -36,8 +36,8 @@ def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
 
 
 def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:
-    """Return those of `image`, one or a tuple among the `values` of options, that have the proportions of a picture; a
-    request refuses the others with a reason."""
+    """Return the pictures of `image`, one or a tuple among the `values` of options, that have the proportions of a
+    picture; a request refuses the others with a reason."""
     value = values.get("image")
     images = value if isinstance(value, tuple) else (value,)
     return [one for one in images if isinstance(one, np.ndarray) and one.ndim == 3 and one.size]
@@ -120,7 +120,7 @@ def _in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:
 
 
 def warnings(request: Request) -> list[str]:
-    """Return what is doubtful in a request for any model."""
+    """Return the warnings about a request that do not depend on the model."""
     warning = low_bits_warning(request.seed) if request.latents is None else None
     lines = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
     return [line for line in lines if line]

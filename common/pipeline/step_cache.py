@@ -4,7 +4,7 @@ A call, as in `--cached-calls`, is one evaluation: one x at one noise level, in 
 its branches need. The update of the first block predicts how much the others' work differs. It is compared with that of
 the last call that was computed whole, for the prompt's branch, and all branches follow: a call reuses the stored output
 if the update differs by at most T of its size; T is the value of `--step-cache`. Sizes are mean absolute values, of
-each row in float32 and of all rows in float64.
+each row in float32 and of all rows in float64. Where ranks share the run, those of the prompt's branch decide for all.
 
 Backends round differently, so a difference that close to T may fall on either side, with this rule as with any other. A
 recipe therefore lists the cached calls, and a repeated image follows the list.
@@ -12,10 +12,11 @@ recipe therefore lists the cached calls, and a repeated image follows the list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.request import cached_calls
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Condition, Control, DenoiserNetwork, Engine, TimeStep
+
+if TYPE_CHECKING:
+    from qwenimg.common.pipeline.evaluation import Evaluate
 
 
 @dataclass(frozen=True)
@@ -61,27 +65,33 @@ class StepCache:
     def free(self) -> None:
         """Drop the stored outputs: the next call is computed whole."""
         self._passes: Sequence[Pass] = ()
-        self._kept: list[Array] = []
+        self._kept: Mapping[int, Array] = {}  # by the numbers of the passes that this rank computes
         self._change: tuple[Array, float] = (None, 0.0)  # the update of the first block, and its size
-        self._reuses = False  # whether the present call reuses them
+        self._reuses: bool | None = None  # whether the present call reuses them, once that is decided
 
-    def predictions(self, passes: Sequence[Pass], x: Array, sigma: float, control: Control = None) -> list[Array]:
-        """Return the predictions of `passes`, all under one `control`. Passes of another segment or phase start without
-        stored outputs."""
+    def predictions(
+        self, passes: Sequence[Pass], x: Array, sigma: float, control: Control, evaluate: Evaluate
+    ) -> list[Array]:
+        """Return the predictions of `passes`, all under one `control`, by the strategy `evaluate`. Passes of another
+        segment or phase start without stored outputs."""
         if passes is not self._passes:
             self.free()
             self._passes, self._phase = passes, self._phase + 1
-        self.calls += 1
-        results = [
-            one.network.skipping.run(partial(one, x, sigma, control), partial(self._reused, number))
-            for number, one in enumerate(passes)
-        ]
-        self._kept = [output for _, output in results]
-        return [prediction for prediction, _ in results]
+        self.calls, self._reuses = self.calls + 1, None
+        outputs = dict[int, Array]()
+
+        def predicted(number: int, one: Pass, x: Array, sigma: float, control: Control) -> Array:
+            call = partial(one, x, sigma, control)
+            prediction, outputs[number] = one.network.skipping.run(call, partial(self._reused, number))
+            return prediction
+
+        results = evaluate([partial(predicted, *numbered) for numbered in enumerate(passes)], x, sigma, control)
+        self._kept = outputs
+        return results
 
     def _reused(self, number: int, change: Array) -> Array | None:
         """Return the stored output of pass `number` if the call reuses it; `change`: its first block's update."""
-        if number == 0:
+        if self._reuses is None:  # the first pass of this rank: all ranks are at theirs
             self._reuses = self._decided(change[:1])
         return self._kept[number] if self._reuses else None
 
@@ -98,7 +108,10 @@ class StepCache:
         return reuses
 
     def _size(self, change: Array) -> float:
-        return float(self.engine.row_sizes(change).mean(dtype=np.float64))
+        rows, group = self.engine.row_sizes(change), self.engine.group
+        sums = [float(rows.sum(dtype=np.float64)), float(rows.size)]
+        total, count = sums if group is None else group.summed(sums)
+        return total / count
 
     def timed(self, seconds: float) -> None:
         """Add the time of a finished step."""

@@ -36,6 +36,11 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
+def _presets() -> Mapping[str, str]:
+    """Return the policies of a denoiser whose weights are published in bfloat16."""
+    return {"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"}
+
+
 @dataclass(frozen=True)
 class Compute:
     """The computation of a layer that differs from its weight's dtype: it takes and returns float32, and its
@@ -51,8 +56,8 @@ class DenoiserKind:
 
     denoiser: str  # the user's name of its component
     places: Mapping[str, str]  # the FP32 places, each described
-    bases: tuple[str, ...]  # its policies
-    presets: Mapping[str, str]  # the policy of each of `presets.PRESETS`
+    bases: tuple[str, ...] = BASES  # its policies
+    presets: Mapping[str, str] = field(default_factory=_presets)  # the policy of each of `presets.PRESETS`
     prefers: tuple[str, ...]  # `auto` on a GPU: the first with a dtype that the GPU has units for
     preferred: str = ""  # the reason for that order, if it is not the hardware
     without_units: str = "fp32"  # `auto` on a GPU without units for 16 bit

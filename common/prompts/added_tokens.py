@@ -43,7 +43,7 @@ class Added:
 
 
 def read_added(folder: Path, vocabulary: Vocabulary) -> dict[str, Added]:
-    """Read the added tokens of `folder` by their content: those of tokenizer_config.json if it lists any, else those of
+    """Read the added tokens of `folder` by their content: from tokenizer_config.json if it lists any, else from
     tokenizer.json and added_tokens.json. Raises ModelError if files are broken, disagree, or are not of Qwen's form."""
     file = folder / "tokenizer_config.json"
     config = _json_if_there(file)

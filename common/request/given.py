@@ -38,7 +38,7 @@ Control: TypeAlias = (
 """One control: `MODEL=PICTURE[:SCALE[:START-END]]`, or model and picture, with its scale and shares of the steps."""
 Controls: TypeAlias = "Control | Sequence[Control]"
 READ = "control_images"
-"""The field of a request with the pictures of `control`, which a call has once these are read."""
+"""The field of a request with the pictures of `control`, once they are read."""
 
 
 def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -86,8 +86,8 @@ def _image(value: object, name: str = "image") -> tuple[object, list[str]]:
 
 
 def noises(options: Mapping[str, Any]) -> list[str]:
-    """Return the hashes of the noise that the images of a call were made of: of those with a recipe, which are files or
-    PIL images."""
+    """Return the hashes of the noise from which a call's images were made, as far as these are files or PIL images
+    with a recipe."""
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.recipe import recipe_from_texts
 

@@ -91,26 +91,6 @@ class ControlNetwork(Protocol):
         ...
 
 
-class Transformer(DenoiserNetwork, Protocol):
-    def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:
-        """Return all modulation for timestep sinusoids [T, 256]; its weights are read block by block and freed."""
-        ...
-
-
-class VAE(Protocol):
-    def decode(self, latents: NumpyArray, rows: int | None = None) -> NumpyArray:
-        """Decode latents [N, z, h, w] in the VAE's own statistics to pixels [N, 3, 8h, 8w], about -1 to 1.
-
-        With `rows`, the layers after the mid block run over bands of `rows` rows, with the same result."""
-        ...
-
-    def encode(self, pixels: NumpyArray, rows: int | None = None) -> NumpyArray:
-        """Return mean and log variance [N, 2z, h, w] of latents, in the VAE's own statistics, for pixels [N, 3, H, W].
-
-        With `rows`, the layers before the mid block run over bands of `rows` rows, with the same result."""
-        ...
-
-
 class ClipEncoder(Protocol):
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:
         """Encode chunks of ids [N, S]. Return states [N, S, C] before the last `skipped` layers, with the final norm if

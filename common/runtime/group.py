@@ -7,7 +7,7 @@ a set, each rank has a part of the image's tokens and all of the text's, and in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Protocol, TypeAlias
@@ -95,7 +95,7 @@ class PaperRanks:
 
 
 class Group(Ranks, Protocol):
-    """All ranks, for one of them. All call the same methods in the same order."""
+    """The ranks of a run as one of them sees them. All ranks call the same methods in the same order."""
 
     rank: int
     failing: Callable[[], None]  # called when an exchange has failed, before RankLost is raised
@@ -116,6 +116,10 @@ class Group(Ranks, Protocol):
 
     def gather(self, array: Array) -> list[Array]:
         """Return the arrays of all sets of ranks, which have one shape, in the order of the sets. Raises RankLost."""
+        ...
+
+    def summed(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of `numbers` over the ranks of the first set, the same on all ranks. Raises RankLost."""
         ...
 
     def told(self, data: bytes) -> bytes:

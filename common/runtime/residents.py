@@ -89,8 +89,8 @@ class Occupancy:
         return sum(self.runtime.weight_bytes(part) for other, part in self.opened.items() if other != name)
 
     def _left(self, stage: Stage) -> int:
-        """Return the bytes for the component of `stage` and its activations, without the least that its partners need
-        which are not in memory."""
+        """Return the bytes for the component of `stage` and its activations, without the least that those of its
+        partners need that are not in memory."""
         missing = {one.resident: one.component for one in stage.partners if one.resident not in self.opened}
         least = sum(self.runtime.weight_bytes(self.runtime.fitted(one, 0)) for one in missing.values())
         results = sum(max(split.results for split in one.splits) for one in stage.partners)

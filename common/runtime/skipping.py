@@ -30,6 +30,7 @@ class Skipping:
     def __init__(self, model: Any, deep: DeepBlocks, bchw: Callable[[Array], Array], started: Callable[[Array], Array]):
         """Set the hooks. bchw: converts feature maps to [B C h w]; started: starts the computation of an array."""
         self._deep, self._bchw, self._started = deep, bchw, started
+        self._tokens = getattr(model, "tokens", None)  # of a network whose tokens ranks may share
         self._call: _Call | None = None
         modules = dict(model.named_modules())
         _hook(modules[deep.behind], self._first)
@@ -54,7 +55,8 @@ class Skipping:
             return result
         call.first = call.last = stream = _stream(result)
         update = stream - arguments[0]
-        call.output = call.reused(self._bchw(update) if self._deep.image else update)
+        update = self._bchw(update) if self._deep.image else update
+        call.output = call.reused(update if self._tokens is None else self._tokens.once(update))
         if call.output is None:
             return result
         stream = stream + call.output if self._deep.adds else call.output

@@ -6,7 +6,8 @@ from qwenimg.common.shapes.words import Parsed, Thing
 
 
 def english(asked: Parsed) -> str | None:
-    """Return what a prompt asks for in English: `two yellow stars on a black background`; None if it names no shape."""
+    """Return a prompt's scene in English: `two yellow stars on a black background`; None if the prompt names no
+    shape."""
     if not asked.things:
         return None
     first, *others = (_noun(thing) for thing in asked.things)

@@ -93,6 +93,14 @@ def test_wrong_shards(text: str) -> None:
         parse_shard(text)
 
 
+def test_a_launcher_that_sets_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    monkeypatch.setenv("RANK", "first")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="RANK is 'first'"):
+        parse_shard(None)
+
+
 def test_what_decides_the_pixels_of_a_model() -> None:
     identity, defaults = model_identity(Opening(model="shapes"))
     assert identity["model"] == "shapes-v1" and len(identity["files"]) == 3 and defaults.steps > 1

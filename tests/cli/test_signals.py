@@ -90,6 +90,51 @@ with signals.watched(), subprocess.Popen(["sleep", "3600"], text=True) as child,
     assert (ran.returncode, ran.stderr) == (143, ENDED)
 
 
+@pytest.mark.parametrize("failing", ["last", "event", "hears", "leftovers"])
+@pytest.mark.parametrize("error", ["ValueError('planted')", "SystemExit(9)"])
+def test_a_function_that_fails_is_told_and_the_process_ends(tmp_path: Path, failing: str, error: str) -> None:
+    """The thread that watches calls it; with the thread the end of the process would be lost."""
+    ran = run(
+        f"""
+from qwenimg.cli import signals
+from qwenimg.common.base import leftovers
+def fails(*given):
+    raise {error}
+with signals.watched() as stop:
+    if {failing!r} == "leftovers":
+        leftovers.remove_all = fails
+    else:
+        setattr(stop, {failing!r}, fails)
+    if {failing!r} == "hears":
+        stop.until = float("inf")
+    {SIGTERM}
+    time.sleep(3600)
+""",
+        tmp_path,
+    )
+    kind, _, text = error.partition("(")
+    bug = f"qwenimg: error: this is a bug in qwenimg: {kind}: {text.strip(chr(39) + ')')}\n"
+    assert ran.returncode == 143 and bug in ran.stderr and ENDED in ran.stderr, ran
+
+
+def test_an_error_of_another_thread_ends_the_process_though_its_event_fails(tmp_path: Path) -> None:
+    ran = run(
+        """
+import threading
+from qwenimg.cli import signals
+def fails(*given):
+    raise ValueError("planted")
+with signals.watched() as stop:
+    stop.event = stop.last = fails
+    threading.Thread(target=stop.fail, args=(6, "no number")).start()
+    time.sleep(3600)
+""",
+        tmp_path,
+    )
+    bug = "qwenimg: error: this is a bug in qwenimg: ValueError: planted\n"
+    assert (ran.returncode, ran.stderr) == (6, f"{bug}qwenimg: error: no number\n{bug}")
+
+
 @pytest.mark.parametrize("full", ["1", "2"])
 def test_a_reader_that_does_not_read_holds_nothing_up(tmp_path: Path, full: str) -> None:
     """Standard output or error is a pipe that is full."""

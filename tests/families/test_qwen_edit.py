@@ -25,7 +25,7 @@ from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import VARIANTS, Choices
 from qwenimg.common.families.qwen_image import variants
-from qwenimg.common.networks.encoders.qwen_vl_vision import PREFIX
+from qwenimg.common.networks.encoders.vision_tower import PREFIX
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit_options

@@ -17,7 +17,7 @@ from tiny_model import LIGHTNING, SCHEDULER
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.qwen_image import few_steps as qwen
+from qwenimg.common.families.qwen_image import variants as qwen
 from qwenimg.common.families.qwen_image.variants import TEXT
 from qwenimg.common.families.stable_diffusion import few_steps as sd
 from qwenimg.common.pipeline.plan import flow_plan

@@ -14,6 +14,7 @@ import torch
 from comfy_files import LAYOUTS, comfy
 from gguf_files import fitting, write
 from refusals import refused
+from relative import largest
 from safetensors.torch import load_file, save_file
 from tiny_flux2 import DIT, VAE, tiny_dit, tiny_vae, transformer_file
 
@@ -95,11 +96,7 @@ def test_gguf(tmp_path: Path, type: str, architecture: str) -> None:
     tensors = {key: value.numpy() for key, value in transformer_file(model).items()}
     write(path, {key: (value, fitting(value, type)) for key, value in tensors.items()}, architecture)
     _, arrays = values(path)
-    expected, worst = model.state_dict(), 0.0
-    assert arrays.keys() == expected.keys()
-    for name, value in expected.items():
-        error = float(np.linalg.norm(arrays[name].astype(np.float64) - value.numpy()) / np.linalg.norm(value.numpy()))
-        worst = max(worst, error)
+    worst = largest(arrays, model.state_dict())
     print(f"{type}: at most {worst:.1e} (limit {Q8_0})")
     assert worst <= Q8_0
 
@@ -263,7 +260,12 @@ def test_files_are_described_and_have_their_option(parts: dict[str, Path]) -> No
         kind = registry.identify_file(path)
         assert kind is not None and kind.option == name
         description = describe(path)
-        assert not description.faults and any(f"--{name.replace('_', '-')} FILE" in one for one in description.lines)
+        print("\n".join([*description.lines, *description.faults]))
+        faults = {"transformer": "axes_dims_rope", "vae": "norm_num_groups"}  # of tiny heads and few channels
+        if name in faults:
+            assert faults[name] in description.faults[0]
+        else:
+            assert not description.faults and f"--{name.replace('_', '-')} FILE" in description.lines[-1]
 
 
 def test_files_of_both_generations_are_told_apart(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flux_loras import Tensors, by_diffusers, check_changes, random
 from safetensors.torch import save_file
 from tiny_flux2 import tiny_dit
 
@@ -18,9 +19,7 @@ from qwenimg.common.weights.loras import lora
 from qwenimg.common.weights.loras.lora import read_lora
 
 RANK, ALPHA = 2, 3.0
-FLOAT32 = 1e-6  # relative L2 of a change of a weight
 D = 3072
-Tensors = dict[str, torch.Tensor]
 # Modules of the authors' layers in klein 4B: {name: (outputs, inputs)}
 LAYERS = {
     "double_blocks.0.img_attn.qkv": (3 * D, D),
@@ -34,10 +33,6 @@ LAYERS = {
     "single_blocks.0.linear1": (9 * D, D),
     "single_blocks.19.linear2": (D, 4 * D),
 }
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def kohya() -> Tensors:
@@ -58,20 +53,6 @@ def ai_toolkit() -> Tensors:
     }
 
 
-def by_diffusers(converter: str, tensors: Tensors) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Down and up of every layer, by diffusers' names."""
-    from diffusers.loaders import lora_conversion_utils
-
-    converted = getattr(lora_conversion_utils, converter)({key: value.clone() for key, value in tensors.items()})
-    layers = {key.partition(".lora_")[0] for key in converted}
-    return {
-        layer.removeprefix("transformer."): tuple(
-            converted[f"{layer}.lora_{side}.weight"].double().numpy() for side in "AB"
-        )  # type: ignore[misc]
-        for layer in layers
-    }
-
-
 @pytest.mark.parametrize(
     ("converter", "written"),
     [
@@ -86,16 +67,8 @@ def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written:
     expected, path = by_diffusers(converter, written()), tmp_path / "a.safetensors"
     save_file({key: value.contiguous() for key, value in written().items()}, path)
     changes = lora.fit(read_lora(path), lora_names.names(checkpoint))["transformer"]
-    assert {name.removesuffix(".weight") for name in changes} == expected.keys()
-    rng, worst = np.random.default_rng(0), 0.0
-    for name, [one] in changes.items():
-        (down, up), (theirs_down, theirs_up) = one.factors(), expected[name.removesuffix(".weight")]
-        x = rng.standard_normal(down.shape[1])
-        ours, theirs = up.astype(np.float64) @ (down @ x), theirs_up @ (theirs_down @ x)
-        assert ours.shape == theirs.shape
-        worst = max(worst, float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
-    print(f"{len(changes)} weights: at most {worst:.1e} (limit {FLOAT32})")
-    assert len(changes) == 14 and worst <= FLOAT32
+    check_changes(changes, expected)
+    assert len(changes) == 14
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])

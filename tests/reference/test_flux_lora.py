@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flux_loras import Tensors, by_diffusers, check_changes, random
 from refusals import refused
 from safetensors.torch import save_file
 from tiny_flux import WIDE, tiny_dit, transformer_file
@@ -22,7 +23,6 @@ from qwenimg.common.weights.loras.lora_names import Names
 
 RANK, ALPHA = 2, 3.0
 FLOAT32 = 1e-6  # relative L2 of a change of a weight
-Tensors = dict[str, torch.Tensor]
 
 PUBLISHED = (lora_names.transformer(flux_dit.manifest(FluxConfig(guidance_embeds=True))),)
 D = 3072
@@ -51,10 +51,6 @@ XLABS = {
 }
 
 
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def kohya() -> Tensors:
     out: Tensors = {}
     for name, (outputs, inputs) in KOHYA.items():
@@ -72,20 +68,6 @@ def xlabs() -> Tensors:
     }
 
 
-def by_diffusers(converter: str, tensors: Tensors) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Down and up of every layer, by diffusers' names."""
-    from diffusers.loaders import lora_conversion_utils
-
-    converted = getattr(lora_conversion_utils, converter)({key: value.clone() for key, value in tensors.items()})
-    layers = {key.partition(".lora_")[0] for key in converted}
-    return {
-        layer.removeprefix("transformer."): tuple(
-            converted[f"{layer}.lora_{side}.weight"].double().numpy() for side in "AB"
-        )  # type: ignore[misc]
-        for layer in layers
-    }
-
-
 def deltas_of(path: Path, tensors: Tensors, names: Names = PUBLISHED) -> Deltas:
     save_file({key: value.contiguous() for key, value in tensors.items()}, path)
     return lora.fit(read_lora(path), names)
@@ -99,16 +81,7 @@ def deltas_of(path: Path, tensors: Tensors, names: Names = PUBLISHED) -> Deltas:
 def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written: Callable[[], Tensors]) -> None:
     expected = by_diffusers(converter, written())
     changes = deltas_of(tmp_path / "a.safetensors", written())["transformer"]
-    assert {name.removesuffix(".weight") for name in changes} == expected.keys()
-    rng, worst = np.random.default_rng(0), 0.0
-    for name, [one] in changes.items():
-        (down, up), (theirs_down, theirs_up) = one.factors(), expected[name.removesuffix(".weight")]
-        x = rng.standard_normal(down.shape[1])
-        ours, theirs = up.astype(np.float64) @ (down @ x), theirs_up @ (theirs_down @ x)
-        assert ours.shape == theirs.shape
-        worst = max(worst, float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
-    print(f"{len(changes)} weights: at most {worst:.1e} (limit {FLOAT32})")
-    assert worst <= FLOAT32
+    check_changes(changes, expected)
 
 
 # Whole weights of a tiny model

@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+import seen_pictures
 import torch
 from PIL import Image
-from policies import FP32
 from refusals import refused
 from relative import relative_float32
+from seen_pictures import SLOT, Seen, prompt, reference_inputs, seen, states
 from tiny_model import randomise
 from tiny_qwen21 import TEXT
 
-from qwenimg import backends
 from qwenimg.common.families.qwen_image_21 import references
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import rope
-from qwenimg.common.parts.components import open_component, read_config
+from qwenimg.common.parts.components import read_config
 from qwenimg.common.pictures.patches import QWEN3_VL, patches
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 3e-6  # relative L2 of a forward
-SLOT = 600  # the token of a picture's slots
 VISION = {
     "depth": 5,
     "hidden_size": 48,
@@ -67,22 +65,7 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, backend: str, network: Network = qwen3_vl_vision.NETWORK) -> tuple[Any, Any]:
-    part = open_component(network, folder, read_config(network, folder), "it")
-    engine = backends.load(backend)
-    return engine, engine.open(part.network, part.config, part.stored(FP32), FP32)
-
-
-class Seen(NamedTuple):
-    """A picture: its patches, their rows and columns."""
-
-    patches: np.ndarray
-    rows: int
-    columns: int
-
-
-def seen(rows: int, columns: int, seed: int = 0) -> Seen:
-    values = np.random.default_rng(seed).standard_normal((rows * columns, 3, 1, 6, 6)).astype(np.float32)
-    return Seen(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns)
+    return seen_pictures.opened(folder, backend, network)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -99,22 +82,6 @@ def test_vision_tower(model: Any, folder: Path, backend: str) -> None:
         assert max(errors) <= FLOAT32 and result.std() > 0.1
 
 
-def prompt(parts: list[int | Seen]) -> tuple[list[int], list[PicturePlace], list[Seen]]:
-    """Ids of so many tokens of text and of pictures, and the pictures and their places."""
-    rng, ids, places = np.random.default_rng(5), list[int](), list[PicturePlace]()
-    for part in parts:
-        if isinstance(part, Seen):
-            places.append(PicturePlace(len(ids), part.rows // 2, part.columns // 2))
-            ids += [SLOT] * (part.rows * part.columns // 4)
-        else:
-            ids += rng.integers(3, 500, part).tolist()
-    return ids, places, [part for part in parts if isinstance(part, Seen)]
-
-
-def states(engine: Any, ours: Any, ids: list[int], places: list[PicturePlace], pictures: list[Seen]) -> np.ndarray:
-    return np.asarray(engine.numpy(ours.encode(ids, places, [ours.slots(*one) for one in pictures])))
-
-
 PROMPTS: dict[str, list[int | Seen]] = {
     "two pictures": [7, seen(4, 6, seed=1), 5, seen(14, 8, seed=2), 9],
     "one token between them": [3, seen(2, 4, seed=3), 1, seen(8, 2, seed=4), 1],
@@ -124,16 +91,10 @@ PROMPTS: dict[str, list[int | Seen]] = {
 
 def reference_states(model: Any, ids: list[int], pictures: list[Seen]) -> np.ndarray:
     """The states in front of the final norm."""
-    tokens = torch.tensor([ids])
-    more = {
-        "pixel_values": torch.from_numpy(np.concatenate([one.patches for one in pictures])),
-        "image_grid_thw": torch.tensor([[1, one.rows, one.columns] for one in pictures]),
-        "mm_token_type_ids": (tokens == SLOT).int(),
-    } if pictures else {}  # fmt: skip
     hook = model.model.language_model.norm.register_forward_hook(lambda module, given, result: given[0])
     try:
         with torch.inference_mode():
-            return model(input_ids=tokens, output_hidden_states=True, **more).hidden_states[-1].numpy()
+            return model(output_hidden_states=True, **reference_inputs(ids, pictures)).hidden_states[-1].numpy()
     finally:
         hook.remove()
 

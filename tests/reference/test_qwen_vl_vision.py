@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+import seen_pictures
 import torch
-from policies import FP32
 from relative import relative_float32
+from seen_pictures import SLOT, Seen, prompt, reference_inputs, states
 from tiny_model import TEXT, randomise
 
-from qwenimg import backends
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks.encoders import qwen_vl_vision
-from qwenimg.common.networks.encoders.qwen_vl_vision import NETWORK, PicturePlace, QwenVLVisionConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import NETWORK, QwenVLVisionConfig
 from qwenimg.common.numbers import rope
-from qwenimg.common.parts.components import open_component, read_config
+from qwenimg.common.parts.components import read_config
 from qwenimg.common.pictures.patches import QWEN2_VL, patches, whole_blocks
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 3e-6  # relative L2 of a forward
-SLOT = 600  # the token of a picture's slots
 VISION = {
     "depth": 4,
     "hidden_size": 48,
@@ -61,28 +60,16 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, backend: str) -> tuple[Any, Any]:
-    part = open_component(NETWORK, folder, read_config(NETWORK, folder), "it")
-    engine = backends.load(backend)
-    return engine, engine.open(part.network, part.config, part.stored(FP32), FP32)
+    return seen_pictures.opened(folder, backend, NETWORK)
 
 
 def picture(width: int, height: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-class Seen(NamedTuple):
-    """A picture: its patches, their rows and columns."""
-
-    patches: np.ndarray
-    rows: int
-    columns: int
-
-
 def seen(width: int, height: int, seed: int = 0) -> Seen:
     """A picture of which every pixel is seen: it needs no other size."""
-    rows, columns = height // 6, width // 6
-    values = np.random.default_rng(seed).standard_normal((rows * columns, 3, 1, 6, 6)).astype(np.float32)
-    return Seen(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns)
+    return seen_pictures.seen(height // 6, width // 6, seed)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -99,22 +86,6 @@ def test_vision_tower(model: Any, folder: Path, backend: str) -> None:
         assert error <= FLOAT32 and result.std() > 0.1
 
 
-def prompt(parts: list[int | Seen]) -> tuple[list[int], list[PicturePlace], list[Seen]]:
-    """Ids of so many tokens of text and of pictures, and the pictures and their places."""
-    rng, ids, places = np.random.default_rng(5), list[int](), list[PicturePlace]()
-    for part in parts:
-        if isinstance(part, Seen):
-            places.append(PicturePlace(len(ids), part.rows // 2, part.columns // 2))
-            ids += [SLOT] * (part.rows * part.columns // 4)
-        else:
-            ids += rng.integers(3, 500, part).tolist()
-    return ids, places, [part for part in parts if isinstance(part, Seen)]
-
-
-def states(engine: Any, ours: Any, ids: list[int], places: list[PicturePlace], pictures: list[Seen]) -> np.ndarray:
-    return np.asarray(engine.numpy(ours.encode(ids, places, [ours.slots(*one) for one in pictures])))
-
-
 PROMPTS = {
     "two pictures": [7, seen(96, 60, seed=1), 5, seen(60, 156, seed=2), 9],
     "one token between them": [3, seen(24, 48, seed=3), 1, seen(48, 24, seed=4), 1],
@@ -123,14 +94,8 @@ PROMPTS = {
 
 
 def reference_states(model: Any, ids: list[int], pictures: list[Seen]) -> np.ndarray:
-    tokens = torch.tensor([ids])
-    more = {
-        "pixel_values": torch.from_numpy(np.concatenate([one.patches for one in pictures])),
-        "image_grid_thw": torch.tensor([[1, one.rows, one.columns] for one in pictures]),
-        "mm_token_type_ids": (tokens == SLOT).int(),
-    } if pictures else {}  # fmt: skip
     with torch.inference_mode():
-        return model(input_ids=tokens, output_hidden_states=True, **more).hidden_states[-1].numpy()
+        return model(output_hidden_states=True, **reference_inputs(ids, pictures)).hidden_states[-1].numpy()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

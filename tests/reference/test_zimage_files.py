@@ -13,6 +13,7 @@ import torch
 from comfy_files import LAYOUTS, comfy
 from gguf_files import fitting, write
 from refusals import refused
+from relative import largest
 from safetensors.torch import save_file
 from tiny_zimage import WIDE, tiny_dit, transformer_file
 
@@ -92,11 +93,7 @@ def test_gguf(tmp_path: Path, model: torch.nn.Module, type: str, pads: tuple[int
     tensors |= {key: value.reshape(pads) for key, value in tensors.items() if "pad_token" in key}
     write(path, {key: (value, fitting(value, type)) for key, value in tensors.items()}, "lumina2")
     _, arrays = values(path)
-    worst = 0.0
-    assert arrays.keys() == expected(model).keys()
-    for name, value in expected(model).items():
-        error = float(np.linalg.norm(arrays[name].astype(np.float64) - value) / np.linalg.norm(value))
-        worst = max(worst, error)
+    worst = largest(arrays, expected(model))
     limit = 10 * Q8_0 if type == "Q4_0" else Q8_0
     print(f"{type}: at most {worst:.1e} (limit {limit})")
     assert worst <= limit

@@ -11,7 +11,8 @@ import pytest
 from crossed import crossed
 
 import qwenimg
-from qwenimg.cli.parts import FLAGS, VALUES
+from qwenimg.cli.options import PRECISION_FLAGS as FLAGS
+from qwenimg.cli.options import PRECISION_VALUES as VALUES
 from qwenimg.common.base.errors import ModelError, NumericsError
 
 BACKENDS = ("cpu", "mlx")

@@ -96,6 +96,52 @@ def test_loras_have_served_names_alone() -> None:
     assert caught.value.param == "lora"
 
 
+CONTROLLED = replace(SETTINGS, controls={"union": "/home/me/nets/union", "known": "qwen-image-controlnet-union"})
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "expected"),
+    [
+        ("union=1", 1, "/home/me/nets/union=1"), (" union = canny@1:0.5 ", 1, "/home/me/nets/union=canny@1:0.5"),
+        (["union=2:0.5:0-0.8", "known=1", "union=1"], 2,
+         "/home/me/nets/union=2:0.5:0-0.8; qwen-image-controlnet-union=1; /home/me/nets/union=1"),
+    ],
+)  # fmt: skip
+def test_controls_have_served_names_and_numbers_of_pictures(text: object, count: int, expected: str) -> None:
+    data = asked.options({"prompt": "x", "control": text})
+    assert asked.ordered(data, CONTROLLED, most=1, control_images=count)[0]["control"] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "param"),
+    [
+        ("union=/etc/passwd", 1, "control"), ("union=canny@/etc/passwd", 1, "control"), ("union=../1", 1, "control"),
+        ("union=1/../../x", 1, "control"), ("union=file:1", 1, "control"), ("union=01", 1, "control"),
+        ("union=0", 1, "control"), ("union=1:x", 1, "control"), ("union=1:0.5:0.9-0.1", 1, "control"),
+        ("union=1:-1", 1, "control"), ("union=1:1e999", 1, "control"), ("union=depth@1", 1, "control"),
+        ("union", 1, "control"), ("=1", 1, "control"), ("/home/me/nets/union=1", 1, "control"),
+        ("qwen-image-controlnet-union=1", 1, "control"), ("../nets/union=1", 1, "control"), (7, 1, "control"),
+        ([1], 1, "control"), (["union=1", None], 1, "control"), ("; ".join(["union=1"] * 9), 1, "control"),
+        ("union=2", 1, "control_image"), ("union=1", 0, "control_image"), ("union=1", 2, "control_image"),
+        ("", 1, "control_image"), ("union=1\0", 1, "control"), ("union=\u0661", 1, "control"),
+    ],
+)  # fmt: skip
+def test_a_control_names_no_file(text: object, count: int, param: str) -> None:
+    with pytest.raises(Fault) as caught:
+        data = asked.options({"prompt": "x", "control": text})
+        asked.ordered(data, CONTROLLED, most=1, control_images=count)
+    print(caught.value.text)
+    assert caught.value.param == param and caught.value.status == 400
+    assert "/home" not in caught.value.text.replace("'/home/me/nets/union'", "") and caught.value.text.isprintable()
+
+
+@pytest.mark.parametrize("value", ["/etc/passwd", "http://x/y", 3, [3], [""], {"a": 1}, ["QQ=="] * 9])
+def test_pictures_of_controls_are_in_base64(value: object) -> None:
+    with pytest.raises(Fault) as caught:
+        asked.pictures({"control_image": value}, "control_image")
+    assert caught.value.param == "control_image"
+
+
 def test_models_have_served_names_alone() -> None:
     settings = replace(SETTINGS, aliases={"dall-e-2": "two"})
     assert asked.model_named("dall-e-2", settings) == "two" and asked.model_named("one", settings) == "one"

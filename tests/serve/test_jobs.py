@@ -250,6 +250,24 @@ def test_a_journal_of_another_version_is_named(tmp_path: Path) -> None:
         Journal(tmp_path)
 
 
+def test_the_pictures_of_a_job_are_kept_until_its_end(tmp_path: Path) -> None:
+    """Each in its field and in its order, also for the next server."""
+    journal = Journal(tmp_path)
+    job = order(kind="job", images=(b"a", b"b"), control_images=(b"c", b"d", b"c"), mask=b"e")
+    journal.add(job)
+    journal.close()
+    journal = Journal(tmp_path)
+    [kept] = journal.unfinished()
+    assert (kept.images, kept.control_images, kept.mask) == (job.images, job.control_images, job.mask)
+    assert kept.fingerprint == job.fingerprint
+    job.end("done")
+    journal.end(job)
+    journal.close()
+    with sqlite3.connect(tmp_path / "gallery.sqlite3") as base:
+        assert base.execute("select count(*) from images").fetchone() == (0,)
+    base.close()
+
+
 def test_a_picture_whose_row_was_lost_is_written_again(tmp_path: Path) -> None:
     """As after kill -9 between the file and its row."""
     journal = Journal(tmp_path)

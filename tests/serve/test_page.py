@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 from browsers import axe, chromium
 from PIL import Image
-from servers import LONG, RunningServer, until_end
+from servers import LONG, RunningServer, serving, until_end
+from tiny_control import write_controlnet
 
 from qwenimg.cli.serve import page as served
 from qwenimg.cli.serve.page import file, policy
@@ -224,7 +226,8 @@ def test_every_option_of_the_schema_has_a_control(watched: Watched, server: Runn
         [model] = http.get("/api/models").json()["models"]
     names = set(page.evaluate("[...document.querySelectorAll('#form [name]')].map((one) => one.name)"))
     there = {name for name, about in schema.items() if "x-families" not in about or name in model["options"]}
-    assert there - names == {"size", "lora"}, "size is width and height; no LoRA is served"
+    assert there - names == {"size", "lora", "control"}, "size is width and height; no LoRA nor network is served"
+    assert page.locator("#keepto").is_hidden()
     assert page.get_attribute("#steps", "placeholder") == str(model["defaults"]["steps"])
     sampler = page.locator("#f-sampler option").all_text_contents()
     assert len(sampler) == 1 + len(schema["sampler"]["enum"])
@@ -386,6 +389,80 @@ def test_a_grid_of_settings(watched: Watched, server: RunningServer) -> None:
     watched.check()
 
 
+@slow
+def test_a_grid_that_starts_from_a_picture(watched: Watched, server: RunningServer) -> None:
+    """Its cells have the picture and the mask, also those that are handed in after a reload."""
+    page = watched.page
+    small(page)
+    page.fill("#prompt", "a red circle")
+    page.locator("#begin summary").click()
+    page.set_input_files(
+        "#pick", {"name": "grey.png", "mimeType": "image/png", "buffer": png(np.full((64, 64, 3), 90))}
+    )
+    expect(page.locator("#inputs img")).to_have_count(1)
+    page.click("#paint")
+    page.click("#invert")
+    page.click("#painted")
+    expect(page.locator("#inputs img")).to_have_count(2)
+    page.locator("#plot summary").click()
+    page.select_option("#xname", "strength")
+    page.fill("#xvalues", "0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1")
+    with server.http as http:  # no cell ends before the page is opened anew
+        held = http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"]
+        page.click("#compare")
+        expect(page.locator("#table td", has_text="waiting")).to_have_count(3)
+        page.reload()
+        page.locator("#lamp:not(.off)").wait_for()
+        http.delete(f"/api/jobs/{held}")
+        expect(page.locator("#table img")).to_have_count(7)
+        recipes = [one["recipe"] for one in http.get("/api/pictures?limit=7").json()["pictures"]]
+    assert sorted(one["strength"] for one in recipes) == [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1]
+    assert len({(one["image_sha256"], one["mask_sha256"], one["seed"]) for one in recipes}) == 1
+    page.click("#unplot")
+    expect(page.locator("#matrix")).to_be_hidden()
+    watched.check()
+
+
+@slow
+def test_a_picture_whose_shapes_are_kept(browser: Any, tmp_path: Path, tiny_folder: Path) -> None:
+    net = write_controlnet(tmp_path / "union")
+    options = ("--control", net, "-m", tiny_folder)
+    with serving(tmp_path / "g", *options) as server:
+        name = server.http.get("/v1/models").json()["data"][1]["id"]
+        watched = Watched(browser, server, viewport=NARROW)
+        page = watched.page
+        page.select_option("#model", name)
+        small(page)
+        page.fill("#prompt", "x")
+        page.locator("#keepto summary").click()
+        for value in (60, 200):
+            array = np.full((64, 64, 3), value)
+            array[16:48, 16:48] = 255 - value
+            page.set_input_files("#keeppick", {"name": f"{value}.png", "mimeType": "image/png", "buffer": png(array)})
+        expect(page.locator(".keep")).to_have_count(2)
+        page.get_by_label("Picture of picture 2").select_option("canny")
+        page.get_by_label("Strength of picture 2").fill("0.5")
+        page.get_by_label("Until of picture 1").fill("0.8")
+        page.get_by_label("Until of picture 1").blur()
+        assert axe(page) == []
+        page.click("#draw")
+        expect(page.locator("#gallery li")).to_have_count(1)
+        recipe = newest(server)["recipe"]
+        assert recipe["control"] == "union=1:1:0-0.8; union=canny@2:0.5" and len(set(recipe["control_sha256"])) == 2
+        page.get_by_label("Strength of picture 1").fill("99")
+        page.get_by_label("Strength of picture 1").blur()
+        page.click("#draw")
+        expect(page.locator("[data-field=control] .fault")).to_contain_text("a scale is a number from 0 to 10")
+        page.get_by_label("Remove 60.png").click()
+        expect(page.locator(".keep")).to_have_count(1)
+        page.click("#draw")
+        expect(page.locator("#gallery li")).to_have_count(2)
+        assert newest(server)["recipe"]["control"] == "union=canny@1:0.5"
+        page.click("#clear")
+        expect(page.locator(".keep")).to_have_count(0)
+        watched.check("400")
+
+
 @pytest.mark.parametrize(
     "prompt",
     [MARKUP, pytest.param(TURNED, marks=slow), pytest.param(LONG_PROMPT, marks=slow)],
@@ -422,7 +499,7 @@ def test_axe_finds_nothing(browser: Any, server: RunningServer, theme: str, size
     watched = Watched(browser, server, viewport=size, color_scheme=theme, reduced_motion="reduce")
     page = watched.page
     page.locator("#gallery li").first.wait_for()
-    for summary in page.locator("summary").all():
+    for summary in page.locator("summary:visible").all():
         summary.click()
     assert axe(page) == []
     with server.http as http:

@@ -21,6 +21,7 @@ from cli_runner import cli
 from PIL import Image
 from processes import pixels, qwenimg
 from servers import LONG, RunningServer, gone, serving, until_end, until_step
+from tiny_control import write_controlnet
 
 from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.shapes import builtin
@@ -182,6 +183,92 @@ def test_a_model_that_sees_several_images(tmp_path: Path, tiny_flux2: dict[str, 
         assert (whole[0] == whole[1]).all() and (whole[0] == whole[2]).all()
 
 
+def test_control_networks_that_were_given_at_the_start(tmp_path: Path, tiny_folder: Path) -> None:
+    """By each API the pixels of the command line, whose pictures are files; a request names none, nor another
+    network, and no answer names a path."""
+    net = write_controlnet(tmp_path / "union")
+    edges, hole = (np.random.default_rng(seed).integers(0, 256, (40, 60, 3)) for seed in (2, 3))
+    for name, array in (("edges", edges), ("hole", hole)):
+        (tmp_path / f"{name}.png").write_bytes(png(array))
+    size = {"steps": 2, "width": 80, "height": 48, "guidance": 3.0, "seed": 3}
+    options = [f"--{key}={value}" for key, value in size.items()]
+    controls = ("--control", f"{net}=canny@edges.png:0.5", "--control", f"{net}=hole.png:0.8:0-0.5")
+    base = ("x", "-m", tiny_folder, "--backend", "cpu", *options)
+    code, _, err = qwenimg(*base, *controls, "-o", "by-cli.png", cwd=tmp_path)
+    assert code == 0, err
+    expected = pixels(tmp_path / "by-cli.png")
+    with serving(tmp_path / "g", "-m", tiny_folder, "--control", net) as server, server.http as http:
+        name = http.get("/v1/models").json()["data"][1]["id"]
+        assert http.get("/api/models").json()["controls"] == ["union"]
+        files = [base64.b64encode(png(one)).decode() for one in (hole, edges)]
+        asked = {"prompt": "x", "model": name, **size, "control": "union=canny@2:0.5; union=1:0.8:0-0.5"}
+        sent = asked | {"control_image": files}
+        done = until_end(http, http.post("/api/jobs", json=sent).json()["id"])
+        assert done["state"] == "done", done
+        [model] = [row for row in http.get("/api/models").json()["models"] if "controlled" in row]
+        assert model["controlled"], "a page offers it"
+        drawn = [http.get(f"/api/pictures/{done['pictures'][0]}").content]
+        recipe = http.get(f"/api/pictures/{done['pictures'][0]}/recipe").json()
+        assert recipe["control"].startswith("union=canny@2:0.5; ")
+        read = http.get(f"/api/pictures/{done['pictures'][0]}/options").json()
+        assert "control" not in read["options"] and "a control" in " ".join(read["notes"])
+        answer = http.post("/v1/images/generations", json=sent)
+        assert answer.status_code == 200, answer.text
+        drawn.append(base64.b64decode(answer.json()["data"][0]["b64_json"]))
+        for one in drawn:
+            assert (np.asarray(Image.open(io.BytesIO(one))) == expected).all()
+        parts = [("image", png(edges)), ("control_image[]", png(hole)), ("control_image[]", png(edges))]
+        texts = {key: str(value) for key, value in asked.items()}
+        edited = http.post("/v1/images/edits", data=texts, files=[(field, (field, data)) for field, data in parts])
+        assert edited.status_code == 200, edited.text
+        broken = base64.b64encode(b"no picture").decode()
+        for changed, words in (
+            ({"control": "union=edges.png", "control_image": files[:1]}, "NUMBER"),
+            ({"control": "other=1", "control_image": files[:1]}, "no control network"),
+            ({"control": "union=1:99", "control_image": files[:1]}, "scale"),
+            ({"control_image": files[:1]}, "names 0"),
+        ):
+            wrong = http.post("/api/jobs", json={"prompt": "x", "model": name, **size, **changed})
+            assert wrong.status_code == 400 and words in wrong.json()["error"]["message"], wrong.text
+            assert str(tmp_path) not in wrong.text
+        for changed, words in (
+            ({"control": "union=1", "control_image": broken}, "no PNG"),
+            ({"control": "union=1", "control_image": files[0], "model": "shapes"}, "the server's log says why"),
+        ):
+            failed = until_end(http, http.post("/api/jobs", json=asked | changed).json()["id"])
+            assert failed["state"] == "failed" and words in failed["error"], failed
+            assert str(tmp_path) not in failed["error"] and failed["request"]["control"] == "union=1"
+
+
+@pytest.mark.slow
+def test_a_worker_for_each_device(tmp_path: Path) -> None:
+    """Two on the CPU draw at once; the end of one is not the other's."""
+    with serving(tmp_path / "g", "--backend", "cpu") as server, server.http as http:
+        while len(server.workers) < 2 or http.get("/metrics").text.count("qwenimg_worker_up{") < 2:
+            pass
+        server.says("ready:")
+        jobs = [http.post("/api/jobs", json={"prompt": "x", "steps": LONG, "seed": i}).json()["id"] for i in (1, 2)]
+        for job in jobs:
+            until_step(http, job)
+        states = {row["id"]: row["state"] for row in http.get("/api/jobs").json()["jobs"]}
+        assert [states[job] for job in jobs] == ["drawing", "drawing"]
+        first, second = server.workers
+        os.kill(first, signal.SIGKILL)
+        server.says("has ended")
+        assert psutil.pid_exists(second)
+        server.says("ready:")
+        assert second in server.workers and len(server.workers) == 2
+        for job in jobs:
+            http.delete(f"/api/jobs/{job}")
+        done = [http.post("/api/jobs", json={"prompt": "x", "seed": 1, **FEW}).json()["id"] for _ in range(3)]
+        shown = [http.get(f"/api/pictures/{until_end(http, job)['pictures'][0]}").content for job in done]
+        assert len(set(map(_decoded, shown))) == 1, "each worker draws the same picture"
+
+
+def _decoded(data: bytes) -> bytes:
+    return Image.open(io.BytesIO(data)).tobytes()
+
+
 def png(array: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(array.astype(np.uint8)).save(out, "PNG")
@@ -233,6 +320,7 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
         (["--token-file", "short"], "16 printable"), (["--token-file", "missing"], "missing"),
         (["--token-file", "."], "folder"), (["--port", "70000"], "--port"), (["--queue", "0"], "--queue"),
         (["--deadline", "0"], "--deadline"), (["--lora", "missing.safetensors"], "no such file"),
+        (["--control", "missing"], "no such file"), (["--control", "a=b"], "no such file"),
         (["-m", "shapes", "-m", "shapes"], "served as shapes"),
         (["--served-name", "shapes"], "served model already"),
         (["-m", "shapes", "-m", "shapes", "--vae", "x"], "one --model"), (["--precision", "fp33"], "fp33"),

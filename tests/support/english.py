@@ -20,7 +20,7 @@ VERBS = frozenset(
     Free Generate Get Give Guard Hash Have Hold Ignore Interpolate Judge Keep Kill Leave Let Link List Load Lock
     Look Make Map Mark Measure Meet Move Multiply Name Note Observe Open Pack Pad Parse Place Plan Predict Prefer
     Prepare Print Put Quantize Raise Read Receive Record Redirect Remove Rename Render Repeat Replace Report
-    Resample Return Round Run Sample Save Say Scale Search Send Serve Set Shift Show Skip Sort Split Spread Stack
+    Resample Return Round Run Sample Save Say Scale Search Send Serve Set Share Shift Show Skip Sort Split Spread Stack
     Stand Start Stop Store Stream Stretch Switch Sync Take Tell Test Time Turn Unpack Update Validate Verify Wait
     Watch Wrap Write Yield
     """,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import torch
 from PIL import Image
 
@@ -98,17 +99,7 @@ def generate(
         output_type="latent",
     ).images
     final = unpack(final.float().numpy(), *latents.shape[2:])
-    return final, decoded(pipe, final)
-
-
-def decoded(pipe: Any, final: np.ndarray) -> np.ndarray:
-    config = pipe.vae.config
-    mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.latents_mean, config.latents_std))
-    with torch.no_grad():
-        z = torch.from_numpy(final) / (1.0 / std) + mean
-        pixels = pipe.vae.decode(z[:, :, None], return_dict=False)[0][:, :, 0]
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return (image * 255).round().astype(np.float64)
+    return final, oracle.decoded(pipe, final)
 
 
 SMALLER = 36  # by which areas are divided in tests: a picture is seen in 171 x 171 pixels, and its copy in 64 x 64

@@ -18,7 +18,7 @@ from parity_verdict import Verdict, judge
 from policies import parse
 from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
-from qwenimg.common.families.stable_diffusion.precision import KIND
+from qwenimg.common.families.stable_diffusion.family import KIND
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parity import parity

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qwenimg.common.families.qwen_image.precision import KIND as MMDIT
-from qwenimg.common.families.stable_diffusion.precision import KIND as UNET
+from qwenimg.common.families.qwen_image.family import KIND as MMDIT
+from qwenimg.common.families.stable_diffusion.family import KIND as UNET
 from qwenimg.common.precision import precision
 from qwenimg.common.precision.precision import DenoiserKind, Precision, bases
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 
@@ -15,3 +17,9 @@ def relative_float32(a: np.ndarray, b: np.ndarray) -> float:
     """The same for `a` in float32."""
     assert a.dtype == np.float32
     return relative(a, b)
+
+
+def largest(values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    """The largest relative error of arrays with the same names."""
+    assert values.keys() == expected.keys()
+    return max(relative(values[name], np.asarray(one)) for name, one in expected.items())

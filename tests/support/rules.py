@@ -19,6 +19,8 @@ AT_IMPORT = {
     "get_args": "a constant",
     "Block": "a constant: a frozen dataclass",
     "Guidance": "a constant: a frozen dataclass",
+    "Place": "a constant: a named tuple",
+    "Rows": "a constant: a named tuple",
     "KnownModel": "a constant: a frozen dataclass",
     "Piece": "a constant: a frozen dataclass",
     "FlowLevels": "a constant: a frozen dataclass",

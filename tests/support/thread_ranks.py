@@ -48,6 +48,9 @@ class ThreadGroup:
         assert sharing.ranks == self.size
         self._sharing = sharing
 
+    def compiled(self) -> None:
+        raise AssertionError("threads compile nothing")
+
     @property
     def branch(self) -> int:
         return self.rank // self._sharing.tokens
@@ -63,6 +66,10 @@ class ThreadGroup:
     def gather(self, array: Tensor) -> list[Tensor]:
         every, parts = self.board.exchanged(self.rank, array.clone()), self._sharing.tokens
         return every[self.rank % parts :: parts]
+
+    def summed(self, numbers: Sequence[float]) -> list[float]:
+        every = self.board.exchanged(self.rank, list(numbers))
+        return [sum(column) for column in zip(*every[: self._sharing.tokens], strict=True)]
 
     def swap(self, parts: list[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         count = self._sharing.tokens

@@ -283,7 +283,7 @@ import numpy as np
 from qwenimg import backends
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 

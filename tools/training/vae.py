@@ -18,7 +18,7 @@ from torch import Tensor
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.vaes.qwen_vae import QwenVAE, built
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.families.qwen_image.precision import KIND
+from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.training.config import TrainConfig

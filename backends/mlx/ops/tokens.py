@@ -16,6 +16,10 @@ class Tokens:
         """Return the rows of a table [L ...] for this rank's tokens: all."""
         return table
 
+    def once(self, x: Array) -> Array:
+        """Return those of this rank's tokens x [B L' C] that no rank before it has: all."""
+        return x
+
     def whole(self, x: Array) -> Array:
         """Return the tokens [B L C] of all ranks, for this one's."""
         return x

@@ -18,28 +18,32 @@ from qwenimg.backends.torch.ops.attention import Attend, attention
 
 
 class TokenExchange(Protocol):
-    """The ranks that share tokens, for one of them."""
+    """The ranks that share tokens, as one of them sees them."""
 
     rank: int
     size: int
 
     def swap(self, parts: list[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Send part i to rank i, and return that which each rank has sent here, of these shapes."""
+        """Send part i to rank i. Return the part that each rank sends to this one, of these shapes."""
         ...
 
 
 class HasTokenRanks(Protocol):
     """All ranks of a run."""
 
+    def compiled(self) -> None:
+        """Note that blocks of a network are compiled."""
+        ...
+
     @property
     def tokens(self) -> TokenExchange | None:
-        """Those that share tokens in the present run; None if each has all."""
+        """The ranks that share tokens in the present run; None if each rank has all tokens."""
         ...
 
 
 class Tokens(torch.nn.Module):
-    """The division of the image's tokens: between `part` and `whole` this rank has its own. Without other ranks, these
-    are all. Holds no weights."""
+    """The division of an image's tokens among ranks. Between calls of `part` and `whole` this rank has its own
+    tokens; without other ranks, all. Holds no weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,6 +65,12 @@ class Tokens(torch.nn.Module):
         """Return the rows of a table [L ...] for this rank's tokens."""
         return table if (ranks := self.ranks) is None else _own(table, 0, ranks)
 
+    def once(self, x: Tensor) -> Tensor:
+        """Return those of this rank's tokens x [B L' C] that no rank before it has: not the text's behind the image's,
+        of which each has all."""
+        ranks = self.ranks
+        return x if ranks is None or ranks.rank == 0 else x[:, : self.counts[ranks.rank]]
+
     def whole(self, x: Tensor) -> Tensor:
         """Return the tokens [B L C] of all ranks, for this one's."""
         if (ranks := self.ranks) is None:
@@ -71,7 +81,7 @@ class Tokens(torch.nn.Module):
 
 
 def divided(tokens: int, ranks: int) -> list[int]:
-    """Return how many of `tokens` each rank has; the first ones have one more where they do not divide."""
+    """Return the number of tokens of each rank; the first ranks have one more if `tokens` do not divide evenly."""
     least, more = divmod(tokens, ranks)
     return [least + (rank < more) for rank in range(ranks)]
 
@@ -82,7 +92,7 @@ def _own(x: Tensor, axis: int, ranks: TokenExchange) -> Tensor:
 
 
 def share_tokens(model: torch.nn.Module, group: HasTokenRanks) -> None:
-    """Have a denoiser's tokens be shared by the ranks of `group`. Another network has none to share."""
+    """Share a denoiser's tokens among the ranks of `group`. Other networks have no tokens to share."""
     for tokens in [module for module in model.modules() if isinstance(module, Tokens)]:
         tokens.group = group
         for module in model.modules():

@@ -2,30 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import lora_names, mflux, variants
-from qwenimg.common.families.flux.checkpoint import REFUSED, open_checkpoint
+from qwenimg.common.families.flux.checkpoint import REFUSED, model_of, open_checkpoint
 from qwenimg.common.families.flux.describe_file import describe_file, part_of
 from qwenimg.common.families.flux.model import Flux
-from qwenimg.common.families.flux.precision import KIND
 from qwenimg.common.families.flux.published import defaults, published
 from qwenimg.common.families.flux.single_file import is_model
 from qwenimg.common.families.flux.small_files import small_files
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.runtime import Runtime
 
-
-def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> Flux:
-    assert refiner is None
-    return Flux(runtime, checkpoint)
+_DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
+KIND = DenoiserKind(
+    denoiser="transformer",
+    places={
+        "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler "
+        "(switchable)",
+        "modulation": "the embeddings of time, guidance and pooled text, and every block's shift, scale and gate",
+        "residual": "the residual streams of transformer and text encoders, from x_embedder and context_embedder on, "
+        "which start them",
+        "timestep": "timestep, guidance and their sinusoids (switchable: `rounded` is what diffusers does in half "
+        "precision, where a guidance of 3.5 is seen as 3.504)",
+        "rope": "RoPE tables, made in float64, and the rotation",
+        "softmax": PLACES["softmax"],
+        "rms_norm": "RMSNorm, gain included",
+        "guidance": "guidance by a negative prompt",
+        "scheduler": PLACES["scheduler"],
+    },
+    prefers=("bf16", "fp16"),
+    without_units="fp16-upcast",
+    keys={
+        "final_norm": re.compile(r"(norm_out|proj_out)\."),
+        "residual": re.compile(r"(x_embedder|context_embedder)\."),
+    },
+    scales={
+        re.compile(_DOUBLE + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
+        re.compile(_DOUBLE + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
+        re.compile(_DOUBLE + r"(ff|ff_context)\.net\.(0\.proj|2)"): 2.0**-5,
+        re.compile(_SINGLE + r"attn\.(to_[qkv]|attend)"): 2.0**-3,
+        re.compile(_SINGLE + r"proj_(mlp|out)"): 2.0**-5,
+    },
+    rounds_time=True,
+)
+"""The places are those of Qwen-Image, whose blocks of two streams are the same. The text stream is known to exceed
+float16: diffusers clips it there. Under fp16 the streams are float32 and nothing is clipped; the products are scaled by
+Qwen-Image's factors, since no measurement of Flux.1's own activations is known here. Under fp16-plain the streams are
+float16, and are clipped as in diffusers."""
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:
@@ -58,11 +90,11 @@ FAMILY = Family(
     options=Flux.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),
     open=open_checkpoint,
-    reads_folder=mflux.layout,
-    reads_names=mflux.are_names,
+    mflux_signs=mflux.SIGNS,
     reads_file=is_model,
     describe_file=describe_file,
-    model=_model,
+    model_of=model_of,
+    model=lambda runtime, checkpoint, refiner: Flux(runtime, checkpoint),
     lora_names=lora_names.names,
     small_files=small_files,
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,

@@ -3,21 +3,33 @@ and XLabs'. kohya's number of T5 is 3, as in a model with two CLIPs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import place
-from qwenimg.common.parts.authors_names import layers
+from qwenimg.common.parts.authors_names import QKV, Layers, layers, place_of
 from qwenimg.common.parts.texts.clip_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
-_QKV = re.compile(r"attn\.(?:to_(?P<image>[qkv])|add_(?P<text>[qkv])_proj)")
 _T5 = ("text_encoder_2.", "lora_te3_", "lora_te2_", "lycoris_te3_")
-_XLABS_ENDS = {"attn.to_out.0": "proj_lora1", "attn.to_add_out": "proj_lora2", "proj_out": "proj"}
+_XLABS: Mapping[str, tuple[str, Layers]] = {
+    "transformer_blocks": (
+        "double_blocks",
+        {
+            **{f"attn.to_{x}": Place("qkv_lora1", Rows(i, i + 1, 3)) for i, x in QKV},
+            **{f"attn.add_{x}_proj": Place("qkv_lora2", Rows(i, i + 1, 3)) for i, x in QKV},
+            "attn.to_out.0": "proj_lora1",
+            "attn.to_add_out": "proj_lora2",
+        },
+    ),
+    "single_transformer_blocks": (
+        "single_blocks",
+        {**{f"attn.to_{x}": Place("qkv", Rows(i, i + 1, 3)) for i, x in QKV}, "proj_out": "proj"},
+    ),
+}
 
 
 def names(checkpoint: Checkpoint) -> Names:
@@ -34,18 +46,13 @@ def transformer(weights: Manifest) -> ComponentNames:
     return component_names("transformer", weights, DENOISER, places=places)
 
 
-def _xlabs(path: str) -> Iterator[Place]:
-    """Yield XLabs' name for the change of a layer by an attention's processor. In a block of one stream it has q, k
-    and v of one module, without the feed-forward."""
+def _xlabs(path: str) -> list[Place]:
+    """Return XLabs' places of a layer's change by an attention's processor: one or none. In a block of one stream the
+    processor has q, k and v of one module, without the feed-forward."""
     kind, _, rest = path.partition(".")
     index, _, layer = rest.partition(".")
-    block = {"transformer_blocks": "double_blocks", "single_transformer_blocks": "single_blocks"}.get(kind)
-    if block is None:
-        return
-    name = _XLABS_ENDS.get(layer)
-    if match := _QKV.fullmatch(layer):
-        third = "qkv".index(match["image"] or match["text"])
-        name = "qkv" if block == "single_blocks" else f"qkv_lora{1 if match['image'] else 2}"
-        yield Place(f"{block}.{index}.processor.{name}", Rows(third, third + 1, 3))
-    elif name is not None:
-        yield Place(f"{block}.{index}.processor.{name}")
+    block, places = _XLABS.get(kind, ("", {}))
+    if layer not in places:
+        return []
+    there = place_of(places, layer)
+    return [there._replace(key=f"{block}.{index}.processor.{there.key}")]

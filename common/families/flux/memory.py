@@ -15,8 +15,8 @@ def step_peak(config: FluxConfig, tokens: int) -> int:
 
 
 def modulation_rows(config: FluxConfig, plan: LoadPlan, rows: int) -> int:
-    """Return the bytes of so many rows of modulation: twelve vectors for each block of two streams, three for each of
-    one, and two. `plan` is the transformer's as it is in memory."""
+    """Return the bytes of `rows` rows of modulation: twelve vectors for each block of two streams, three for each
+    block of one, and two. `plan` is the transformer's as it is in memory."""
     bias = plan.entries["norm_out.linear.bias"]
     vectors = 12 * config.num_layers + 3 * config.num_single_layers + 2
     return rows * vectors * config.dim * bias.storage.nbytes((1,))

@@ -7,7 +7,6 @@ every block, and its convolutions have their channels last.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,12 @@ from qwenimg.common.weights.keys import Rename
 
 _FEED_FORWARD = {"linear1": "net.0.proj", "linear2": "net.2"}
 _LAYER = re.compile(r"(transformer_blocks\.\d+\.ff(?:_context)?)\.(linear[12])\.(.+)")
-_SIGNS = ("transformer_blocks.0.ff.linear1.", "transformer_blocks.0.ff_context.linear1.")
+SIGNS = ("transformer_blocks.0.ff.linear1.", "transformer_blocks.0.ff_context.linear1.")
 GROUP = 64  # values of one scale, always in mflux
 _GUIDANCE = "time_text_embed.guidance_embedder."
 _T5_BLOCK = re.compile(r"t5_blocks\.(?P<block>\d+)\.(?P<part>attention|ff)\.(?P<rest>.+)")
 _T5_PARTS = {"attention": "layer.0", "ff": "layer.1"}
 _DISTANCES = "SelfAttention.relative_attention_bias."
-
-
-def are_names(keys: Iterable[str]) -> bool:
-    """Return whether `keys` are mflux's names for tensors of the transformer."""
-    return any(key.startswith(_SIGNS) for key in keys)
-
-
-def layout(folder: Path) -> str | None:
-    """Return the layout of a folder whose transformer has mflux's names; else None. Raises ModelError."""
-    return mflux.layout(folder, _SIGNS)
 
 
 def sizes(folder: Path) -> dict[str, Any]:

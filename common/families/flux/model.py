@@ -13,20 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.families.flux import few_steps, lora_names, memory, references
+from qwenimg.common.families.flux import lora_names, memory, references, variants
 from qwenimg.common.families.flux.texts import FluxTexts
 from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT
-from qwenimg.common.memory.memory import kept_bytes, scores
+from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.flux_conditioning import guidance_row, time_rows
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.pipeline.denoiser import Phase, phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.flow_model import FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.guidance import Guidance
 from qwenimg.common.pipeline.inpaint import Initial, Latents
 from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.pooled_flow_model import PooledFlowModel
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -35,6 +36,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.loras.lora_names import Names
+from qwenimg.common.weights.plan import LoadPlan
 
 LENGTHS = {True: 512, False: 256}  # tokens of T5, of a model with and without guidance
 
@@ -45,12 +47,11 @@ def _true_cfg(engine: Engine, request: Request, predictions: Sequence[Array]) ->
     return unconditional + request.true_cfg * (conditional - unconditional)
 
 
-class Flux(FlowModel):
+class Flux(PooledFlowModel):
     """A Flux.1 model for `Pipeline`."""
 
     guidance = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
     options = frozenset({"step_cache", "cached_calls"})
-    pools_texts = True
     texts: FluxTexts
     config: FluxConfig
 
@@ -62,11 +63,7 @@ class Flux(FlowModel):
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
         self.sees_references = kind == KONTEXT.name
         self.sees_mask = self.scale if kind == FILL.name else 0
-        self.few_steps = few_steps.few_steps(guided=guided) if kind == TEXT.name else {}
-
-    @property
-    def heads(self) -> int:
-        return self.config.num_attention_heads
+        self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
 
     @cached_property
     def lora_names(self) -> Names:
@@ -88,8 +85,8 @@ class Flux(FlowModel):
         return [references.values(image) for image in request.images]
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
-        sizes = [references.size(image) for image in request.images] if self.sees_references else []
-        return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
+        images = request.images if self.sees_references else ()
+        return [self.shape_of(*references.size(image)) for image in images]
 
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         empty = [shape] if self.sees_mask and request.mask is None else []
@@ -98,27 +95,20 @@ class Flux(FlowModel):
     # The transformer
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
-        branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
-        latents = sum(one.count for one in [shape, *self.reference_shapes(request)])
-        prompts, schedule = self._own_prompts(request), self._schedule(request, plan)
-        tokens, kept = latents // PATCH**2, self.modulations.has(schedule, prompts)
-        text, sharing = max(lengths), self.sharing(request)
-        longest, mine = tokens + text, sharing.part(tokens) + text
-        score_bytes = scores(self.heads // sharing.tokens, 1, longest, self.engine.workspace.score_bytes)
-        step_bytes = memory.step_peak(self.config, mine) + score_bytes + sharing.exchanged(self.config.dim, tokens)
-        activations = self.runtime.call_bytes(component, step_bytes)
+        branches, sharing = self.guidance.branches(request), self.sharing(request)
+        tokens = sum(one.count for one in [shape, *self.reference_shapes(request)]) // PATCH**2
+        text = max(lengths)
+        peak = memory.step_peak(self.config, sharing.part(tokens) + text)
+        activations = self.call_bytes(peak, tokens, tokens + text, sharing)
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
-        operations = [memory.step_operations(self.config, longest)] * len(branches)
-        denoise = self.denoising(plan, branches, sharing, activations, operations, checked=kept)
-        if kept:
-            return [denoise]
-        rows = memory.modulation_rows(self.config, self.runtime.load_plan(component), len(plan.evaluated_sigmas()))
-        counts = self.modulations.counts(rows, len(prompts), len(self.texts.others(prompts)))
-        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations], counts), denoise]
+        operations = [memory.step_operations(self.config, tokens + text)] * len(branches)
+        denoise = self.denoising(plan, branches, sharing, activations, operations)
+        return self.with_modulation(request, plan, denoise)
 
-    def _schedule(self, request: Request, plan: SamplingPlan) -> Hashable:
-        """Return all that the modulation of a run depends on beside weights and texts."""
+    def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
+        return memory.modulation_rows(self.config, plan, rows)
+
+    def schedule(self, request: Request, plan: SamplingPlan) -> Hashable:
         return self.timesteps(plan), request.guidance if self.config.guidance_embeds else 0.0
 
     def variant(self, change: Change) -> Flux:
@@ -129,16 +119,9 @@ class Flux(FlowModel):
         empty = self._empty_mask(shape) if self.sees_mask and request.mask is None else []
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
-        needed = self._own_prompts(request)
-        modulation, prompts = self.modulations.get(
-            self._schedule(request, plan),
-            stages[0],
-            partial(self._modulation, request, plan),
-            needed,
-            self.texts.pooled_already(self.texts.others(needed)),
-        )
+        modulation, first = self.modulate(request, plan, stages[0], partial(self._modulation, request, plan))
         transformer, _ = self.residents.enter(stages[-1])
-        sigmas = plan.evaluated_sigmas()
+        rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}
 
         def make_phases(initial: Initial) -> list[Phase]:
             grids = [grid, *((one.shape[2] // PATCH, one.shape[3] // PATCH) for one in initial.references)]
@@ -148,10 +131,9 @@ class Flux(FlowModel):
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 [position] = positions
-                first = prompts.index(branches[position].prompt) * len(sigmas)  # of the branch's rows
-                rows = {sigma: first + i for i, sigma in enumerate(sigmas)}
+                start = first[branches[position].prompt]
                 condition = transformer.condition(texts[position][0], grids, tokens, mask)
-                return Pass(transformer, condition, lambda x, sigma: (x, (modulation, rows[sigma])))
+                return Pass(transformer, condition, lambda x, sigma: (x, (modulation, start + rows[sigma])))
 
             return phases(plan, branches, 1, make_pass)
 
@@ -165,8 +147,8 @@ class Flux(FlowModel):
         )
 
     def _empty_mask(self, shape: LatentShape) -> list[Latents]:
-        """Return the further channels of a run without a mask, which draws all: those of an empty (gray) image, and a
-        mask of ones."""
+        """Return the further channels of a run without a mask, which draws everything: the latents of a gray image,
+        and a mask of ones."""
         height, width = shape.rows * self.scale, shape.columns * self.scale
         latents, _ = self.vae.encode(np.zeros((1, 3, height, width), np.float32))
         return [latents, np.ones((1, self.sees_mask**2, shape.rows, shape.columns), np.float32)]

@@ -52,8 +52,8 @@ def open_part(path: Path, name: str, *, whole: bool = False) -> Component:
 
 
 def check_known(path: Path, opened: Mapping[str, Component], elsewhere: Collection[str]) -> None:
-    """Check that the file of a model has no tensor that is none of its components, of which it has those `opened`, and
-    perhaps those that are `elsewhere` too. Raises ModelError."""
+    """Check that each tensor in the file of a model belongs to one of the components `opened` from it, or to one
+    that the user gave from `elsewhere`. Raises ModelError."""
     header = read_header(path)
     header.file.close()
     prefixes: dict[str, Any] = {"vae": vae_files.VAES, **{part: (prefix,) for part, prefix in PREFIXES.items()}}

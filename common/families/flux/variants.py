@@ -6,8 +6,10 @@ the class of its pipeline; else the user says it, or the name of the file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Defaults
 
 EDITED = 1024**2  # pixels of an edited image in the proportions of its reference
@@ -61,7 +63,7 @@ FILL = FluxVariant(
 )
 VARIANTS = {variant.name: variant for variant in (TEXT, KONTEXT, FILL)}
 ASKED = ("text", "kontext")
-"""Those that files of weights do not tell apart: values of --variant."""
+"""The values of --variant: models that files of weights do not tell apart."""
 PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {
     "FluxImg2ImgPipeline",
     "FluxInpaintPipeline",
@@ -77,3 +79,20 @@ def of_pipeline(pipeline: str) -> FluxVariant:
 def of_name(name: str) -> FluxVariant | None:
     """Return the variant that the `name` of a file or folder says; None if it says nothing."""
     return KONTEXT if "kontext" in name.lower() else None
+
+
+# Few steps: LoRAs for dev by their files on the hub, with the settings of their model cards
+
+_HYPER = "ByteDance/Hyper-SD/Hyper-FLUX.1-dev"
+_TURBO = "alimama-creative/FLUX.1-Turbo-Alpha/diffusion_pytorch_model.safetensors"
+
+
+def few_steps(*, guided: bool) -> Mapping[str, FewSteps]:
+    """Return the few-step LoRAs of a model that is told its guidance; the other one has none."""
+    if not guided:
+        return {}
+    hyper = {steps: (f"{_HYPER}-{steps}steps-lora.safetensors",) for steps in (8, 16)}
+    return {
+        "hyper": FewSteps(steps=(8, 16), sampler="euler", guidance=3.5, loras=hyper, strength=0.125),
+        "turbo": FewSteps(steps=(8,), sampler="euler", guidance=3.5, loras={8: (_TURBO,)}),
+    }

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import inf
 
 from qwenimg.common.families.flux2 import lora_names, memory, references
-from qwenimg.common.memory.memory import kept_bytes, scores
+from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.flux2_conditioning import time_rows
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import PATCH
@@ -80,18 +80,9 @@ class Flux2(FlowModel):
         self.scale, self.channels = halves.scale, self.config.in_channels
         self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
 
-    @property
-    def heads(self) -> int:
-        return self.config.num_attention_heads
-
     @cached_property
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
-
-    def warnings(self, request: Request) -> list[str]:
-        unguided = self.checkpoint.distilled and request.guidance > 1
-        more = ["guidance has no effect: this model is distilled to draw without it"] if unguided else []
-        return super().warnings(request) + more
 
     # References
 
@@ -99,22 +90,18 @@ class Flux2(FlowModel):
         return [references.values(image) for image in request.images]
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
-        sizes = [references.size(*image.shape[1::-1]) for image in request.images]
-        return [LatentShape(1, rows // self.scale, columns // self.scale) for columns, rows in sizes]
+        return [self.shape_of(*references.size(*image.shape[1::-1])) for image in request.images]
 
     # The transformer
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        branches, component = self.guidance.branches(request), self.checkpoint["transformer"]
+        branches, sharing = self.guidance.branches(request), self.sharing(request)
         tokens = sum(one.count for one in [shape, *self.reference_shapes(request)])
         counts = [tokens + length for length in lengths]
-        sharing = self.sharing(request)
-        mine = max(counts) - tokens + sharing.part(tokens)
-        score_bytes = scores(self.heads // sharing.tokens, 1, max(counts), self.engine.workspace.score_bytes)
-        step_bytes = memory.step_peak(self.config, mine) + score_bytes + sharing.exchanged(self.config.dim, tokens)
-        cache = kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
+        peak = memory.step_peak(self.config, max(lengths) + sharing.part(tokens))
+        activations = self.call_bytes(peak, tokens, max(counts), sharing)
+        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
-        activations = self.runtime.call_bytes(component, step_bytes) + cache
         return [self.denoising(plan, branches, sharing, activations, operations)]
 
     def variant(self, change: Change) -> Flux2:

@@ -32,8 +32,8 @@ def is_vae(tensors: Mapping[str, Stored]) -> bool:
 
 
 def open_vae(path: Path, like: Flux2VAEConfig, *, whole: bool = False) -> Component:
-    """Open the VAE in a folder, or in a file alone. The widths are the file's; what shapes do not show is that of
-    `like`. Raises ModelError."""
+    """Open the VAE in a folder, or in a file alone. Its widths are those of the file; `like` has the fields that no
+    tensor shows. Raises ModelError."""
     network = flux2_vae.NETWORK
     if is_folder(path):
         return open_component(network, path, read_config(network, path), "vae", whole=whole)

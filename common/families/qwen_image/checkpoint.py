@@ -21,7 +21,7 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
@@ -30,6 +30,7 @@ from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
+from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
@@ -55,7 +56,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     places, tower = {name: choices.part(name) or folder / name for name in _PARTS}, choices.part("text_encoder_2")
     if tower is not None:
-        places["text_encoder"], tower = _language_first(places["text_encoder"], tower)
+        places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
 
     def config(name: str, network: Network) -> Any:
         published = not whole or choices.part(name) is not None
@@ -98,8 +99,9 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
 
 
 def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
-    """Return the variant that the user says; else that of the transformer's file, if it is not the folder's own; else
-    that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go together."""
+    """Return the variant: the one that the user says, else the one that the transformer's file says if it is not the
+    folder's own, else that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go
+    together."""
     if (chosen := choices.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
         return variants.VARIANTS[chosen]
     index, elsewhere = folder / "model_index.json", choices.part("transformer")
@@ -140,22 +142,10 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
     return read_config(network, source or folders[-1])
 
 
-def _language_first(first: Path, second: Path) -> tuple[Path, Path]:
-    """Return the file of the language model and that of its vision tower. Raises ModelError unless it is one of
-    each."""
-    towers = [is_file(path) and is_tower(peek(path)) for path in (first, second)]
-    if sum(towers) != 1:
-        what = "both are vision towers" if all(towers) else "neither is a vision tower (mmproj)"
-        raise ModelError(
-            f"{clean(first, 80)} and {clean(second, 80)}: {what}; a language model and a tower go together"
-        )
-    return (second, first) if towers[0] else (first, second)
-
-
 def _check_sees(places: Sequence[Path]) -> None:
     """Raise ModelError for a text encoder without its vision tower."""
     rename = RENAMES["text_encoder"](qwen_vl_vision.manifest(QwenVLVisionConfig()))
-    if any((rename(key) or "").startswith(qwen_vl_vision.PREFIX) for place in places for key in _keys(place)):
+    if any((rename(key) or "").startswith(vision_tower.PREFIX) for place in places for key in _keys(place)):
         return
     raise ModelError(
         f"{clean(places[0])}: is a text encoder without its vision tower, by which Qwen-Image-Edit sees pictures: give "

@@ -40,8 +40,7 @@ class QwenImageEdit(QwenImage):
         return [references.values(image) for image in request.images]
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
-        sizes = (references.size(image) for image in request.images)
-        return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
+        return [self.shape_of(*references.size(image)) for image in request.images]
 
     def warnings(self, request: Request) -> list[str]:
         count = len(request.images)

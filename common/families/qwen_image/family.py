@@ -2,27 +2,64 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image import control_files, lora_names, mflux, references, variants
+from qwenimg.common.families.qwen_image import control_files, layouts, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
-from qwenimg.common.families.qwen_image.precision import KIND
 from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
 from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
+
+_BLOCK = r"transformer_blocks\.\d+\."
+KIND = DenoiserKind(
+    denoiser="transformer",
+    places={
+        "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler "
+        "(switchable)",
+        "modulation": "the timestep embedding and every block's shift, scale and gate",
+        "residual": "the residual streams of transformer and text encoder, from img_in and txt_in on, which start them",
+        "timestep": "the timestep and its sinusoid (switchable: `rounded` is what diffusers does in half precision)",
+        "rope": "RoPE tables, made in float64, and the rotation",
+        "softmax": PLACES["softmax"],
+        "rms_norm": "RMSNorm, gain included",
+        "guidance": "classifier-free guidance and its norms",
+        "scheduler": PLACES["scheduler"],
+    },
+    prefers=("bf16", "fp16"),
+    without_units="fp16-upcast",
+    keys={
+        "final_norm": re.compile(r"(norm_out|proj_out)\."),
+        "residual": re.compile(r"(img_in|txt_in|controlnet_x_embedder)\."),
+    },
+    # Activations reach 2e7 in the streams, which stay float32; these scale the inputs and outputs of the products.
+    scales={
+        re.compile(_BLOCK + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
+        re.compile(_BLOCK + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
+        re.compile(_BLOCK + r"(img|txt)_mlp\.net\.(0\.proj|2)"): 2.0**-5,
+        re.compile(r"controlnet_blocks\.\d+"): 2.0**-10,  # they take the stream itself
+    },
+    texts={"fp16": "bfloat16"},  # Qwen2.5-VL's activations are beyond float16 too
+    rounds_time=True,
+)
+"""Why the three switchable places exist (measured against float64 on two full-width blocks with bfloat16 weights,
+normalized mean square error, docs/measured/precision.md): everything in bfloat16 4.5e-5; residual stream and
+modulation in float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's
+range."""
 
 PUBLISHED_WIDTH = 3072
 """The width of the published transformer, also without some of its layers. A toy is narrower."""
@@ -78,11 +115,10 @@ FAMILY = Family(
     options=QwenImageLayered.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=open_folder,
-    reads_folder=mflux.layout,
-    reads_names=mflux.are_names,
+    mflux_signs=layouts.MFLUX_SIGNS,
     describe_file=describe_file,
     model=_model,
-    lora_names=lora_names.names,
+    lora_names=layouts.lora_names,
     small_files=small_files,
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
@@ -90,5 +126,5 @@ FAMILY = Family(
     published_control=control_files.published,
     described=_described,
     part=part_of,
-    parts_alone=True,
+    model_of=lambda transformer, choices: "qwen-image",
 )

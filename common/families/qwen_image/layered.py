@@ -16,7 +16,7 @@ from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
-from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.guidance import Guidance, cfg, cfg_with_norm
 from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.plan import SamplingPlan
 from qwenimg.common.request.request import Request
@@ -34,10 +34,7 @@ def shift(config: FlowMatchConfig, tokens: int, steps: int) -> float:
 
 def guided(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
     """Apply classifier-free guidance; with --cfg-normalization 1 each token keeps the norm of the prompt's."""
-    conditional, unconditional = predictions
-    if request.cfg_normalization:
-        return engine.guide(conditional, unconditional, request.guidance)
-    return unconditional + request.guidance * (conditional - unconditional)
+    return (cfg_with_norm if request.cfg_normalization else cfg)(engine, request, predictions)
 
 
 class QwenImageLayered(QwenImage):
@@ -72,8 +69,8 @@ class QwenImageLayered(QwenImage):
         return [pixels.from_uint8(pixels.extend(one, width, height)) for one in fitted]
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
-        width, height = sizes.render_size(request.width, request.height, self.multiple)
-        return [LatentShape(1, height // self.scale, width // self.scale) for _ in request.images]
+        size = sizes.render_size(request.width, request.height, self.multiple)
+        return [self.shape_of(*size) for _ in request.images]
 
     def warnings(self, request: Request) -> list[str]:
         lines, size = super().warnings(request), (request.width, request.height)

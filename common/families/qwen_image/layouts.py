@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision, vision_tower
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Rename
+from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, language_model_names
 
 TRANSFORMER = ("model.diffusion_model.", "diffusion_model.")
 VAE = ("vae.", "first_stage_model.")
@@ -24,6 +26,12 @@ _MFLUX = (
     ("_mlp.net.2.", "_ff.mlp_out."),
 )
 _MFLUX_TEXT = "encoder."
+MFLUX_SIGNS = (
+    "transformer_blocks.0.img_mod_linear.",
+    "transformer_blocks.0.attn.attn_to_out.",
+    "transformer_blocks.0.img_ff.",
+)
+"""Starts of the names that only mflux gives tensors of the transformer."""
 CHANNELS_LAST = {"vae": ".conv3d."}
 """Text in tensor names of a part that only mflux's files have, whose kernels have their channels last."""
 
@@ -57,7 +65,7 @@ def transformer(manifest: Manifest) -> Rename:
 
 
 def text_encoder(manifest: Manifest) -> Rename:
-    sees = any(name.startswith(qwen_vl_vision.PREFIX) for name in manifest)
+    sees = any(name.startswith(vision_tower.PREFIX) for name in manifest)
     rename = qwen_vl_vision.rename if sees else qwen_vl.rename
     return lambda key: rename(key.removeprefix(_MFLUX_TEXT))
 
@@ -125,3 +133,11 @@ def _residual(rest: str) -> str:
     does not."""
     part, _, leaf = rest.partition(".")
     return f"{_RESIDUAL[part]}.{leaf}" if part in _RESIDUAL else rest
+
+
+def lora_names(checkpoint: Checkpoint) -> Names:
+    """Return LoRA files' names for the layers of the transformer and the text encoder: the checkpoint's, dotted or
+    flat."""
+    transformer, text = (checkpoint[component].plan.shapes for component in ("transformer", "text_encoder"))
+    starts = ("model.", "model.language_model.")
+    return component_names("transformer", transformer, DENOISER), language_model_names(text, *starts)

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
-from qwenimg.common.families.qwen_image import few_steps, lora_names, memory
+from qwenimg.common.families.qwen_image import layouts, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
-from qwenimg.common.memory.memory import kept_bytes, scores
+from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlNet
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -62,15 +62,11 @@ class QwenImage(FlowModel):
         self.kind, self.images = kind, kind.images
         self.controls = ControlNetworks(residents, self.config.num_layers)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
-        self.few_steps = few_steps.few_steps(str(checkpoint.source), kind)
-
-    @property
-    def heads(self) -> int:
-        return self.config.num_attention_heads
+        self.few_steps = variants.few_steps(str(checkpoint.source), kind)
 
     @cached_property
     def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
+        return layouts.lora_names(self.checkpoint)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the control networks and of the transformer."""
@@ -93,7 +89,8 @@ class QwenImage(FlowModel):
     ) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
-        seen = sum(one.count for one in self.reference_shapes(request)) // self.config.patch_size**2
+        shapes = [*self.reference_shapes(request), *(shape for _ in self.controls.seen(request))]
+        seen = sum(one.count for one in shapes) // self.config.patch_size**2
         tokens = shape.count // self.config.patch_size**2 + seen
         count, text, sharing = len(branches), max(lengths), self.sharing(request)
         sizes = self._batches(count, tokens) if sharing == ALONE else [1]
@@ -131,11 +128,8 @@ class QwenImage(FlowModel):
 
     def _step_bytes(self, branches: int, tokens: int, text: int, sharing: Sharing) -> int:
         """Return the bytes of a step with `branches` in one batch, of so many tokens of images and of text each."""
-        heads, mine = self.heads // sharing.tokens, sharing.part(tokens) + text
-        score_bytes = scores(heads, branches, tokens + text, self.engine.workspace.score_bytes)
-        activations = memory.step_peak(self.config, branches, mine) + score_bytes
-        activations += sharing.exchanged(self.config.dim, tokens)
-        return self.runtime.call_bytes(self.checkpoint["transformer"], activations)
+        peak = memory.step_peak(self.config, branches, sharing.part(tokens) + text)
+        return self.call_bytes(peak, tokens, tokens + text, sharing, branches)
 
     def _batches(self, count: int, tokens: int) -> list[int]:
         """Return how many of the `count` branches of guidance may go in one batch, the preferred number first.
@@ -149,11 +143,14 @@ class QwenImage(FlowModel):
 
     def variant(self, change: Change) -> QwenImage:
         variant = type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
-        nets = self.nets.items()
-        variant.control({name: replace(net, component=variant.checkpoint[net.name]) for name, net in nets})
+        variant.control({name: variant._own(net) for name, net in self.nets.items()})
         return variant
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
+    def _own(self, net: Controller) -> Controller:
+        """Return a control network as it is in this variant of a model."""
+        return replace(net, component=self.checkpoint[net.name]) if isinstance(net, ControlNet) else net
+
+    def control(self, nets: Mapping[str, Controller]) -> None:
         super().control(nets)
         self.controls.give(self.nets)
 
@@ -179,8 +176,9 @@ class QwenImage(FlowModel):
         transformer, split = self.residents.enter(stages[-1])
 
         def make_phases(initial: Initial) -> list[Phase]:
-            tokens = [self.engine.array(packing.pack_frames(latents)) for latents in initial.references]
-            seen = ((1, one.shape[2] // patch, one.shape[3] // patch) for one in initial.references)
+            pictures = [*initial.references, *(initial.controls[i] for i in self.controls.seen(request))]
+            tokens = [self.engine.array(packing.pack_frames(latents)) for latents in pictures]
+            seen = ((1, one.shape[2] // patch, one.shape[3] // patch) for one in pictures)
             grids = [*[(1, *grid)] * shape.frames, *seen]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.pictures import patches, pixels
 from qwenimg.common.pictures.pixels import Uint8
@@ -21,11 +19,7 @@ def size(picture: Uint8, area: int | None = None) -> tuple[int, int]:
     """Return width and height of `picture` in about `area` pixels for the VAE, as diffusers has it; None: AREA. Raises
     UsageError for one that is too narrow."""
     height, width = picture.shape[:2]
-    if max(width, height) > patches.MAX_ASPECT * min(width, height):
-        raise UsageError(
-            f"a picture of {clean(width)}x{clean(height)} is too narrow: one side may be {patches.MAX_ASPECT} times "
-            "the other"
-        )
+    patches.check_aspect(width, height)
     return sizes.of_area(AREA if area is None else area, width, height)
 
 

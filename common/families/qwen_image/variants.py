@@ -8,17 +8,20 @@ the name of the file.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.qwen_image.known import BUILT_IN
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.texts.picture_texts import NO_LIMIT, VISION, PictureTemplate
 from qwenimg.common.pictures.patches import QWEN2_VL
 from qwenimg.common.prompts.qwen import Template
+from qwenimg.common.request.few_steps import FewSteps
 
 _START = "<|im_start|>system\n"
 _USER = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -161,3 +164,35 @@ def of_name(name: str) -> QwenVariant | None:
             f"{clean(name, 80)}: the file does not say which Qwen-Image-Edit it is: give --variant edit, 2509 or 2511"
         )
     return EDIT
+
+
+# Few steps: the Lightning LoRAs of ModelTC, by their files on the hub
+
+_REPO = "lightx2v/Qwen-Image-Lightning/Qwen-Image-Lightning"
+_REPO_2512 = "lightx2v/Qwen-Image-2512-Lightning/Qwen-Image-2512-Lightning"
+_EDITS = {
+    "edit": "lightx2v/Qwen-Image-Lightning/Qwen-Image-Edit-Lightning",
+    "2509": "lightx2v/Qwen-Image-Lightning/Qwen-Image-Edit-2509/Qwen-Image-Edit-2509-Lightning",
+    "2511": "lightx2v/Qwen-Image-Edit-2511-Lightning/Qwen-Image-Edit-2511-Lightning",
+}
+
+
+def _files(start: str, versions: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{start}-{version}.safetensors" for version in versions)
+
+
+def few_steps(folder: str, kind: QwenVariant) -> Mapping[str, FewSteps]:
+    """Return the few-step LoRAs of the model in `folder`. The model of December 2025, known by its name only, has its
+    own LoRAs, and so does each that edits; the built-in model and the one that makes layers have none."""
+    if folder.endswith(BUILT_IN.name) or kind.layered:
+        return {}
+    versions: tuple[str, ...]
+    steps = (4,) if kind is EDIT_2511 else (8, 4)
+    if kind.edits:
+        start, versions = _EDITS[kind.name], ("V1.0-bf16", "V1.0", "V1.0-fp32")
+    elif re.search("image[-_.]2512", folder.lower()):
+        start, versions = _REPO_2512, ("V1.0-bf16", "V1.0-fp32")
+    else:
+        start, versions = _REPO, ("V2.0-bf16", "V2.0", "V1.1-bf16", "V1.1", "V1.0-bf16", "V1.0")
+    loras = {count: _files(f"{start}-{count}steps", versions) for count in steps}
+    return {"lightning": FewSteps(steps=steps, sampler="euler", schedule="lightning", loras=loras)}

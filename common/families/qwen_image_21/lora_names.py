@@ -6,7 +6,7 @@ from __future__ import annotations
 from qwenimg.common.families.qwen_image_21.transformer_file import place
 from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.loras.lora_names import DENOISER, TEXT, Names, component_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, language_model_names
 
 _HALVES = (".img_mlp.gate_layer.weight", ".img_mlp.proj.weight")
 
@@ -14,12 +14,8 @@ _HALVES = (".img_mlp.gate_layer.weight", ".img_mlp.proj.weight")
 def names(checkpoint: Checkpoint) -> Names:
     """Return the names of the layers of the transformer and the text encoder."""
     transformer, text = (checkpoint[component].plan.shapes for component in ("transformer", "text_encoder"))
-    others = {
-        path: [f"model.{path}", f"model.language_model.{path}"]
-        for path in (name.removesuffix(".weight") for name in text if name.endswith(".weight"))
-    }
     paths = [name.removesuffix(".weight") for name in transformer if name.endswith(_HALVES)]
     return (
         component_names("transformer", transformer, DENOISER, places=layers(place, paths)),
-        component_names("text_encoder", text, TEXT, others),
+        language_model_names(text, "model.", "model.language_model."),
     )

@@ -99,10 +99,10 @@ class QwenImage21(FlowModel):
     def lora_names(self) -> Names:
         return lora_names.names(self.checkpoint)
 
-    def warnings(self, request: Request) -> list[str]:
-        unguided = self.checkpoint.distilled and request.guidance > 1
-        more = ["guidance has no effect: this model is distilled to draw without it"] if unguided else []
-        return super().warnings(request) + more
+    @property
+    def heads(self) -> int:
+        """Zero: ranks share its branches of guidance only."""
+        return 0
 
     # References
 
@@ -121,12 +121,12 @@ class QwenImage21(FlowModel):
         if request.images and not self.sees:
             if start.starts_from_noise(request):
                 raise UsageError(
-                    "the text encoder has no vision tower, by which the model sees pictures (GGUF files have none): "
-                    "give a whole one, as safetensors, or a strength below 1, to start from the picture"
+                    "the text encoder has no vision tower, by which the model sees pictures: give a whole one, or its "
+                    "tower too (--text-encoder FILE --text-encoder mmproj.gguf), or a strength below 1, to start from "
+                    "the picture"
                 )
             return []
-        sizes = (references.size(image) for image in request.images)
-        return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
+        return [self.shape_of(*references.size(image)) for image in request.images]
 
     def forget(self) -> None:
         super().forget()

@@ -64,8 +64,8 @@ def file_of(header: Header) -> TransformerFile:
 
 
 def open_transformer(path: Path, like: Qwen21Config, *, whole: bool = False) -> Component:
-    """Open the transformer in a folder, or in a file. Its sizes are those of the file; what shapes do not show is that
-    of `like`. Raises ModelError."""
+    """Open the transformer in a folder or a file. Its sizes are those of the file; `like` has the fields that no
+    tensor shows. Raises ModelError."""
     if is_folder(path):
         return PLAIN.open(path, like, whole=whole)
     header = read_header(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import is_file
@@ -10,21 +11,37 @@ from qwenimg.common.families.sd3 import lora_names
 from qwenimg.common.families.sd3.checkpoint import open_checkpoint
 from qwenimg.common.families.sd3.describe_file import describe_file, part_of, reads
 from qwenimg.common.families.sd3.model import SD3
-from qwenimg.common.families.sd3.precision import KIND
-from qwenimg.common.families.sd3.published import defaults, published
+from qwenimg.common.families.sd3.published import defaults, model_of, published
 from qwenimg.common.families.sd3.small_files import small_files
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.parts import PARTS
-from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.runtime import Runtime
 
-
-def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> SD3:
-    assert refiner is None
-    return SD3(runtime, checkpoint)
+KIND = DenoiserKind(
+    denoiser="transformer",
+    places={
+        "rms_norm": "RMSNorm, gain included",
+        **PLACES,
+        "final_norm": "norm_out, its modulation and proj_out; the prediction stays float32 for the sampler "
+        "(switchable)",
+        "modulation": "the embeddings of time and pooled text, and every block's shift, scale and gate",
+        "residual": "the residual streams of transformer and text encoders, from the convolution of patches and from "
+        "context_embedder on, which start them",
+    },
+    prefers=("bf16", "fp16"),
+    without_units="fp16-upcast",
+    keys={
+        "final_norm": re.compile(r"(norm_out|proj_out)\."),
+        "residual": re.compile(r"(pos_embed\.proj|context_embedder)\."),
+    },
+)
+"""Measured against float64 on three full-width blocks of SD 3.5 medium with random bfloat16 weights, normalized mean
+square error of the velocity in bfloat16 and in float16: everything low 3.2e-5, 5.2e-7; the places in float32 1.2e-6,
+1.8e-8; without that of the modulation 4.8e-6, 7.4e-8, of the final norm 9.9e-6, 1.8e-7, of the residual streams 2.1e-5,
+3.4e-7. In float16 no input is scaled, since the reference clips none. Not measured on real weights."""
 
 
 def _described(folder: Path) -> str:
@@ -52,7 +69,8 @@ FAMILY = Family(
     reads_file=reads,
     describe_file=describe_file,
     part=part_of,
-    model=_model,
+    model_of=lambda transformer, choices: model_of(transformer),
+    model=lambda runtime, checkpoint, refiner: SD3(runtime, checkpoint),
     lora_names=lora_names.names,
     small_files=small_files,
     defaults=defaults,

@@ -12,16 +12,17 @@ from math import nextafter
 
 from qwenimg.common.families.sd3 import lora_names, memory
 from qwenimg.common.families.sd3.texts import SD3Texts
-from qwenimg.common.memory.memory import kept_bytes, scores
+from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.sd3_conditioning import time_rows, window
 from qwenimg.common.networks.denoisers.sd3_dit import PATCH, SD3Config
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.pipeline.denoiser import phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.flow_model import FlowRun, shapes_of
 from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg
 from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.pooled_flow_model import PooledFlowModel
 from qwenimg.common.pipeline.step_cache import Pass
 from qwenimg.common.request import skip_layers
 from qwenimg.common.request.request import MULTIPLE, Request
@@ -32,6 +33,7 @@ from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
 from qwenimg.common.weights.loras.lora_names import Names
+from qwenimg.common.weights.plan import LoadPlan
 
 SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
 
@@ -53,13 +55,12 @@ def _skipping(request: Request) -> tuple[Branch, ...]:
     return (Branch(prompt=request.prompt, steps=(start, end), options={"skip_layers": layers}),)
 
 
-class SD3(FlowModel):
+class SD3(PooledFlowModel):
     """A Stable Diffusion 3 model for `Pipeline`."""
 
     guidance = Guidance(formula=_with_skipped, more=_skipping)
     levels = SHIFTED_TWICE
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "skip_layers", "skip_layer_scale"})
-    pools_texts = True
     texts: SD3Texts
     config: SD3Config
 
@@ -68,10 +69,6 @@ class SD3(FlowModel):
         texts = SD3Texts(residents, checkpoint, checkpoint["transformer"].config.joint_attention_dim)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
-
-    @property
-    def heads(self) -> int:
-        return self.config.num_attention_heads
 
     @cached_property
     def lora_names(self) -> Names:
@@ -84,23 +81,17 @@ class SD3(FlowModel):
         return super().plan(request)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
-        """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, tokens, text = self.guidance.branches(request), shape.count // PATCH**2, max(lengths)
-        component, sharing = self.checkpoint["transformer"], self.sharing(request)
-        score_bytes = scores(self.heads // sharing.tokens, 1, tokens + text, self.engine.workspace.score_bytes)
-        mine = memory.step_peak(self.config, sharing.part(tokens) + text)
-        step_bytes = mine + score_bytes + sharing.exchanged(self.config.dim, tokens)
-        activations = self.runtime.call_bytes(component, step_bytes)
+        sharing = self.sharing(request)
+        peak = memory.step_peak(self.config, sharing.part(tokens) + text)
+        activations = self.call_bytes(peak, tokens, tokens + text, sharing)
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
-        timesteps, prompts = self.timesteps(plan), self._own_prompts(request)
         operations = [memory.step_operations(self.config, tokens, text)] * len(branches)
-        kept = self.modulations.has(timesteps, prompts)
-        denoise = self.denoising(plan, branches, sharing, activations, operations, checked=kept)
-        if kept:
-            return [denoise]
-        rows = memory.modulation_rows(self.config, self.runtime.load_plan(component), len(timesteps))
-        counts = self.modulations.counts(rows, len(prompts), len(self.texts.others(prompts)))
-        return [self.modulations.stage(component, rows, "transformer_blocks.0.", [activations], counts), denoise]
+        denoise = self.denoising(plan, branches, sharing, activations, operations)
+        return self.with_modulation(request, plan, denoise)
+
+    def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
+        return memory.modulation_rows(self.config, plan, rows)
 
     def variant(self, change: Change) -> SD3:
         return SD3(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
@@ -111,13 +102,12 @@ class SD3(FlowModel):
         states = {branch.prompt: one for branch, one in zip(branches, every, strict=True)}
         texts = [states[branch.prompt][0] for branch in branches]
         stages = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        timesteps, needed = self.timesteps(plan), self._own_prompts(request)
-        modulation, prompts = self.modulations.get(
-            timesteps,
+        times = time_rows(self.timesteps(plan))
+        modulation, first = self.modulate(
+            request,
+            plan,
             stages[0],
-            lambda transformer, some: transformer.modulate(time_rows(timesteps), self.texts.pooled(some)),
-            needed,
-            self.texts.pooled_already(self.texts.others(needed)),
+            lambda transformer, prompts: transformer.modulate(times, self.texts.pooled(prompts)),
         )
         transformer, _ = self.residents.enter(stages[-1])
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}
@@ -125,8 +115,7 @@ class SD3(FlowModel):
         def make_pass(positions: tuple[int, ...]) -> Pass:
             [position] = positions
             branch, text = branches[position], texts[position]
-            first = prompts.index(branch.prompt) * len(timesteps)  # of the branch's rows
             condition = transformer.condition(text, grid, **branch.options)
-            return Pass(transformer, condition, lambda x, sigma: (x, (modulation, first + rows[sigma])))
+            return Pass(transformer, condition, lambda x, sigma: (x, (modulation, first[branch.prompt] + rows[sigma])))
 
         return FlowRun(self, request, phases(plan, branches, 1, make_pass), shapes_of(texts, grid))

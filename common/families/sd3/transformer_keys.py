@@ -17,6 +17,7 @@ from typing import Any
 from qwenimg.common.base.config import parse
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
 from qwenimg.common.parts import authors_names
+from qwenimg.common.parts.authors_names import QKV, Layers, place_of
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.weights.keys import Place, Rows
@@ -36,7 +37,9 @@ _ENDS = {
     "norm_out.linear": "final_layer.adaLN_modulation.1",
     "proj_out": "final_layer.linear",
 }
-_IN_BLOCK = {
+_IN_BLOCK: Layers = {
+    **{f"{name}.to_{x}": Place(f"x_block.{name}.qkv", Rows(i, i + 1, 3)) for name in ("attn", "attn2") for i, x in QKV},
+    **{f"attn.add_{x}_proj": Place("context_block.attn.qkv", Rows(i, i + 1, 3)) for i, x in QKV},
     "norm1.linear": "x_block.adaLN_modulation.1",
     "norm1_context.linear": "context_block.adaLN_modulation.1",
     "ff.net.0.proj": "x_block.mlp.fc1",
@@ -48,7 +51,6 @@ _IN_BLOCK = {
     **{f"{name}.norm_{x}": f"x_block.{name}.ln_{x}" for name in ("attn", "attn2") for x in "qk"},
     **{f"attn.norm_added_{x}": f"context_block.attn.ln_{x}" for x in "qk"},
 }
-_FUSED = re.compile(r"(?P<attention>attn2?)\.(?:to_(?P<image>[qkv])|add_(?P<text>[qkv])_proj)")
 _BLOCK = re.compile(r"transformer_blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -91,16 +93,9 @@ def _place(name: str, config: SD3Config) -> Place:
         return Place(TABLE_KEY)
     if block := _BLOCK.fullmatch(name):
         layer, part, leaf = block.groups()
-        place = _in_block(part, int(layer) == config.num_layers - 1)
-        return place._replace(key=f"joint_blocks.{layer}.{place.key}.{leaf}")
+        there = place_of(_IN_BLOCK, part)
+        if part == "norm1_context.linear" and int(layer) == config.num_layers - 1:
+            there = there._replace(decode="swapped")
+        return there._replace(key=f"joint_blocks.{layer}.{there.key}.{leaf}")
     owner, _, leaf = name.rpartition(".")
     return Place(f"{_ENDS[owner]}.{leaf}", decode="swapped" if owner == "norm_out.linear" else None)
-
-
-def _in_block(part: str, last: bool) -> Place:
-    """Return the place of a layer of a block, behind the block's name and without its leaf."""
-    if match := _FUSED.fullmatch(part):
-        stream, third = ("x_block", match["image"]) if match["image"] else ("context_block", match["text"])
-        index = "qkv".index(third)
-        return Place(f"{stream}.{match['attention']}.qkv", Rows(index, index + 1, 3))
-    return Place(_IN_BLOCK[part], decode="swapped" if last and part == "norm1_context.linear" else None)

@@ -52,7 +52,6 @@ class Detected:
     kind: str | None
     prediction: Prediction = "eps"
     zero_snr: bool = False  # the schedule ends at a signal of exactly zero
-    inpaint: bool = False
     unet: str | None = None
     vae: str | None = None
     texts: tuple[Text, ...] = ()
@@ -131,7 +130,6 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
         kind=kind,
         prediction=chosen,
         zero_snr=zero_snr,
-        inpaint=channels == 9,
         unet=unet,
         vae=vae,
         texts=texts,

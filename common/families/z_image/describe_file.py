@@ -14,7 +14,7 @@ from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import vae_files
 
-_USE = "use it: qwenimg PROMPT -m z-image-turbo --transformer FILE (or -m z-image, where it is the base model)"
+_USE = "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE"
 
 
 def part_of(header: Header) -> str | None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.z_image import lora_names, mflux
 from qwenimg.common.families.z_image.checkpoint import open_folder
 from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.families.z_image.published import defaults, published
+from qwenimg.common.families.z_image.published import defaults, of_name, published
 from qwenimg.common.families.z_image.small_files import small_files
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
-from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.runtime import Runtime
 
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -29,7 +28,6 @@ KIND = DenoiserKind(
         "residual": "the residual streams of transformer and text encoder, from the embedders and pad tokens on",
     },
     bases=("fp32", "bf16", "bf16-plain"),
-    presets={"quality": "fp32", "balanced": "bf16", "fast": "bf16-plain", "memory": "bf16"},
     prefers=("bf16",),
     keys={
         "final_norm": re.compile(r"final_layer\."),
@@ -38,11 +36,6 @@ KIND = DenoiserKind(
     },
     refused={"float16": "Z-Image's activations exceed float16"},
 )
-
-
-def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> ZImage:
-    assert refiner is None
-    return ZImage(runtime, checkpoint)
 
 
 FAMILY = Family(
@@ -58,10 +51,10 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     options=ZImage.options,
     open=open_folder,
-    reads_folder=mflux.layout,
-    reads_names=mflux.are_names,
+    mflux_signs=mflux.SIGNS,
     describe_file=describe_file,
-    model=_model,
+    model_of=lambda transformer, choices: of_name(told_name(transformer)),
+    model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),
     described=lambda folder: "Z-Image, text to image",

@@ -7,17 +7,19 @@ from qwenimg.common.families.z_image.transformer_file import place
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.parts.authors_names import layers
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.loras.lora_names import DENOISER, TEXT, ComponentNames, Names, component_names
+from qwenimg.common.weights.loras.lora_names import (
+    DENOISER,
+    ComponentNames,
+    Names,
+    component_names,
+    language_model_names,
+)
 
 
 def names(checkpoint: Checkpoint) -> Names:
     """Return the names of the layers of the transformer and the text encoder."""
-    text = checkpoint["text_encoder"].plan.shapes
-    others = {path: [f"model.{path}"] for path in (name.removesuffix(".weight") for name in text)}
-    return (
-        _transformer(checkpoint["transformer"].plan.shapes),
-        component_names("text_encoder", text, TEXT, others),
-    )
+    transformer, text = (checkpoint[component].plan.shapes for component in ("transformer", "text_encoder"))
+    return _transformer(transformer), language_model_names(text, "model.")
 
 
 def _transformer(weights: Manifest) -> ComponentNames:

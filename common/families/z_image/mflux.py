@@ -6,31 +6,18 @@ base model but its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.parts import mflux
 from qwenimg.common.weights.keys import Rename
 
-_SIGNS = ("t_embedder.linear1.", "t_embedder.linear2.", "all_final_layer.2-1.adaLN_modulation.0.")
+SIGNS = ("t_embedder.linear1.", "t_embedder.linear2.", "all_final_layer.2-1.adaLN_modulation.0.")
 _TRANSFORMER = (
     ("t_embedder.linear1.", "t_embedder.mlp.0."),
     ("t_embedder.linear2.", "t_embedder.mlp.2."),
     ("all_final_layer.2-1.adaLN_modulation.0.", "all_final_layer.2-1.adaLN_modulation.1."),
 )
-
-
-def are_names(keys: Iterable[str]) -> bool:
-    """Return whether `keys` are mflux's names for tensors of the transformer."""
-    return any(key.startswith(_SIGNS) for key in keys)
-
-
-def layout(folder: Path) -> str | None:
-    """Return the layout of a folder whose transformer has mflux's names; else None. Raises ModelError."""
-    return mflux.layout(folder, _SIGNS)
 
 
 def transformer(manifest: Manifest) -> Rename:

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.z_image import lora_names, memory
-from qwenimg.common.memory.memory import kept_bytes, scores
+from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
 from qwenimg.common.numbers import packing, sizes
@@ -78,12 +78,9 @@ class ZImage(FlowModel):
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         branches, tokens = self.guidance.branches(request), padded(shape.count // PATCH**2)
-        counts = [tokens + padded(length) for length in lengths]
-        component, longest, sharing = self.checkpoint["transformer"], max(counts), self.sharing(request)
-        mine = longest - tokens + sharing.part(tokens)
-        score_bytes = scores(self.heads // sharing.tokens, 1, longest, self.engine.workspace.score_bytes)
-        step_bytes = memory.step_peak(self.config, mine) + score_bytes + sharing.exchanged(self.config.dim, tokens)
-        activations = self.runtime.call_bytes(component, step_bytes)
+        counts, sharing = [tokens + padded(length) for length in lengths], self.sharing(request)
+        peak = memory.step_peak(self.config, max(counts) - tokens + sharing.part(tokens))
+        activations = self.call_bytes(peak, tokens, max(counts), sharing)
         activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         return [self.denoising(plan, branches, sharing, activations, operations)]

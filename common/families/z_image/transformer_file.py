@@ -50,8 +50,8 @@ def other_model(names: Collection[str]) -> str | None:
 
 
 def open_transformer(path: Path, like: ZImageConfig, *, whole: bool = False) -> Component:
-    """Open the transformer in the file `path`. Its sizes are those of the file; what shapes do not show, the positions,
-    is that of `like`. Raises ModelError."""
+    """Open the transformer in the file `path`. Its sizes are those of the file; `like` has the axes of positions,
+    which no tensor shows. Raises ModelError."""
     network, title = zimage_dit.NETWORK, "transformer"
     header = read_header(path)
     try:

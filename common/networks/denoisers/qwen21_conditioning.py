@@ -21,8 +21,8 @@ POSITIONS = 8192  # of text and of images among the text: the published model's 
 
 
 class TokenRun(NamedTuple):
-    """Tokens of the text or of one reference: they see all tokens before them, and of their own those before them if
-    `causal`, else all."""
+    """A run of tokens: those of a stretch of text, or of one reference. Each token sees all earlier runs, and of its
+    own run the earlier tokens if `causal`, else all."""
 
     start: int
     end: int

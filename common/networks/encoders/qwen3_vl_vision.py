@@ -28,25 +28,38 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
-from qwenimg.common.networks.encoders import language_model, qwen3, qwen3_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import language_model, qwen3, qwen3_vl, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import CHANNELS, PREFIX, PicturePlace, Table
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table
 from qwenimg.common.numbers import rope
+from qwenimg.common.weights.joined import Joins
+from qwenimg.common.weights.keys import Rename
 from qwenimg.common.weights.plan import Uses
 
-_PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
-_NAMES = {  # of vision_config: of the configuration here
-    "depth": "vision_depth",
-    "hidden_size": "vision_width",
-    "intermediate_size": "vision_inner",
-    "num_heads": "vision_heads",
-    "patch_size": "patch_size",
-    "spatial_merge_size": "merge_size",
-    "temporal_patch_size": "taps_in_time",
+_NAMES = vision_tower.NAMES | {
     "num_position_embeddings": "positions",
     "deepstack_visual_indexes": "deep_layers",
 }
-_NESTED = {"in_files": False}  # in objects of their own: `described`
+_MMPROJ_KEY = re.compile(
+    r"(?:v\.(?:blk\.(?P<layer>\d+)\.|deepstack\.(?P<deep>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\."
+    r"(?P<leaf>weight(?:\.1)?|bias)"
+)
+_MMPROJ = {  # llama.cpp's names of layers, in files called mmproj
+    "patch_embd": "patch_embed.proj",
+    "position_embd": "pos_embed",
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_up": "mlp.linear_fc1",
+    "ffn_down": "mlp.linear_fc2",
+    "norm": "norm",
+    "fc1": "linear_fc1",
+    "fc2": "linear_fc2",
+    "post_ln": "merger.norm",
+    "mm.0": "merger.linear_fc1",
+    "mm.2": "merger.linear_fc2",
+}
 _FIXED = {"hidden_act": "gelu_pytorch_tanh", "in_channels": CHANNELS}
 
 
@@ -54,26 +67,20 @@ _FIXED = {"hidden_act": "gelu_pytorch_tanh", "in_channels": CHANNELS}
 class Qwen3VLVisionConfig(Qwen3VLConfig):
     """The configuration of both parts; the defaults are those of Qwen3-VL-8B."""
 
-    mrope_section: tuple[int, ...] = field(default=(24, 20, 20), metadata=_NESTED)
-    vision_depth: int = field(default=27, metadata={"max": 1000} | _NESTED)
-    vision_width: int = field(default=1152, metadata=_NESTED)
-    vision_inner: int = field(default=4304, metadata=_NESTED)
-    vision_heads: int = field(default=16, metadata={"max": 1024} | _NESTED)
-    patch_size: int = field(default=16, metadata={"max": 256} | _NESTED)  # pixels
-    merge_size: int = field(default=2, metadata={"max": 16} | _NESTED)  # patches a side of a slot
-    taps_in_time: int = field(default=2, metadata={"max": 16} | _NESTED)
-    positions: int = field(default=2304, metadata={"max": 2**20} | _NESTED)  # of the table, a square
-    deep_layers: tuple[int, ...] = field(default=(8, 16, 24), metadata={"min": 0} | _NESTED)
+    mrope_section: tuple[int, ...] = field(default=(24, 20, 20), metadata=NESTED)
+    vision_depth: int = field(default=27, metadata={"max": 1000} | NESTED)
+    vision_width: int = field(default=1152, metadata=NESTED)
+    vision_inner: int = field(default=4304, metadata=NESTED)
+    vision_heads: int = field(default=16, metadata={"max": 1024} | NESTED)
+    patch_size: int = field(default=16, metadata={"max": 256} | NESTED)  # pixels
+    merge_size: int = field(default=2, metadata={"max": 16} | NESTED)  # patches a side of a slot
+    taps_in_time: int = field(default=2, metadata={"max": 16} | NESTED)
+    positions: int = field(default=2304, metadata={"max": 2**20} | NESTED)  # of the table, a square
+    deep_layers: tuple[int, ...] = field(default=(8, 16, 24), metadata={"min": 0} | NESTED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.mrope_section) != 3 or 2 * sum(self.mrope_section) != self.head_dim:
-            raise ModelError(
-                f"mrope_section {list(self.mrope_section)} must be three numbers that add up to half of the heads' "
-                f"width {self.head_dim}"
-            )
-        if self.vision_width % (4 * self.vision_heads):
-            raise ModelError(f"vision hidden_size {self.vision_width} is not a multiple of 4 x {self.vision_heads}")
+        vision_tower.check(self)
         if self.side**2 != self.positions:
             raise ModelError(f"num_position_embeddings {self.positions} is not a square")
         deep, most = self.deep_layers, min(self.vision_depth, self.num_hidden_layers)
@@ -123,9 +130,7 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def described(config: Qwen3VLVisionConfig) -> dict[str, object]:
     """Return the keys of config.json that have the vision tower and the sections of RoPE."""
-    vision = {theirs: getattr(config, ours) for theirs, ours in _NAMES.items()}
-    sections = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": config.mrope_section}
-    return {"vision_config": vision | {"out_hidden_size": config.hidden_size}, "rope_scaling": sections}
+    return vision_tower.described(config, _NAMES, {"rope_type": "default", "mrope_interleaved": True})
 
 
 def manifest(config: Qwen3VLVisionConfig) -> Manifest:
@@ -166,15 +171,35 @@ def _merger(config: Qwen3VLVisionConfig, normed: int) -> Manifest:
 
 def used(config: Qwen3VLVisionConfig, stored: Manifest) -> Uses:
     """Return all of `stored` but the final norm, the patch kernel as a matrix."""
-    return qwen_vl_vision.flat_kernel(qwen3.uses(stored, config.used_layers))
+    return vision_tower.flat_kernel(qwen3.uses(stored, config.used_layers))
 
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
-    for prefix in _PREFIXES:
-        if key.startswith(prefix):
-            return PREFIX + key.removeprefix(prefix)
-    return qwen3_vl.rename(key)
+    return vision_tower.rename(key) or qwen3_vl.rename(key)
+
+
+def names(config: Qwen3VLVisionConfig) -> Rename:
+    """Return `rename`, which also knows the names of llama.cpp's file of the vision tower: there the number of a deep
+    merger is that of the layer before it."""
+    deep = {str(layer): i for i, layer in enumerate(config.deep_layers)}
+
+    def named(key: str) -> str | None:
+        match = _MMPROJ_KEY.fullmatch(key) if key.startswith(("v.", "mm.")) else None
+        if match is None or match["part"] not in _MMPROJ or match["deep"] not in (None, *deep):
+            return rename(key)
+        tap = match["part"] == "patch_embd" and match["leaf"] != "bias"
+        part = "patch_embed.tap" if tap else _MMPROJ[match["part"]]
+        block = f"blocks.{match['layer']}." if match["layer"] else ""
+        block += f"deepstack_merger_list.{deep[match['deep']]}." if match["deep"] else ""
+        return f"{PREFIX}{block}{part}.{match['leaf']}"
+
+    return named
+
+
+def joins(manifest: Manifest) -> Joins:
+    """Return the weight that a file for llama.cpp has in two tensors: the taps in time."""
+    return vision_tower.joined_taps()
 
 
 # A picture
@@ -190,7 +215,7 @@ class Stretched(NamedTuple):
 def stretched(config: Qwen3VLVisionConfig, rows: int, columns: int) -> Stretched:
     """Return the places of rows x columns patches, block by block, in the table of positions, whose corners are those
     of the picture."""
-    places = qwen_vl_vision.blockwise(config.merge_size, rows, columns)
+    places = vision_tower.blockwise(config.merge_size, rows, columns)
     where = places * (config.side - 1) / np.maximum(1, [rows - 1, columns - 1])
     low = np.floor(where).astype(np.int64)
     high, share = np.minimum(low + 1, config.side - 1), where - low
@@ -198,13 +223,6 @@ def stretched(config: Qwen3VLVisionConfig, rows: int, columns: int) -> Stretched
     numbers = [row * config.side + column for row in (top, bottom) for column in (left, right)]
     shares = [vertical * horizontal for vertical in (1 - down, down) for horizontal in (1 - across, across)]
     return Stretched(np.stack(numbers, axis=1), np.stack(shares, axis=1))
-
-
-def patch_rope(config: Qwen3VLVisionConfig, rows: int, columns: int) -> Table:
-    """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
-    second."""
-    places, half = qwen_vl_vision.blockwise(config.merge_size, rows, columns), config.vision_head_dim // 2
-    return rope.rope_table(places, (half, half), qwen_vl_vision.ROPE_THETA)
 
 
 def prompt_rope(config: Qwen3VLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:
@@ -221,6 +239,8 @@ NETWORK = replace(
     used=used,
     fields=fields,
     rename=rename,
+    joins=joins,
+    architectures=qwen3_vl.NETWORK.architectures | {vision_tower.MMPROJ},
     traced=(
         *(block for block in qwen3_vl.NETWORK.traced if block.name == "layer"),
         Block(name="tower", paths=re.compile("visual")),

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,18 +26,13 @@ from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
-from qwenimg.common.networks.encoders import language_model, qwen_vl
+from qwenimg.common.networks.encoders import language_model, qwen_vl, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses, as_stored
 
-CHANNELS = 3
-NORM_EPS = 1e-6
-ROPE_THETA = 10000.0
-PREFIX = "visual."
-MMPROJ = "clip"  # the architecture of llama.cpp's files of a vision tower alone
-_PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
 _MMPROJ_KEY = re.compile(
     r"(?:v\.(?:blk\.(?P<layer>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\.(?P<leaf>weight(?:\.1)?|bias)"
 )
@@ -57,21 +51,9 @@ _MMPROJ = {  # llama.cpp's names of layers, in files called mmproj
     "mm.0": "merger.mlp.0",
     "mm.2": "merger.mlp.2",
 }
-_NAMES = {  # of vision_config: of the configuration here
-    "depth": "vision_depth",
-    "hidden_size": "vision_width",
-    "intermediate_size": "vision_inner",
-    "num_heads": "vision_heads",
-    "patch_size": "patch_size",
-    "spatial_merge_size": "merge_size",
-    "temporal_patch_size": "taps_in_time",
-    "window_size": "window_size",
-    "fullatt_block_indexes": "full_layers",
-}
-_NESTED = {"in_files": False}  # in objects of their own: `described`
+_NAMES = vision_tower.NAMES | {"window_size": "window_size", "fullatt_block_indexes": "full_layers"}
 _FIXED = {"hidden_act": "silu", "in_channels": CHANNELS, "in_chans": CHANNELS}
 
-Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 Group = tuple[int, int]
 """A number of windows, and the patches of each."""
 
@@ -80,26 +62,20 @@ Group = tuple[int, int]
 class QwenVLVisionConfig(QwenVLConfig):
     """The configuration of both parts; the defaults are those of Qwen2.5-VL-7B."""
 
-    mrope_section: tuple[int, ...] = field(default=(16, 24, 24), metadata=_NESTED)
-    vision_depth: int = field(default=32, metadata={"max": 1000} | _NESTED)
-    vision_width: int = field(default=1280, metadata=_NESTED)
-    vision_inner: int = field(default=3420, metadata=_NESTED)
-    vision_heads: int = field(default=16, metadata={"max": 1024} | _NESTED)
-    patch_size: int = field(default=14, metadata={"max": 256} | _NESTED)  # pixels
-    merge_size: int = field(default=2, metadata={"max": 16} | _NESTED)  # patches a side of a slot
-    taps_in_time: int = field(default=2, metadata={"max": 16} | _NESTED)
-    window_size: int = field(default=112, metadata={"max": 16384} | _NESTED)  # pixels
-    full_layers: tuple[int, ...] = field(default=(7, 15, 23, 31), metadata={"min": 0} | _NESTED)
+    mrope_section: tuple[int, ...] = field(default=(16, 24, 24), metadata=NESTED)
+    vision_depth: int = field(default=32, metadata={"max": 1000} | NESTED)
+    vision_width: int = field(default=1280, metadata=NESTED)
+    vision_inner: int = field(default=3420, metadata=NESTED)
+    vision_heads: int = field(default=16, metadata={"max": 1024} | NESTED)
+    patch_size: int = field(default=14, metadata={"max": 256} | NESTED)  # pixels
+    merge_size: int = field(default=2, metadata={"max": 16} | NESTED)  # patches a side of a slot
+    taps_in_time: int = field(default=2, metadata={"max": 16} | NESTED)
+    window_size: int = field(default=112, metadata={"max": 16384} | NESTED)  # pixels
+    full_layers: tuple[int, ...] = field(default=(7, 15, 23, 31), metadata={"min": 0} | NESTED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.mrope_section) != 3 or 2 * sum(self.mrope_section) != self.head_dim:
-            raise ModelError(
-                f"mrope_section {list(self.mrope_section)} must be three numbers that add up to half of the heads' "
-                f"width {self.head_dim}"
-            )
-        if self.vision_width % (4 * self.vision_heads):
-            raise ModelError(f"vision hidden_size {self.vision_width} is not a multiple of 4 x {self.vision_heads}")
+        vision_tower.check(self)
         if self.window_size % (self.patch_size * self.merge_size):
             raise ModelError(
                 f"window_size {self.window_size} is not a multiple of patches of {self.patch_size} in blocks of "
@@ -144,9 +120,7 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def described(config: QwenVLVisionConfig) -> dict[str, object]:
     """Return the keys of config.json that have the vision tower and the sections of RoPE."""
-    vision = {theirs: getattr(config, ours) for theirs, ours in _NAMES.items()}
-    sections = {"type": "mrope", "mrope_section": config.mrope_section}
-    return {"vision_config": vision | {"out_hidden_size": config.hidden_size}, "rope_scaling": sections}
+    return vision_tower.described(config, _NAMES, {"type": "mrope"})
 
 
 def manifest(config: QwenVLVisionConfig) -> Manifest:
@@ -174,22 +148,13 @@ def manifest(config: QwenVLVisionConfig) -> Manifest:
 
 def used(config: QwenVLVisionConfig, stored: Manifest) -> Uses:
     """Return all of `stored`, the patch kernel as a matrix."""
-    return flat_kernel(as_stored(stored))
-
-
-def flat_kernel(uses: Uses) -> Uses:
-    """Return `uses` with the patch kernel [C, 3, time, y, x] as a matrix."""
-    return {
-        name: use._replace(shape=(use.shape[0], prod(use.shape[1:]))) if len(use.shape) == 5 else use
-        for name, use in uses.items()
-    }
+    return vision_tower.flat_kernel(as_stored(stored))
 
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
-    for prefix in _PREFIXES:
-        if key.startswith(prefix):
-            return PREFIX + key.removeprefix(prefix)
+    if (ours := vision_tower.rename(key)) is not None:
+        return ours
     match = _MMPROJ_KEY.fullmatch(key) if key.startswith(("v.", "mm.")) else None
     if match is not None and match["part"] in _MMPROJ:
         block = f"blocks.{match['layer']}." if match["layer"] else ""
@@ -199,22 +164,13 @@ def rename(key: str) -> str | None:
 
 def joins(manifest: Manifest) -> Joins:
     """Return the weights that a file for llama.cpp has in several tensors: q, k and v apart, and the taps in time."""
-    tap = f"{PREFIX}patch_embed.tap.weight"
     fused = {
         name: Join(tuple(name.replace("qkv", part) for part in "qkv")) for name in manifest if ".attn.qkv." in name
     }
-    return fused | {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
+    return {**fused, **vision_tower.joined_taps()}
 
 
 # A picture
-
-
-class PicturePlace(NamedTuple):
-    """The place of a picture in a prompt: its first slot among the ids, and its rows and columns of slots."""
-
-    start: int
-    rows: int
-    columns: int
 
 
 class Layout(NamedTuple):
@@ -247,20 +203,6 @@ def by_slot(values: NDArray[Any], config: QwenVLVisionConfig, order: NDArray[np.
     return values.reshape(len(order), config.merge_size**2, *values.shape[1:])[order].reshape(values.shape)
 
 
-def patch_rope(config: QwenVLVisionConfig, rows: int, columns: int) -> Table:
-    """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
-    second."""
-    places, half = blockwise(config.merge_size, rows, columns), config.vision_head_dim // 2
-    return rope.rope_table(places, (half, half), ROPE_THETA)
-
-
-def blockwise(merge: int, rows: int, columns: int) -> NDArray[np.int64]:
-    """Return row and column [L 2] of each of rows x columns patches, in blocks of merge x merge."""
-    places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
-    blocks = places.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(0, 2, 1, 3, 4)
-    return blocks.reshape(-1, 2)
-
-
 def prompt_rope(config: QwenVLVisionConfig, length: int, places: Sequence[PicturePlace]) -> Table:
     """Return (cos, sin) [S, D/2] of the language model for a prompt of `length` ids with pictures at `places`."""
     positions = rope.picture_positions(length, places)
@@ -276,7 +218,7 @@ NETWORK = replace(
     fields=fields,
     rename=rename,
     joins=joins,
-    architectures=qwen_vl.NETWORK.architectures | {MMPROJ},
+    architectures=qwen_vl.NETWORK.architectures | {vision_tower.MMPROJ},
     traced=(
         *(block for block in qwen_vl.NETWORK.traced if block.name == "layer"),
         Block(name="tower", paths=re.compile("visual")),

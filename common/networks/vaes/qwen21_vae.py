@@ -18,7 +18,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes import qwen_vae, wan_names
 from qwenimg.common.networks.vaes.qwen_vae import gain, mid, residual
 
 CLASS_NAME = "AutoencoderKLQwenImage21"
@@ -51,11 +51,11 @@ class ResidualLevel:
     inputs: int
     outputs: int
     resampled: bool  # whether its sides are halved, or doubled
-    frames: int  # that its shortcut would have for a video
+    frames: int  # of a video, for its shortcut
 
     @property
     def neighbours(self) -> int:
-        """The values for one of fewer pixels: those of a patch, in all frames."""
+        """The values that become one where sides are halved: a patch of 2 x 2 pixels, in all frames."""
         return 4 * self.frames
 
     @property
@@ -90,17 +90,7 @@ class Qwen21VAEConfig:
         for name, value in expected.items():
             if (given := getattr(self, name)) != value:
                 raise ModelError(f"{name} is {given}: not supported; expected {value}")
-        if len(self.temperal_downsample) != len(self.dim_mult) - 1:
-            raise ModelError(
-                f"temperal_downsample has {len(self.temperal_downsample)} entries, "
-                f"dim_mult {len(self.dim_mult)}: expected one fewer"
-            )
-        if {len(self.latents_mean), len(self.latents_std)} != {self.z_dim}:
-            raise ModelError(f"latents_mean and latents_std must have z_dim = {self.z_dim} entries")
-        if any(not deviation > 0 for deviation in self.latents_std):
-            raise ModelError("latents_std must be positive")
-        if any(max(self.base_dim, self.width) * mult > 65536 for mult in self.dim_mult):
-            raise ModelError(f"base_dim {self.base_dim} times dim_mult {list(self.dim_mult)} is wider than 65536")
+        qwen_vae.check_sizes(self, max(self.base_dim, self.width))
         self._check_shortcuts()
 
     def _check_shortcuts(self) -> None:
@@ -171,8 +161,8 @@ def manifest(config: Qwen21VAEConfig) -> Manifest:
 
 
 def rename(key: str) -> str:
-    """Return the manifest key of a file's key."""
-    return next((key.removeprefix(prefix) for prefix in _PREFIXES if key.startswith(prefix)), key)
+    """Return the manifest key of a file's key, in diffusers' names or in Wan's."""
+    return wan_names.rename(next((key.removeprefix(prefix) for prefix in _PREFIXES if key.startswith(prefix)), key))
 
 
 def _encoder(config: Qwen21VAEConfig) -> Manifest:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.errors import ModelError
@@ -48,17 +49,7 @@ class QwenVAEConfig:
     def __post_init__(self) -> None:
         if self.attn_scales:
             raise ModelError(f"attn_scales {list(self.attn_scales)}: attention outside the mid block is not supported")
-        if len(self.temperal_downsample) != len(self.dim_mult) - 1:
-            raise ModelError(
-                f"temperal_downsample has {len(self.temperal_downsample)} entries, "
-                f"dim_mult {len(self.dim_mult)}: expected one fewer"
-            )
-        if {len(self.latents_mean), len(self.latents_std)} != {self.z_dim}:
-            raise ModelError(f"latents_mean and latents_std must have z_dim = {self.z_dim} entries")
-        if any(not deviation > 0 for deviation in self.latents_std):
-            raise ModelError("latents_std must be positive")
-        if any(self.base_dim * mult > 65536 for mult in self.dim_mult):
-            raise ModelError(f"base_dim {self.base_dim} times dim_mult {list(self.dim_mult)} is wider than 65536")
+        check_sizes(self, self.base_dim)
         if any(self.base_dim * mult % 2 for mult in self.dim_mult[1:]):
             raise ModelError("every width that is upsampled must be even, since the upsampler halves it")
 
@@ -95,6 +86,22 @@ class QwenVAEConfig:
             if i != len(self.dim_mult) - 1:
                 layers.append(("down", outputs, outputs))
         return tuple(layers)
+
+
+def check_sizes(config: Any, widest: int) -> None:
+    """Raise ModelError for a configuration of this VAE, or of Qwen-Image-2.1's, whose sizes do not go together. widest:
+    the larger `base_dim` of encoder and decoder."""
+    if len(config.temperal_downsample) != len(config.dim_mult) - 1:
+        raise ModelError(
+            f"temperal_downsample has {len(config.temperal_downsample)} entries, "
+            f"dim_mult {len(config.dim_mult)}: expected one fewer"
+        )
+    if {len(config.latents_mean), len(config.latents_std)} != {config.z_dim}:
+        raise ModelError(f"latents_mean and latents_std must have z_dim = {config.z_dim} entries")
+    if any(not deviation > 0 for deviation in config.latents_std):
+        raise ModelError("latents_std must be positive")
+    if any(widest * mult > 65536 for mult in config.dim_mult):
+        raise ModelError(f"base_dim {config.base_dim} times dim_mult {list(config.dim_mult)} is wider than 65536")
 
 
 def manifest(config: QwenVAEConfig) -> Manifest:

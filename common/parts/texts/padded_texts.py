@@ -4,7 +4,7 @@ the pooled vector of a CLIP.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -86,9 +86,9 @@ class T5Texts(PaddedTexts):
         return [(1, self.length, self.encoder.config.d_model)]
 
     def more(self) -> int:
-        """Return the bytes of activations that other text encoders have not: of the bias for each pair of tokens as it
-        is looked up, reordered and taken by a kernel (measured on a CPU: two to three of these); and of the matrix that
-        is in float32 where others are in float16."""
+        """Return the bytes of activations that only T5 has: the bias for each pair of tokens as it is looked up,
+        reordered and taken by a kernel (measured on a CPU: two to three of these), and the matrix that is in float32
+        where others are in float16."""
         config: T5Config = self.encoder.config
         half = self.runtime.precision.stored_dtype("text") == "float16"
         return 3 * 4 * config.num_heads * self.length**2 + (4 * config.d_model * config.d_ff if half else 0)
@@ -133,7 +133,7 @@ class ClipPooled(PaddedClip):
         return (encoder.encode([ids], 0, False)[1],)
 
 
-class SeparateTexts:
+class SeparateTexts(ABC):
     """The text states of a model with several text encoders, each of which has its own; see `ModelTexts`. `rows`: the
     text tokens that the denoiser takes, which no prompt changes."""
 
@@ -154,12 +154,15 @@ class SeparateTexts:
         for texts in self.every:
             texts.announce(prompts)
 
+    @abstractmethod
+    def cut(self, prompt: str) -> str: ...
+
     def others(self, prompts: Sequence[str]) -> list[str]:
-        """Return the announced prompts behind the first of `prompts`, without these."""
+        """Return the announced prompts from the first of `prompts` on, without `prompts`."""
         return [one for one in self.every[0].upcoming(prompts[0]) if one not in prompts]
 
     def pooled_already(self, prompts: Sequence[str]) -> list[str]:
-        """Return those of `prompts` whose pooled vectors need no text encoder any more."""
+        """Return the prompts whose pooled vectors are known already."""
         return [prompt for prompt in prompts if all(texts.has([prompt]) for texts in self.pooling)]
 
     def renew(self, encoders: Mapping[str, Component]) -> None:

@@ -12,7 +12,8 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace, QwenVLVisionConfig
+from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
+from qwenimg.common.networks.encoders.vision_tower import PicturePlace
 from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.parts.texts.states import PromptTexts, States
 from qwenimg.common.pictures import patches
@@ -43,7 +44,7 @@ class SeenPicture:
 
 
 class SeenPictures:
-    """The last pictures in the size in which the text encoder sees them, which `copy` makes."""
+    """The latest pictures in the size that the text encoder sees, as `copy` makes it."""
 
     def __init__(self, copy: Callable[[Uint8], Uint8]):
         self._copy = copy

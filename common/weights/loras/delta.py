@@ -88,7 +88,7 @@ class LowRank:
         return down, up
 
     def added(self, weight: np.ndarray) -> np.ndarray:
-        """Return what the LoRA adds to `weight`, float32, in its shape. Raises ModelError for values that are not
+        """Return the LoRA's addition to `weight`, float32, in its shape. Raises ModelError for values that are not
         finite."""
         import numpy as np
 
@@ -125,7 +125,7 @@ class LowRank:
         return change
 
     def _taken(self, module: np.ndarray) -> np.ndarray:
-        """Return those of the rows of a module that are the weight's, in the weight's order."""
+        """Return the rows of a module that are the weight's, in the weight's order."""
         import numpy as np
 
         begin, end, of = self.rows

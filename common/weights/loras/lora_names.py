@@ -82,6 +82,12 @@ def component_names(
     return ComponentNames(prefixes=prefixes, names={form: tuple(rows.values()) for form, rows in names.items()})
 
 
+def language_model_names(weights: Manifest, *starts: str) -> ComponentNames:
+    """Return the table of a text encoder that is a language model, whose names may have one of `starts` in front."""
+    paths = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
+    return component_names("text_encoder", weights, TEXT, {path: [start + path for start in starts] for path in paths})
+
+
 def find(names: Names, module: str) -> tuple[Target, ...]:
     """Return the weights of the layer that a file calls `module`; none if it is no layer of the model."""
     for one in names:

@@ -15,7 +15,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace
+from qwenimg.common.networks.encoders.vision_tower import PicturePlace
 
 Pair = tuple[Array, Array]
 

@@ -17,9 +17,9 @@ from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.networks.encoders.language_model import Pair, with_slots
 from qwenimg.backends.mlx.networks.encoders.qwen3 import Qwen3TextEncoder
 from qwenimg.backends.mlx.networks.encoders.qwen_vl_vision import VisionAttention
-from qwenimg.common.networks.encoders import qwen3_vl_vision
+from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import NORM_EPS, PicturePlace
+from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
@@ -145,7 +145,7 @@ class Component:
         """Return the slots [1+K slots C] of a picture of rows x columns patches [L values], block by block,
         evaluated."""
         numbers, shares = qwen3_vl_vision.stretched(self.config, rows, columns)
-        tables = qwen3_vl_vision.patch_rope(self.config, rows, columns)
+        tables = vision_tower.patch_rope(self.config, rows, columns)
         values, cos, sin, weights = (self._table(part) for part in (patches, *tables, shares[..., None]))
         return ops.eval(self.model.visual(values[None], (cos, sin), ops.placed(numbers), weights))
 

@@ -16,8 +16,9 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.networks.encoders.language_model import Pair, with_slots
 from qwenimg.backends.mlx.networks.encoders.qwen_vl import QwenTextEncoder
-from qwenimg.common.networks.encoders import qwen_vl_vision
-from qwenimg.common.networks.encoders.qwen_vl_vision import NORM_EPS, Group, PicturePlace, QwenVLVisionConfig
+from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
+from qwenimg.common.networks.encoders.qwen_vl_vision import Group, QwenVLVisionConfig
+from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
@@ -144,7 +145,7 @@ class Component:
         """Return the slots [1 slots C] of a picture of rows x columns patches [L values], block by block,
         evaluated."""
         order, back, groups = qwen_vl_vision.layout(self.config, rows, columns)
-        tables = qwen_vl_vision.patch_rope(self.config, rows, columns)
+        tables = vision_tower.patch_rope(self.config, rows, columns)
         values, cos, sin = (
             self._table(qwen_vl_vision.by_slot(part, self.config, order)) for part in (patches, *tables)
         )

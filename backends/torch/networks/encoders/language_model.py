@@ -13,7 +13,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
-from qwenimg.common.networks.encoders.qwen_vl_vision import PicturePlace
+from qwenimg.common.networks.encoders.vision_tower import PicturePlace
 
 Pair = tuple[Tensor, Tensor]
 

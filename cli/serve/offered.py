@@ -1,0 +1,134 @@
+"""The models, LoRAs and control networks that a server offers, by the names that requests may give.
+
+They are found by a process that ends then: the descriptions of all families, which it reads, take 20 MB.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base import leftovers
+from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
+from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.families.opening import Opening, opening_of
+
+_CODE = "from qwenimg.cli.serve.offered import main; main()"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the command line asks a server to offer."""
+
+    names: tuple[str | None, ...]  # of models
+    options: Mapping[str, Any]  # of opening them all
+    loras: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offered:
+    """What requests may name."""
+
+    models: Mapping[str, Opening]
+    loras: Mapping[str, str]  # files, or names in the cache
+    controls: Mapping[str, str]  # likewise, or folders
+
+
+def found_apart(wanted: Wanted) -> Offered:
+    """Return what `found` does, from a process of its own. Raises its errors."""
+    command = [sys.executable, "-c", _CODE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as child, leftovers.running(child):
+        answer, _ = child.communicate(pickle.dumps(wanted))
+    if not answer:
+        raise QwenimgError(f"the search for the models has ended with exit code {child.returncode}")
+    result = pickle.loads(answer)  # of our own process
+    if isinstance(result, QwenimgError):
+        raise result
+    assert isinstance(result, Offered)
+    return result
+
+
+def main() -> None:
+    """Answer the process that asks through standard input."""
+    try:
+        result: object = found(pickle.load(sys.stdin.buffer))
+    except QwenimgError as error:
+        result = error
+    sys.stdout.buffer.write(pickle.dumps(result))
+
+
+def found(wanted: Wanted) -> Offered:
+    """Find models, LoRAs and control networks. Raises UsageError, and ModelError for a model that is not here."""
+    base = opening_of(wanted.options)
+    return Offered(
+        models=_models(wanted.names, base), loras=_loras(wanted.loras, base), controls=_controls(wanted.controls, base)
+    )
+
+
+def _models(names: Sequence[str | None], base: Opening) -> dict[str, Opening]:
+    from qwenimg.common.hub import part_files
+    from qwenimg.common.hub.resolve import resolve
+
+    if len(names) > 1 and (base.parts or base.refiner or base.tokenizer):
+        raise UsageError("files of parts belong to one model; give one --model beside them")
+    models: dict[str, Opening] = {}
+    for name in names:
+        _, opening = part_files.located(replace(base, model=name))
+        opening = part_files.completed(opening)
+        resolved = resolve(opening.model, offline=opening.offline, without=opening.choices.elsewhere)
+        at_path = resolved.name.removesuffix(".safetensors").removesuffix(".gguf")
+        served = at_path if resolved.from_path else name or resolved.name
+        if served in models:
+            raise UsageError(f"--model {clean(name, 80)}: another model is served as {clean(served, 60)} already")
+        models[served] = opening
+    return models
+
+
+def _loras(loras: Sequence[str], base: Opening) -> dict[str, str]:
+    from qwenimg.common.base.safe_files import is_file
+    from qwenimg.common.hub import part_files
+    from qwenimg.common.request.loras import in_cache
+
+    folders, _ = part_files.located(base)
+    files: dict[str, str] = {}
+    for text in loras:
+        file = folders.lora(text).removesuffix(":1.0")
+        if not in_cache(file) and not is_file(Path(file)):
+            raise UsageError(f"--lora {shown_path(text)}: no such file")
+        name = Path(file).stem
+        _check_name("--lora", text, name, files, ":;")
+        files[name] = file if in_cache(file) else str(Path(file).absolute())
+    return files
+
+
+def _controls(controls: Sequence[str], base: Opening) -> dict[str, str]:
+    """Return the networks by their names: a known name, or that of a file or folder without its suffix."""
+    from qwenimg.common.hub.control_search import find_control
+    from qwenimg.common.hub.model_folders import read_folders
+
+    networks: dict[str, str] = {}
+    for text in controls:
+        try:
+            path = find_control(text, read_folders(base.models_dir))
+        except ModelError as error:
+            raise UsageError(str(error)) from None
+        by_path = path.name == Path(text).name
+        name = Path(text).name.removesuffix(".safetensors")
+        _check_name("--control", text, name, networks, ":;=")
+        networks[name] = str(path.absolute()) if by_path else text
+        if {*"=;"} & {*networks[name]}:
+            raise UsageError(f"--control {shown_path(text)}: its path has an equals sign or a semicolon; give another")
+    return networks
+
+
+def _check_name(option: str, text: str, name: str, taken: Mapping[str, str], apart: str) -> None:
+    """Raise UsageError for a name that is empty, taken, or has one of the characters that set names `apart`."""
+    if name in taken or not name or {*apart} & {*name}:
+        raise UsageError(f"{option} {shown_path(text)}: its name is taken already, or has one of {' '.join(apart)}")

@@ -1,0 +1,125 @@
+"""What the vision towers of Qwen's language models have in common: names, configurations, and places of patches.
+
+A picture is patches of pixels; each block of merge x merge of them becomes one slot, an input of the language model.
+The patch kernel has several taps in time, which all see the same picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.numbers import rope
+from qwenimg.common.weights.joined import Join, Joins
+from qwenimg.common.weights.plan import Uses
+
+CHANNELS = 3
+NORM_EPS = 1e-6
+ROPE_THETA = 10000.0
+PREFIX = "visual."
+MMPROJ = "clip"  # the architecture of llama.cpp's files of a vision tower alone
+_PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
+NAMES = {  # of vision_config: of the configuration here
+    "depth": "vision_depth",
+    "hidden_size": "vision_width",
+    "intermediate_size": "vision_inner",
+    "num_heads": "vision_heads",
+    "patch_size": "patch_size",
+    "spatial_merge_size": "merge_size",
+    "temporal_patch_size": "taps_in_time",
+}
+NESTED = {"in_files": False}  # metadata of fields in objects of their own: `described`
+
+Table = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class TowerConfig(Protocol):
+    """The configuration of a language model with its tower, as the functions here take it."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def mrope_section(self) -> tuple[int, ...]: ...
+
+    @property
+    def vision_width(self) -> int: ...
+
+    @property
+    def vision_heads(self) -> int: ...
+
+    @property
+    def vision_head_dim(self) -> int: ...
+
+    @property
+    def merge_size(self) -> int: ...
+
+
+class PicturePlace(NamedTuple):
+    """The place of a picture in a prompt: its first slot among the ids, and its rows and columns of slots."""
+
+    start: int
+    rows: int
+    columns: int
+
+
+def check(config: TowerConfig) -> None:
+    """Raise ModelError for a configuration whose numbers do not go together."""
+    if len(config.mrope_section) != 3 or 2 * sum(config.mrope_section) != config.head_dim:
+        raise ModelError(
+            f"mrope_section {list(config.mrope_section)} must be three numbers that add up to half of the heads' "
+            f"width {config.head_dim}"
+        )
+    if config.vision_width % (4 * config.vision_heads):
+        raise ModelError(f"vision hidden_size {config.vision_width} is not a multiple of 4 x {config.vision_heads}")
+
+
+def described(config: TowerConfig, names: Mapping[str, str], rope: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of config.json that have the tower, by `names`, and the sections of RoPE beside `rope`."""
+    vision = {theirs: getattr(config, ours) for theirs, ours in names.items()}
+    return {
+        "vision_config": vision | {"out_hidden_size": config.hidden_size},
+        "rope_scaling": {**rope, "mrope_section": config.mrope_section},
+    }
+
+
+def joined_taps() -> Joins:
+    """Return the patch kernel, of which such a file has each tap in time."""
+    tap = f"{PREFIX}patch_embed.tap.weight"
+    return {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
+
+
+def flat_kernel(uses: Uses) -> Uses:
+    """Return `uses` with the patch kernel [C, 3, time, y, x] as a matrix."""
+    return {
+        name: use._replace(shape=(use.shape[0], prod(use.shape[1:]))) if len(use.shape) == 5 else use
+        for name, use in uses.items()
+    }
+
+
+def rename(key: str) -> str | None:
+    """Return the manifest key of a tower's tensor in any known style; None for another tensor."""
+    prefix = next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None)
+    return None if prefix is None else PREFIX + key.removeprefix(prefix)
+
+
+def blockwise(merge: int, rows: int, columns: int) -> NDArray[np.int64]:
+    """Return row and column [L 2] of each of rows x columns patches, in blocks of merge x merge."""
+    places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
+    blocks = places.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(0, 2, 1, 3, 4)
+    return blocks.reshape(-1, 2)
+
+
+def patch_rope(config: TowerConfig, rows: int, columns: int) -> Table:
+    """Return (cos, sin) [L, D/2] of patches, block by block: rows in the first half of the angles, columns in the
+    second."""
+    places, half = blockwise(config.merge_size, rows, columns), config.vision_head_dim // 2
+    return rope.rope_table(places, (half, half), ROPE_THETA)

@@ -1,0 +1,67 @@
+"""Prompts with pictures for Qwen's text encoders with vision towers, of 6 x 6 pixels to a patch and 2 x 2 to a slot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from policies import FP32
+
+from qwenimg import backends
+from qwenimg.common.networks.encoders.vision_tower import PicturePlace
+from qwenimg.common.networks.network import Network
+from qwenimg.common.parts.components import open_component, read_config
+
+SLOT = 600  # the token of a picture's slots
+
+
+class Seen(NamedTuple):
+    """A picture: its patches, their rows and columns."""
+
+    patches: np.ndarray
+    rows: int
+    columns: int
+
+
+def seen(rows: int, columns: int, seed: int = 0) -> Seen:
+    """A picture of random patches. It has two equal taps in time."""
+    values = np.random.default_rng(seed).standard_normal((rows * columns, 3, 1, 6, 6)).astype(np.float32)
+    return Seen(np.repeat(values, 2, axis=2).reshape(rows * columns, -1), rows, columns)
+
+
+def prompt(parts: list[int | Seen]) -> tuple[list[int], list[PicturePlace], list[Seen]]:
+    """Ids of so many tokens of text and of pictures, and the pictures and their places."""
+    rng, ids, places = np.random.default_rng(5), list[int](), list[PicturePlace]()
+    for part in parts:
+        if isinstance(part, Seen):
+            places.append(PicturePlace(len(ids), part.rows // 2, part.columns // 2))
+            ids += [SLOT] * (part.rows * part.columns // 4)
+        else:
+            ids += rng.integers(3, 500, part).tolist()
+    return ids, places, [part for part in parts if isinstance(part, Seen)]
+
+
+def opened(folder: Path, backend: str, network: Network) -> tuple[Any, Any]:
+    """The engine, and the network with the weights of `folder`."""
+    part = open_component(network, folder, read_config(network, folder), "it")
+    engine = backends.load(backend)
+    return engine, engine.open(part.network, part.config, part.stored(FP32), FP32)
+
+
+def states(engine: Any, ours: Any, ids: list[int], places: list[PicturePlace], pictures: list[Seen]) -> np.ndarray:
+    return np.asarray(engine.numpy(ours.encode(ids, places, [ours.slots(*one) for one in pictures])))
+
+
+def reference_inputs(ids: list[int], pictures: list[Seen]) -> dict[str, torch.Tensor]:
+    """The arguments of transformers' model."""
+    tokens = torch.tensor([ids])
+    if not pictures:
+        return {"input_ids": tokens}
+    return {
+        "input_ids": tokens,
+        "pixel_values": torch.from_numpy(np.concatenate([one.patches for one in pictures])),
+        "image_grid_thw": torch.tensor([[1, one.rows, one.columns] for one in pictures]),
+        "mm_token_type_ids": (tokens == SLOT).int(),
+    }
