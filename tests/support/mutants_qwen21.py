@@ -37,6 +37,7 @@ from mutants_qwen import (
     weight_transposed,
 )
 from mutants_qwen_edit import (
+    SMALL,
     merger_gelu_tanh,
     patch_rope_row_by_row,
     picture_rows_and_columns_swapped,
@@ -396,7 +397,6 @@ def reference_on_white(patch: Patch) -> None:
     patch.around(references, "values", lambda made, picture: made(pixels.over_white(picture)))
 
 
-SMALL = ("bf16",)  # what it changes is less than a bfloat16 passport allows a step or a text
 _ALL = (
     Mutant(sines_first, "sines before cosines of the time"),
     Mutant(time_not_activated, "no SiLU behind the embedding of the time"),
