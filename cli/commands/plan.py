@@ -83,7 +83,7 @@ class _Plan:
 
 
 def _options_of_generate(command: _F) -> _F:
-    """Add the options of generate to `command`, also those that change no bytes."""
+    """Add the options of generate to `command`, including options that change no bytes."""
     declared = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
     command.__click_params__ = [*reversed(declared), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return command

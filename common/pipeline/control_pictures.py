@@ -12,8 +12,8 @@ from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pictures import canny, pixels
 from qwenimg.common.pictures.pixels import Uint8
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request.request import Request
 
 

@@ -15,7 +15,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.parts.control_net import Controller, ControlLora
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import NamedControl
 from qwenimg.common.request.lora_text import NamedLora

@@ -9,8 +9,8 @@ from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline.controls import Controls
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.fit_options import FitOptions, needs
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.runtime import Change

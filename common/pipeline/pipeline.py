@@ -22,13 +22,13 @@ from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import finish, preview, start
 from qwenimg.common.pipeline.controls import Controls
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import FitCheck, with_inputs
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.result import Result, Step, recorded_runtime
-from qwenimg.common.pipeline.step_cache import StepCache
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.check import check_said

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import REPO, cache_folder, snapshots, storage_folder
-from qwenimg.common.base.safe_files import bad, is_folder, kind
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import data_sha256
 from qwenimg.common.formats.fingerprint import fingerprint
@@ -135,11 +135,8 @@ class Loras:
 
     def _read(self, path: Path) -> _Opened:
         opened = files.read_lora(path)
-        try:
+        with closed_on_error(opened):
             return _Opened(file=opened, deltas=files.fit(opened, self.names), print=fingerprint([opened.file]))
-        except BaseException:
-            opened.close()
-            raise
 
 
 def in_cache(text: str) -> bool:

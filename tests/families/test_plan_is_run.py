@@ -15,7 +15,7 @@ from toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline
 from qwenimg.common.pipeline import fit_options
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
 from qwenimg.common.runtime.runtime import Change, limit_for
 from qwenimg.common.runtime.stages import Stage

@@ -58,7 +58,7 @@ def tensors(folder: Path, part: str) -> Tensors:
     return {name: value for file in files for name, value in load_file(file).items()}
 
 
-def drawn(folder: Path | str, backend: str = "cpu", **parts: Path) -> np.ndarray:
+def drawn(folder: Path | str | None, backend: str = "cpu", **parts: Path) -> np.ndarray:
     with qwenimg.load(folder, backend, "fp32", **parts) as pipe:  # type: ignore[arg-type]
         return pipe("a ring", **ASKED).latents
 
@@ -254,10 +254,14 @@ def test_parts_take_the_small_files_of_the_cache(
     parts = in_files(folder, tmp_path)
     with pytest.raises(ModelError, match=r"get its tokenizer \(15\.9 MB\) .*by: qwenimg pull qwen-image-2\.1-files"):
         qwenimg.load("qwen-image-2.1", "cpu", **parts)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"say with -m .* qwen-image-2\.1 or qwen-image-2\.1-turbo"):
-        qwenimg.load(None, "cpu", **parts)  # type: ignore[arg-type]
+    turbo = parts | {"transformer": parts["transformer"].with_stem("Turbo")}
+    shutil.copy(parts["transformer"], turbo["transformer"])
+    for named, name in ((parts, "qwen-image-2.1"), (turbo, "qwen-image-2.1-turbo")):  # by the transformer's file
+        with pytest.raises(ModelError, match=f"{name}: get its tokenizer"):
+            qwenimg.load(None, "cpu", **named)  # type: ignore[arg-type]
     shutil.copytree(folder, snapshot(cache), ignore=shutil.ignore_patterns("*.safetensors*"))
-    assert np.array_equal(drawn("qwen-image-2.1", **parts), whole["cpu"])
+    for name in ("qwen-image-2.1", None):
+        assert np.array_equal(drawn(name, **parts), whole["cpu"])
     del parts["vae"]
     with pytest.raises(ModelError, match=r"beside --transformer and --text-encoder, give --vae FILE$"):
         qwenimg.load("qwen-image-2.1", "cpu", **parts)  # type: ignore[arg-type]

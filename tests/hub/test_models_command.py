@@ -26,7 +26,8 @@ CONTROLS = (
     "qwen-image-patches-depth", "qwen-image-patches-inpaint", "qwen-image-in-context-control-union",
 )  # fmt: skip
 PIECES = (
-    "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", "qwen-image-2.1-files", *CONTROLS,
+    "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", "flux2-files", "qwen-image-2.1-files",
+    *CONTROLS,
 )  # fmt: skip
 
 

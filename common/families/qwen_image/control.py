@@ -18,9 +18,9 @@ from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_controlnet
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
-from qwenimg.common.pipeline.flow_model import Controlling
-from qwenimg.common.pipeline.inpaint import Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.models.flow_model import Controlling
+from qwenimg.common.pipeline.steps.inpaint import Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.request.control_text import NamedControl
 from qwenimg.common.request.request import Request

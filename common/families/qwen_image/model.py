@@ -23,12 +23,12 @@ from qwenimg.common.parts.control_net import Controller, ControlNet
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline.denoiser import Phase, phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm
-from qwenimg.common.pipeline.inpaint import Initial
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.steps.denoiser import Phase, phases
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg_with_norm
+from qwenimg.common.pipeline.steps.inpaint import Initial
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.group import ALONE, Sharing
@@ -127,7 +127,8 @@ class QwenImage(FlowModel):
         return [modulation, denoise]
 
     def _step_bytes(self, branches: int, tokens: int, text: int, sharing: Sharing) -> int:
-        """Return the bytes of a step with `branches` in one batch, of so many tokens of images and of text each."""
+        """Return the bytes of a step with `branches` in one batch, each of `tokens` image tokens and `text` text
+        tokens."""
         peak = memory.step_peak(self.config, branches, sharing.part(tokens) + text)
         return self.call_bytes(peak, tokens, tokens + text, sharing, branches)
 

@@ -43,8 +43,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
             transformer_file.open_transformer(header.file.path, Qwen21Config()).plan.close()
         except ModelError as error:
             return Description(lines=lines, faults=[str(error)])
-    option = part.replace("_", "-")
-    return Description(lines=[*lines, f"use it: qwenimg PROMPT -m qwen-image-2.1 --{option} FILE (or -2.1-turbo)"])
+    return Description(lines=[*lines, "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE"])
 
 
 def _layout(header: Header, part: str) -> str:

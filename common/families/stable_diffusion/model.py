@@ -22,13 +22,13 @@ from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.control_net import Controller
-from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, phases
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.evaluation import strategy
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.steps import inpaint
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, phases
+from qwenimg.common.pipeline.steps.evaluation import strategy
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, Solver
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint

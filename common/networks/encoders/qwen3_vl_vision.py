@@ -30,7 +30,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model, qwen3, qwen3_vl, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
-from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Joins
 from qwenimg.common.weights.keys import Rename
@@ -64,7 +64,7 @@ _FIXED = {"hidden_act": "gelu_pytorch_tanh", "in_channels": CHANNELS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3VLVisionConfig(Qwen3VLConfig):
+class Qwen3VLVisionConfig(TowerConfig, Qwen3VLConfig):
     """The configuration of both parts; the defaults are those of Qwen3-VL-8B."""
 
     mrope_section: tuple[int, ...] = field(default=(24, 20, 20), metadata=NESTED)
@@ -80,7 +80,7 @@ class Qwen3VLVisionConfig(Qwen3VLConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vision_tower.check(self)
+        vision_tower.check(self, self.head_dim)
         if self.side**2 != self.positions:
             raise ModelError(f"num_position_embeddings {self.positions} is not a square")
         deep, most = self.deep_layers, min(self.vision_depth, self.num_hidden_layers)
@@ -91,10 +91,6 @@ class Qwen3VLVisionConfig(Qwen3VLConfig):
             )
 
     @property
-    def vision_head_dim(self) -> int:
-        return self.vision_width // self.vision_heads
-
-    @property
     def side(self) -> int:
         """The positions along a side of the table."""
         return isqrt(self.positions)
@@ -103,16 +99,6 @@ class Qwen3VLVisionConfig(Qwen3VLConfig):
     def vision_feed_forward(self) -> int:
         """The arrays of the feed-forward's width in memory at its peak: it is not gated."""
         return 2
-
-    @property
-    def patch_values(self) -> int:
-        """The numbers of one patch: channels, time, rows and columns."""
-        return CHANNELS * self.taps_in_time * self.patch_size**2
-
-    @property
-    def slot(self) -> int:
-        """The pixels along a side of a slot."""
-        return self.patch_size * self.merge_size
 
 
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +116,9 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def described(config: Qwen3VLVisionConfig) -> dict[str, object]:
     """Return the keys of config.json that have the vision tower and the sections of RoPE."""
-    return vision_tower.described(config, _NAMES, {"rope_type": "default", "mrope_interleaved": True})
+    return vision_tower.described(
+        config, config.hidden_size, _NAMES, {"rope_type": "default", "mrope_interleaved": True}
+    )
 
 
 def manifest(config: Qwen3VLVisionConfig) -> Manifest:

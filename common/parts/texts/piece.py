@@ -70,6 +70,16 @@ Z_IMAGE_FILES = Piece(
     files=_SMALL_FILES,
     family="z-image",
 )
+FLUX_2_FILES = Piece(
+    name="flux2-files",
+    repo="black-forest-labs/FLUX.2-klein-4B",
+    title="the small files of FLUX.2 klein",
+    bytes=15_900_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=_SMALL_FILES,
+    family="flux2",
+)
 QWEN_IMAGE_21_FILES = Piece(
     name="qwen-image-2.1-files",
     repo="Qwen/Qwen-Image-2.1",
@@ -81,4 +91,11 @@ QWEN_IMAGE_21_FILES = Piece(
     tokenizer="processor",
     family="qwen-image-2.1",
 )
-PIECES = (CLIP_TOKENIZER, T5_TOKENIZER, QWEN_IMAGE_FILES, Z_IMAGE_FILES, QWEN_IMAGE_21_FILES)
+PIECES = (
+    CLIP_TOKENIZER,
+    T5_TOKENIZER,
+    QWEN_IMAGE_FILES,
+    Z_IMAGE_FILES,
+    FLUX_2_FILES,
+    QWEN_IMAGE_21_FILES,
+)
