@@ -47,7 +47,7 @@ class Announce:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileBlocks:
-    """Whether the denoiser is compiled when it is next loaded."""
+    """The decision to compile the denoiser when it is next loaded, or not to."""
 
     on: bool
 

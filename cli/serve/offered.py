@@ -22,8 +22,8 @@ _CODE = "from qwenimg.cli.serve.offered import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the command line asks a server to offer."""
+class ToOffer:
+    """Models, LoRAs and control networks as the command line names them."""
 
     names: tuple[str | None, ...]  # of models
     options: Mapping[str, Any]  # of opening them all
@@ -33,14 +33,14 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """What requests may name."""
+    """Models, LoRAs and control networks by the names that requests may give."""
 
     models: Mapping[str, Opening]
     loras: Mapping[str, str]  # files, or names in the cache
     controls: Mapping[str, str]  # likewise, or folders
 
 
-def found_apart(wanted: Wanted) -> Offered:
+def found_apart(wanted: ToOffer) -> Offered:
     """Return what `found` does, from a process of its own. Raises its errors."""
     command = [sys.executable, "-c", _CODE]
     pipe = subprocess.PIPE
@@ -64,7 +64,7 @@ def main() -> None:
     sys.stdout.buffer.write(pickle.dumps(result))
 
 
-def found(wanted: Wanted) -> Offered:
+def found(wanted: ToOffer) -> Offered:
     """Find models, LoRAs and control networks. Raises UsageError, and ModelError for a model that is not here."""
     base = opening_of(wanted.options)
     return Offered(
