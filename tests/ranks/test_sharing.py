@@ -8,7 +8,7 @@ import pytest
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pipeline.evaluation import parallel, serial, strategy
-from qwenimg.common.runtime.group import ALONE, PaperRanks, Sharing, sharing, pack, unpack
+from qwenimg.common.runtime.group import ALONE, PaperRanks, Sharing, pack, sharing, unpack
 
 
 @pytest.mark.parametrize(
