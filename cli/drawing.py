@@ -192,7 +192,8 @@ class RunReport:
 
 
 def _wanted(flags: Flags, replay: Replay | None, report: RunPrinter) -> tuple[list[Picture], list[int]]:
-    """Return the images to generate, and the exit codes of those that cannot be, reported here. Raises QwenimgError."""
+    """Return the images to generate, and the exit codes of images that cannot be generated, whose faults are
+    reported here. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")

@@ -27,6 +27,7 @@ from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.families import registry
 from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.measure import bench
+from qwenimg.common.networks.vaes.flux2_vae import PATCH, Flux2VAEConfig
 from qwenimg.common.precision.precision import parse
 
 FEW = 2  # steps of the shorter run
@@ -89,7 +90,8 @@ def command(
     peers.check_python(peer, python, row.needs, row.install)
     engine = backends.load(row.backend or backend)
     policy = parse(precision, on_gpu=engine.on_gpu, kind=opened.family.precision)
-    columns, rows = (-(-side // 16) * 16 // vae.scale for side in (width or usual.width, height or usual.height))
+    channels, scale = latents_of(vae)
+    columns, rows = (-(-side // 16) * 16 // scale for side in (width or usual.width, height or usual.height))
     job = peers.Job(
         folder=str(resolved.folder),
         backend=engine.name,
@@ -104,19 +106,22 @@ def command(
         few=FEW,
         many=steps,
         rounds=rounds,
+        scale=scale,
         given="given.npz" if row.takes_states else "",
     )
     arms = {
         "qwenimg": [sys.executable, str(HERE), "--arm"],
         peer: [python, str(HERE.parent / "against" / row.file)],
     }
-    compared, work = peers.compare(job, arms, (1, latent_channels(vae), rows, columns))
+    compared, work = peers.compare(job, arms, (1, channels, rows, columns))
     click.echo(json.dumps(compared.as_json(work)) if as_json else "\n".join(peers.shown(compared, work)))
 
 
-def latent_channels(vae: Any) -> int:
-    channels: int = getattr(vae, "z_dim", None) or vae.latent_channels
-    return channels
+def latents_of(vae: Any) -> tuple[int, int]:
+    """Return the channels and the scale of the latents that a sampler has, for the configuration of a VAE."""
+    if isinstance(vae, Flux2VAEConfig):
+        return vae.patch_channels, PATCH * vae.scale
+    return getattr(vae, "z_dim", None) or vae.latent_channels, vae.scale
 
 
 def our_arm(file: str) -> str:

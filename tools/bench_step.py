@@ -177,7 +177,7 @@ def parameter_bytes(model: Any) -> list[int]:
         return [p.nbytes for p in model.parameters() if not p.is_meta]
     from mlx.utils import tree_flatten
 
-    return [value.nbytes for name, value in tree_flatten(model.parameters()) if name in model.filled]
+    return [value.nbytes for _, value in tree_flatten(model.parameters()) if value.size]
 
 
 def evaluated(engine: Any, result: Any) -> Any:

@@ -57,8 +57,8 @@ from qwenimg.common.weights import keys
 
 QWEN21_WORDS = 5  # in front of the picture
 SIGMA, GUIDANCE = 0.25, 3.5  # times that bfloat16 holds, so that no arm rounds them
-POLICIES = {"fp32": ("fp32",), "bf16": ("bf16", "bf16-plain")}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+POLICIES = {"fp32": ("fp32",), "bf16": ("bf16", "bf16-plain"), "fp16": ("fp16", "fp16-plain")}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Step = Callable[[], Any]
 
 

@@ -11,14 +11,16 @@ from pathlib import Path
 from qwenimg.common.families import catalog, registry
 
 DATA = Path(__file__).resolve().parent.parent / "common" / "data"
-MODELS = ("qwen-image", "z-image-turbo", "z-image")
+FAMILIES = ("z-image", "flux", "flux2", "sd3", "qwen-image-2.1")
+MODELS = ("qwen-image", *(known.name for known in catalog.KNOWN.values() if known.family in FAMILIES))
 
 
 def files(name: str) -> dict[str, str]:
     """{path in the folder of the known model: its JSON}."""
     opened = registry.published(catalog.KNOWN[name])
     assert opened is not None and opened.family.small_files is not None
-    tables = opened.family.small_files(opened.checkpoint)
+    small = opened.family.small_files(opened.checkpoint)
+    tables = {path: table for path, table in small.items() if not path.startswith("tokenizer")}
     networks = {network.name: network for network in opened.family.networks}
     for part, component in opened.checkpoint.components.items():
         tables[f"{part}/config.json"] = networks[component.network].written(component.config)

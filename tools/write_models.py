@@ -19,7 +19,7 @@ from doc_tables import table, write
 
 from qwenimg.backends.paper import on_paper
 from qwenimg.common.base.amounts import parse_bytes, size_text
-from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.catalog import BUILT_IN, CONTROLS, KNOWN
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.open_model import plan_pipeline
@@ -33,7 +33,7 @@ from qwenimg.common.runtime.runtime import Change
 
 PAGE, BLOCK = "models.md", "models"
 MEMORY = ("in 16 bits", "8 bits", "4 bits")
-HEADS = ("name", "what it is for", "size", "steps", "download", *MEMORY, "edits", "LoRAs", "license")
+HEADS = ("name", "what it is for", "size", "steps", "download", *MEMORY, "edits", "control", "LoRAs", "license")
 MACHINE, MEMORIES = "m4-max", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # GB that are free
 BITS = (None, "8", "4")
 
@@ -50,9 +50,17 @@ def _row(known: KnownModel) -> tuple[str, ...]:
     with closing(_planned(known, MEMORIES[-1])) as pipe:
         model, request = pipe.model, pipe.check(PROMPT, image=np.full((1024, 1024, 3), HALF, np.uint8), strength=1)
         sees = model.references(request) or model.sees_mask
-        edits, loras = ("yes" if has else "no" for has in (sees, model.lora_names))
-    peaks = map(size_text, _peaks(known))
-    return f"`{known.name}`", known.purpose, size, str(known.steps), download, *peaks, edits, loras, known.license
+        edits, control, loras = (
+            "yes" if has else "no" for has in (sees, _is_controlled(known, pipe), model.lora_names)
+        )
+    peaks, name = map(size_text, _peaks(known)), f"`{known.name}`"
+    return name, known.purpose, size, str(known.steps), download, *peaks, edits, control, loras, known.license
+
+
+def _is_controlled(known: KnownModel, pipe: Pipeline) -> bool:
+    """Return whether a control network is known that fits a model: those are for text to image."""
+    families = {piece.controls for piece in CONTROLS}
+    return known is not BUILT_IN and known.family in families and pipe.model.checkpoint.variant == "text"
 
 
 def _peaks(known: KnownModel) -> list[int]:

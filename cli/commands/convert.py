@@ -38,9 +38,10 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
     import os
 
     from qwenimg.common.conversion.convert import convert
-    from qwenimg.common.hub.resolve import resolve, with_parts_found
+    from qwenimg.common.hub.part_files import completed
+    from qwenimg.common.hub.resolve import resolve
 
-    choices = with_parts_found(opening).choices
+    choices = completed(opening).choices
     model = resolve(opening.model, without=choices.elsewhere)
     name = model.known.name if model.known is not None and "transformer" not in choices.parts else None
     told = Told(quiet=quiet)
@@ -52,7 +53,7 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
 
 
 class Told:
-    """The progress of a conversion, shown like that of `pull`."""
+    """The progress of a conversion, shown as `pull` shows a download."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.bar, self.size, self.done = ByteBar(quiet=quiet), 0, 0

@@ -74,7 +74,7 @@ class _Follower:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self) -> NoReturn:
-        """Follow the orders of rank 0, one after the other. Raises any error of theirs."""
+        """Follow the orders of rank 0, one after the other. Raises their errors."""
         pipe: RankPipeline | None = None
         while True:
             order = self.orders.get()

@@ -47,7 +47,7 @@ class Announce:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileBlocks:
-    """The decision to compile the denoiser when it is next loaded, or not to."""
+    """The decision whether the denoiser is compiled when it is next loaded."""
 
     on: bool
 

@@ -22,8 +22,8 @@ _CODE = "from qwenimg.cli.serve.offered import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToOffer:
-    """Models, LoRAs and control networks as the command line names them."""
+class Offer:
+    """The models, LoRAs and control networks that the command line names."""
 
     names: tuple[str | None, ...]  # of models
     options: Mapping[str, Any]  # of opening them all
@@ -33,15 +33,15 @@ class ToOffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """Models, LoRAs and control networks by the names that requests may give."""
+    """The openings of models and the files of LoRAs and control networks, by the names that requests may give."""
 
     models: Mapping[str, Opening]
     loras: Mapping[str, str]  # files, or names in the cache
-    controls: Mapping[str, str]  # likewise, or folders
+    controls: Mapping[str, str]  # folders, or files
 
 
-def found_apart(wanted: ToOffer) -> Offered:
-    """Return what `found` does, from a process of its own. Raises its errors."""
+def search_apart(wanted: Offer) -> Offered:
+    """Return the result of `search` in a process of its own. Raises its errors."""
     command = [sys.executable, "-c", _CODE]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as child, leftovers.running(child):
@@ -58,13 +58,13 @@ def found_apart(wanted: ToOffer) -> Offered:
 def main() -> None:
     """Answer the process that asks through standard input."""
     try:
-        result: object = found(pickle.load(sys.stdin.buffer))
+        result: object = search(pickle.load(sys.stdin.buffer))
     except QwenimgError as error:
         result = error
     sys.stdout.buffer.write(pickle.dumps(result))
 
 
-def found(wanted: ToOffer) -> Offered:
+def search(wanted: Offer) -> Offered:
     """Find models, LoRAs and control networks. Raises UsageError, and ModelError for a model that is not here."""
     base = opening_of(wanted.options)
     return Offered(
@@ -81,6 +81,7 @@ def _models(names: Sequence[str | None], base: Opening) -> dict[str, Opening]:
     models: dict[str, Opening] = {}
     for name in names:
         _, opening = part_files.located(replace(base, model=name))
+        opening = part_files.completed(opening)
         resolved = resolve(opening.model, offline=opening.offline, without=opening.choices.elsewhere)
         at_path = resolved.name.removesuffix(".safetensors").removesuffix(".gguf")
         served = at_path if resolved.from_path else name or resolved.name

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.safe_files import absolute, is_folder
 from qwenimg.common.base.text import clean, shown_path
 
 # A repository's name, owner/name: the whole text has neither `--` nor `..`, whatever follows it.
@@ -25,7 +26,7 @@ SMALL = 4096  # bytes of a note or a ref
 
 
 def snapshots(storage: Path) -> list[Path]:
-    """List the folders of the revisions in the cache: first that of `main`, then the others, the newest first."""
+    """List the folders of the revisions in the cache: first the one of `main`, then the others, the newest first."""
     main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
     try:
         folders = [f for f in (storage / "snapshots").iterdir() if COMMIT.fullmatch(f.name) and f.is_dir()]
@@ -58,6 +59,15 @@ def cached_name(path: Path) -> str | None:
             name = f"{repo_of(storage)}/{inside}" if path != folder else repo_of(storage)
             return name if _NAMED.fullmatch(name) else None
     return None
+
+
+def told_name(path: Path) -> str:
+    """Return the name by which people know the folder or file `path`: of a component's folder with that of its model,
+    and of a file or folder in the cache by its place on the hub."""
+    whole = absolute(path)
+    if is_folder(whole) and (cached := cached_name(whole)) is not None:
+        return cached
+    return "/".join(whole.parts[-2:]) if whole.name == "transformer" else whole.name
 
 
 def repo_of(storage: str) -> str:

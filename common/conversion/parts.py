@@ -131,11 +131,11 @@ def _code_fields(code: Codes) -> dict[str, object]:
 def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     """Return pipeline, scheduler, tokenizers and license by their paths in the folder. Raises ModelError."""
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
+    of_family = opened.family.small_files(checkpoint) if opened.family.small_files is not None else {}
     tables: dict[str, Any] = {}
     data_of: dict[str, bytes] = {}
     if not is_file(source / "model_index.json"):
-        assert opened.family.small_files is not None
-        tables = opened.family.small_files(checkpoint)
+        tables = of_family
     else:
         weights = {name for group in opened.family.components for name in group}  # of a part that was left out, too
         for path in repository.used(source):
@@ -155,6 +155,7 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
         inside = tokenizer.path.name if tokenizer.path.parent == source else folder
         if not any(path.startswith(f"{inside}/") for path in data_of):  # it is elsewhere
             data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
+            tables |= {path: data for path, data in of_family.items() if path.startswith(f"{folder}/")}
     return data_of | {path: as_json(data) for path, data in tables.items()}
 
 

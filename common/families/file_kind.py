@@ -62,8 +62,8 @@ class FileKind:
 
     @property
     def parts_alone(self) -> bool:
-        """True for a part of a model that needs no folder: its configurations ship."""
-        return any(family.parts_alone for family in self.families)
+        """True for a part of models that need no folder: their configurations ship."""
+        return bool(self.families) and all(family.model_of is not None for family in self.families)
 
     @property
     def _part(self) -> str:
@@ -78,8 +78,8 @@ class FileKind:
             return "the model that it was made for"
         if not self.is_part:
             return "a model (-m) and a picture" if self.option == "control" else ""
-        others = [_NAMES[name] for group in self.families[0].components for name in group[:1]]
-        return ", ".join(name for name in others if name != self._part) if self.parts_alone else "a model (-m)"
+        others = ("transformer", "text_encoder", "vae") if self.parts_alone else ()
+        return ", ".join(_NAMES[name] for name in others if name != self.option) or "a model (-m)"
 
 
 def identify(header: Header, families: Iterable[Family]) -> FileKind | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind
 from qwenimg.common.families.choices import Choices
@@ -95,6 +95,19 @@ def _made_of(path: Path, family: Family) -> KnownModel | None:
     return known if known is not None and known.family == family.name else None
 
 
+def model_of(transformer: Path, choices: Choices) -> str | None:
+    """Return the name of the known model that the transformer in a folder or file is of, so that files of all parts are
+    a model; None if its family's parts need a model's folder. Raises ModelError."""
+    if is_folder(transformer):
+        config = transformer / "config.json"
+        kind = read_json(config).get("_class_name") if is_file(config) else None
+        families = tuple(family for family in FAMILIES if family.networks[0].kind == kind)
+    else:
+        part = identify_file(transformer) if is_file(transformer) else None
+        families = part.families if part is not None and part.option in ("transformer", "model") else ()
+    return next((family.model_of(transformer, choices) for family in families if family.model_of), None)
+
+
 def open_refiner(base: Opened, path: Path) -> Checkpoint:
     """Open the refiner at `path` for `base`, whose tokenizer serves for a file without one. Raises ModelError and
     UsageError."""
@@ -105,14 +118,11 @@ def open_refiner(base: Opened, path: Path) -> Checkpoint:
         )
     check(base.checkpoint, None)
     opened = open_model(path, Choices(tokenizer_of_base=list(base.checkpoint.tokenizers.values())[-1].path))
-    try:
+    with closed_on_error(opened.checkpoint):
         if opened.family is not base.family:
             raise ModelError(f"{clean(path, 120)}: is no refiner for {base.family.title}")
         check(base.checkpoint, opened.checkpoint)
         opened.checkpoint.read_tokenizers()
-    except BaseException:
-        opened.checkpoint.close()
-        raise
     return opened.checkpoint
 
 

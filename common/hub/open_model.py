@@ -17,9 +17,9 @@ from qwenimg.common.families.registry import Opened
 from qwenimg.common.hub.control_search import find_control
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.hub.origin import model_hash, origin, with_refiner
-from qwenimg.common.hub.part_files import check_alone, located
-from qwenimg.common.hub.resolve import Resolved, resolve, with_parts_found
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.hub.part_files import completed, located
+from qwenimg.common.hub.resolve import Resolved, resolve
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
@@ -62,8 +62,7 @@ def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
     """Open the files that `opening` names and check everything about them; no weight is read. Raises QwenimgError.
 
     planned: read only headers and configurations, and take a known model that is not here as it is published."""
-    opening = with_parts_found(opening)
-    check_alone(opening)
+    opening = completed(opening)
     with ExitStack() as stack:
         resolved, opened, here = _model(opening, planned=planned)
         stack.callback(opened.checkpoint.close)
@@ -186,7 +185,7 @@ def _controls(opened: Opened, checkpoint: Checkpoint, folders: ModelFolders, *, 
                 raise
             return Path(name)
 
-    def opened_net(path: Path) -> ControlNet:
+    def opened_net(path: Path) -> Controller:
         net = published(str(path)) if published is not None and not os.path.lexists(path) else None
         return net or open_net(path, checkpoint)
 

@@ -13,48 +13,70 @@ from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, file_kind, registry
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
+from qwenimg.common.hub.resolve import with_parts_found
 from qwenimg.common.request.parts import PARTS
 
 
 def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
     """Raise ModelError if the file at `path` is a part or a LoRA, with the option that takes it. An unreadable file
-    passes: whoever opens it reports why. name: the user's name for it. completed: other parts are given too, so that a
-    Stable Diffusion file need not be whole."""
+    passes: whoever opens it reports why. name: the user's name for it. completed: other parts are given too, so that
+    the file of a family that reads whole models from one need not be whole."""
     try:
-        kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
+        header = peek(path) if os.path.isfile(path) else None  # noqa: PTH113
+        kind = None if header is None else registry.identify(header)
     except ModelError:
         return
-    if kind is None or kind.option == "model":
+    if header is None or kind is None or kind.option == "model":
         return
-    others = kind.is_part and not kind.parts_alone
-    if not (others and (completed or kind.option == "transformer")):  # the message about its missing parts says more
+    if kind.parts_alone:
+        opens = completed and any(family.reads_file and family.reads_file(header) for family in kind.families)
+    else:  # the message about its missing parts says more
+        opens = kind.is_part and (completed or kind.option == "transformer")
+    if not opens:
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{_beside(kind, name)}")
 
 
 def _beside(kind: FileKind, name: str) -> str:
     """Return the files that go with a file of this kind, for a message."""
     file = f" {clean(name, 80)}" if name else ""
-    piece = next(filter(None, (catalog.small_files(family.name) for family in kind.families)), None)
-    if not kind.is_part or not kind.parts_alone or piece is None:
+    if not kind.is_part or not kind.parts_alone:
         return f"{file}, beside the model that it belongs to (-m)"
     others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
-    tokenizer = f"its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}"
-    return f"{file}, beside {file_kind.listed_flags(others)}; {tokenizer}"
+    piece = catalog.small_files(kind.families[0].name) if len(kind.families) == 1 else None
+    tokenizer = f"; its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}" if piece else ""
+    return f"{file}, beside {file_kind.listed_flags(others)}{tokenizer}"
 
 
-def check_alone(opening: Opening) -> None:
-    """Raise ModelError for a part without a model whose family needs one."""
-    for path in opening.parts.values() if opening.model is None else ():
+def completed(opening: Opening) -> Opening:
+    """Return `opening` with the folder or file of each part; if it names no model, with the one that its transformer is
+    of. Raises ModelError for parts that need a model."""
+    opening = with_parts_found(opening)
+    transformer = opening.parts.get("transformer")
+    if opening.model is not None or not opening.parts:
+        return opening
+    if transformer is not None and (name := registry.model_of(transformer, opening.choices)) is not None:
+        return replace(opening, model=name)
+    for path in opening.parts.values():
         try:
             kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
         except ModelError:
             continue
-        if kind is not None and kind.families and not kind.parts_alone:
-            families = [family.name for family in kind.families if catalog.small_files(family.name)]
-            names = [known.name for known in catalog.KNOWN.values() if known.family in families]
-            such = f", such as {' or '.join(names)}" if names else ""
-            raise bad(path, f"is {kind.title}: say with -m which model it belongs to{such}")
+        if kind is not None and kind.families and catalog.KNOWN[catalog.DEFAULT].family not in _names(kind):
+            raise bad(path, f"is {kind.title}: say with -m which model it belongs to{_such(kind)}")
+    return opening
+
+
+def _names(kind: FileKind) -> list[str]:
+    return [family.name for family in kind.families]
+
+
+def _such(kind: FileKind) -> str:
+    """Return how to say to which model a part belongs: a name of each family, or the transformer."""
+    able = [family.name for family in kind.families if family.model_of is not None]
+    known = [next(known.name for known in catalog.KNOWN.values() if known.family == name) for name in able]
+    return f", such as {' or '.join(known)}, or give its --transformer FILE too" if known else ""
 
 
 # Folders of other programs

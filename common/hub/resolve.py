@@ -139,16 +139,17 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
     name = known.name if known else repo
     folders = snapshots(storage_folder(repo))
     piece = None if known is None else catalog.small_files(known.family)
-    if without.issuperset({*_PARTS, TOKENIZER}) and known is not None and piece is not None:
-        return Resolved(folder=configurations(known), name=name, known=known)
+    shipped = None if known is None else configurations(known)
+    if without.issuperset({*_PARTS, TOKENIZER}) and shipped is not None:
+        return Resolved(folder=shipped, name=name, known=known)
     for folder in folders:
         if lacks(folder, without) is None:
             return Resolved(folder=folder, name=name, known=known, revision=folder.name)
-    if without.issuperset(_PARTS) and known is not None and piece is not None and find_cached(_tokenizer(piece)):
-        return Resolved(folder=configurations(known), name=name, known=known)
+    if without.issuperset(_PARTS) and shipped is not None and _has_tokenizer(piece):
+        return Resolved(folder=shipped, name=name, known=known)
     if is_default and not without - {TOKENIZER} and builtin.present() and not any(map(has_weights, folders)):
         return _built_in()
-    if without and known is not None and piece is not None and _all_given_or_none_here(without, folders):
+    if without and known is not None and shipped is not None and _all_given_or_none_here(without, folders):
         raise _parts_missing(known, piece, folders, without, offline)
     if not folders:
         raise ModelError(_absent(name, repo, known, offline))
@@ -227,33 +228,34 @@ def _all_given_or_none_here(without: frozenset[str], folders: list[Path]) -> boo
 
 
 def _parts_missing(
-    known: KnownModel, piece: Piece, folders: list[Path], without: frozenset[str], offline: bool
+    known: KnownModel, piece: Piece | None, folders: list[Path], without: frozenset[str], offline: bool
 ) -> ModelError:
     """Return the error for a model with only some parts given, `without`: it names what is missing."""
     from qwenimg.common.families import file_kind
 
     missing = [part for part in _PARTS if part not in without]
     has_tokenizer = TOKENIZER in without or any(lacks(folder, frozenset(_PARTS)) is None for folder in folders)
-    has_tokenizer = has_tokenizer or find_cached(_tokenizer(piece)) is not None
+    has_tokenizer = has_tokenizer or _has_tokenizer(piece)
     when = " with the network on" if offline or is_offline() else ""
     ways = [f"give {file_kind.listed_flags(missing)}"] if missing else []
-    if not has_tokenizer:
+    if piece is not None and not has_tokenizer:
         ways.append(f"get its tokenizer ({size_text(piece.bytes)}){when} by: qwenimg pull {piece.name}")
     given = [file_kind.FLAGS[part] for part in _PARTS if part in without]
     beside = f"beside {' and '.join(given)}, " if missing else ""
     return ModelError(f"{known.name}: {beside}{', and '.join(ways)}{'' if has_tokenizer else _OR_FOLDER}")
 
 
-def configurations(known: KnownModel) -> Path:
+def configurations(known: KnownModel) -> Path | None:
     """Return the folder of a known model's configurations, which this package ships without weights and tokenizer: its
-    own, or those of its family."""
+    own, or those of its family; None for a model without them."""
     data = Path(str(files("qwenimg.common"))) / "data"
-    return data / known.name if (data / known.name).is_dir() else data / known.family
+    return next((data / name for name in (known.name, known.family) if (data / name).is_dir()), None)
 
 
-def _tokenizer(piece: Piece) -> str:
-    """Return the name in the cache of the tokenizer among a family's small files."""
-    return f"{piece.repo}/tokenizer"
+def _has_tokenizer(piece: Piece | None) -> bool:
+    """Return whether the cache has the tokenizer among a family's small files; a family without such files looks for
+    its tokenizers itself."""
+    return piece is None or find_cached(f"{piece.repo}/{piece.tokenizer}") is not None
 
 
 def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import peek, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import component, open_component, read_config
@@ -82,6 +83,17 @@ class TransformerFile:
         known = self.prefix(header.tensors) is not None or self.diffusers_sign in header.tensors
         return known and gguf.may_be(header, self.network.architectures)
 
+    def shape(self, path: Path, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a parameter in a folder or file, by its name in diffusers; None if it is not there.
+        Raises ModelError."""
+        for file in find_files(path).files:
+            tensors = peek(file).tensors
+            prefix = self.prefix(tensors)
+            key = name if prefix is None else prefix + self.place(name).key
+            if key in tensors:
+                return tensors[key].shape
+        return None
+
     def open(self, path: Path, like: Any, *, whole: bool = False) -> Component:
         """Open the transformer in a folder, or in a file, alone or with a whole model. Its sizes are those of the
         file; `like` has the fields that no tensor shows. Raises ModelError."""
@@ -89,7 +101,7 @@ class TransformerFile:
         if is_folder(path):
             return open_component(network, path, read_config(network, path), title, whole=whole)
         header = read_header(path)
-        try:
+        with closed_on_error(header.file):
             check_architecture(header, network.architectures, title)
             prefix = self.prefix(header.tensors)
             if prefix is not None:
@@ -98,9 +110,6 @@ class TransformerFile:
             if self.diffusers_sign not in header.tensors:
                 raise bad(path, f"holds no transformer of {self.title}, by its authors' names or diffusers'")
             config = self.config(path, behind(header, ""), like, lambda name: name)
-        except BaseException:
-            header.file.close()
-            raise
         header.file.close()
         return open_component(network, path, config, title, whole=whole)
 
@@ -123,8 +132,8 @@ def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, lis
 
 
 def check_whole(header: Header, parts: Iterable[Component], title: str, others: Iterable[str] = ()) -> None:
-    """Raise ModelError if the file of a model holds a tensor of none of its `parts`, but for those that start with one
-    of `others`."""
+    """Raise ModelError if the file of a model holds a tensor that belongs to none of its `parts`, unless its name
+    starts with one of `others`."""
     known, starts = {key for part in parts for key in part.plan.known}, (*_OF_TRAINING, *others)
     unknown = [
         key for key in header.tensors if key not in known and not key.endswith(_BESIDE) and not key.startswith(starts)

@@ -8,6 +8,7 @@ from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
@@ -76,6 +77,12 @@ def on_paper(network: Network, config: Any, dtype: str) -> Component:
 def is_absent(part: Component) -> bool:
     """Return whether `part` is a stand-in without files."""
     return not part.plan.files
+
+
+def is_bare(folder: Path) -> bool:
+    """Return whether the folder of a component has its configuration alone, as this package ships those of known
+    models."""
+    return is_folder(folder) and [path.name for path in folder.iterdir()] == ["config.json"]
 
 
 def open_tokenizer(path: Path, load: Callable[[Path], Any], config: Any) -> TokenizerFiles:

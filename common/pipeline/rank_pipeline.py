@@ -8,9 +8,9 @@ from typing import Any, Protocol, Unpack
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pipeline import finish
-from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request import call_options
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.given import Pictures
@@ -19,10 +19,10 @@ from qwenimg.common.runtime.compiling import Decision
 
 
 class Followers(Protocol):
-    """The other ranks, which do what rank 0 does."""
+    """The other ranks, which follow rank 0."""
 
     def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
-        """Have them compute the steps of `request`. hashes: those of its LoRAs and control networks."""
+        """Let them compute the steps of `request`. hashes: those of its LoRAs and control networks."""
         ...
 
     def compile(self, on: bool) -> None:
@@ -30,7 +30,7 @@ class Followers(Protocol):
         ...
 
     def announce(self, arguments: Mapping[str, Any]) -> None:
-        """Have them call `Pipeline.prepare` with these arguments."""
+        """Let them call `Pipeline.prepare` with these arguments."""
         ...
 
 

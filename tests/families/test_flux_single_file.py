@@ -121,7 +121,7 @@ def test_vocabularies_are_found_or_asked_for(made: Made, tmp_path: Path) -> None
     assert "needs T5's vocabulary" in refused(registry.open_model, alone)
     write_spiece(tmp_path / "tokenizer_2", trained())
     registry.open_model(alone).checkpoint.close()
-    with pytest.raises(UsageError, match="--tokenizer is for a model in one file"):
+    with pytest.raises(UsageError, match="--tokenizer is for a model that has none"):
         registry.open_model(made.folder, Choices(tokenizer=made.words))
 
 

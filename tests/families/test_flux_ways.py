@@ -152,7 +152,7 @@ def test_info_of_a_transformer_of_published_heads(tmp_path: Path) -> None:
         save_file(transformer_file(model), tmp_path / "a.safetensors")
         about = describe(tmp_path / "a.safetensors")
         assert about.lines[1] == words and not about.faults
-        assert about.lines[-1] == "use it: qwenimg PROMPT -m FOLDER --transformer FILE"
+        assert about.lines[-1].startswith("use it: qwenimg PROMPT --transformer FILE --text-encoder CLIP-L --text-enc")
 
 
 def test_files_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path], tmp_path: Path) -> None:

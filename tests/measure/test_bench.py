@@ -130,5 +130,16 @@ def test_against_diffusers_for_stable_diffusion(name: str, folders: dict[str, Pa
     assert ran.code == 0 and made["difference"] < 1e-5 and made["ratio"] != "INVALID"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flux-dev", "flux-schnell", "flux2-klein", "flux2-base", "sd3"])
+def test_against_diffusers_for_later_families(kind: str, tiny: dict[str, Path]) -> None:
+    """Guidance told, none, and by two branches; texts of two and three encoders; latents in patches."""
+    small = ("-W", "48", "-H", "64", "--steps", "3", "--rounds", "1", "--precision", "fp32", "--guidance", "3")
+    ran = against("diffusers", str(tiny[kind]), "--backend", "cpu", *small, "--json")
+    made = json.loads(ran.out)
+    print(f"{kind}: latents differ by {made['difference']:.1e}")
+    assert ran.code == 0 and made["difference"] < 1e-4
+
+
 def test_only_text_to_image_folders_have_a_peer(folders: dict[str, Path]) -> None:
     against("diffusers", str(folders["inpaint"])).refused(2, "diffusers takes folders of")

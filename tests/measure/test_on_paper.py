@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,9 @@ from paper_cases import NETWORKS
 from policies import BF16, FP32, UNET
 from torch.profiler import ProfilerActivity, profile
 
+from qwenimg.common.families.flux import memory as flux_memory
+from qwenimg.common.families.flux2 import memory as flux2_memory
+from qwenimg.common.families.sd3 import memory as sd3_memory
 from qwenimg.common.families.z_image import memory
 from qwenimg.common.measure.machines import MACHINES
 from qwenimg.common.networks.network import import_network
@@ -223,6 +227,28 @@ def test_z_image(machine: str) -> None:
     expected = memory.step_operations(subject.denoiser[1], tokens)
     print(f"{machine}: {counted / 1e12:.2f} x 10^12 operations, planned {expected / 1e12:.2f}")
     assert abs(counted / expected - 1) < 0.05
+
+
+LATER: dict[str, Callable[[Any], float]] = {  # operations of a branch by its plan, for 256x256 and the text's tokens
+    "flux-schnell": lambda config: flux_memory.step_operations(config, 256 + 256),
+    "flux2-klein-4b": lambda config: flux2_memory.step_operations(config, 256 + 512),
+    "sd3-medium": lambda config: sd3_memory.step_operations(config, 256, 333),
+}
+
+
+@pytest.mark.parametrize("machine", ["h100", pytest.param("m4-max", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LATER)
+def test_later_families(name: str, machine: str) -> None:
+    """A step has the operations that its plan counts."""
+    ran = paper(machine, name, "-W", "256", "-H", "256", "--json")
+    made, subject = json.loads(ran.out), published(name)
+    assert ran.code == 0 and made["picture"]["limit_seconds"] < made["picture"]["compiled_seconds"]
+    assert subject is not None
+    expected = LATER[name](subject.denoiser[1])
+    branches = 2 if name == "sd3-medium" else 1
+    counted = made["step"]["eager"]["flops"] / branches
+    print(f"{machine}, {name}: {counted / 1e12:.2f} x 10^12 operations, planned {expected / 1e12:.2f}")
+    assert abs(counted / expected - 1) < 0.1
 
 
 def test_the_command() -> None:

@@ -260,7 +260,12 @@ def test_files_are_described_and_have_their_option(parts: dict[str, Path]) -> No
         kind = registry.identify_file(path)
         assert kind is not None and kind.option == name
         description = describe(path)
-        assert not description.faults and any(f"--{name.replace('_', '-')} FILE" in one for one in description.lines)
+        print("\n".join([*description.lines, *description.faults]))
+        faults = {"transformer": "axes_dims_rope", "vae": "norm_num_groups"}  # of tiny heads and few channels
+        if name in faults:
+            assert faults[name] in description.faults[0]
+        else:
+            assert not description.faults and f"--{name.replace('_', '-')} FILE" in description.lines[-1]
 
 
 def test_files_of_both_generations_are_told_apart(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from qwenimg.backends.torch import ops
 from qwenimg.common.memory.memory import ram_peak
 from qwenimg.common.numbers.packing import pack, unpack
 
+_STATES = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """The job's arm as `measure.bench.Timings` has it; its final latents are written to `latents`."""
@@ -81,6 +83,20 @@ def _encoded(pipe: Any, job: dict[str, Any]) -> dict[str, Any]:
                 do_classifier_free_guidance=job["guidance"] > 0,
             )
             made = {"prompt_embeds": states, "negative_prompt_embeds": negative}
+        elif _is_flux(pipe):
+            length = 512 if pipe.transformer.config.guidance_embeds else 256  # as its card has it
+            states, pooled, _ = pipe.encode_prompt(job["prompt"], None, max_sequence_length=length)
+            made = {"prompt_embeds": states, "pooled_prompt_embeds": pooled}
+        elif _is_flux2(pipe):
+            made = {"prompt_embeds": pipe.encode_prompt(job["prompt"])[0]}
+            if job["guidance"] > 1 and not pipe.config.is_distilled:
+                made["negative_prompt_embeds"] = pipe.encode_prompt("")[0]
+        elif _is_sd3(pipe):
+            guided = job["guidance"] > 1
+            found = pipe.encode_prompt(
+                job["prompt"], None, None, negative_prompt=job["negative_prompt"], do_classifier_free_guidance=guided
+            )
+            made = {name: states for name, states in zip(_STATES, found, strict=True) if states is not None}
         else:
             found = pipe.encode_prompt(
                 prompt=job["prompt"],
@@ -89,8 +105,7 @@ def _encoded(pipe: Any, job: dict[str, Any]) -> dict[str, Any]:
                 num_images_per_prompt=1,
                 do_classifier_free_guidance=job["guidance"] > 1,
             )
-            names = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
-            made = {name: states for name, states in zip(names, found, strict=False) if states is not None}
+            made = {name: states for name, states in zip(_STATES, found, strict=False) if states is not None}
     return {"states": made, "seconds": time.perf_counter() - start}
 
 
@@ -100,6 +115,18 @@ def _is_qwen(pipe: Any) -> bool:
 
 def _is_z_image(pipe: Any) -> bool:
     return type(pipe).__name__.startswith("ZImage")
+
+
+def _is_flux(pipe: Any) -> bool:
+    return type(pipe).__name__ == "FluxPipeline"
+
+
+def _is_flux2(pipe: Any) -> bool:
+    return type(pipe).__name__.startswith("Flux2")
+
+
+def _is_sd3(pipe: Any) -> bool:
+    return type(pipe).__name__.startswith("StableDiffusion3")
 
 
 def _steps(
@@ -117,25 +144,33 @@ def _steps(
     start = time.perf_counter()
     device = torch.device(job["device"])
     dtype = torch.float32 if _is_z_image(pipe) else getattr(torch, job["dtype"])  # of the latents
-    packed = pack(noise) if _is_qwen(pipe) else noise
+    is_packed = _is_qwen(pipe) or _is_flux(pipe)
+    packed = pack(noise) if is_packed else noise
     final = pipe(
         **text["states"],
         **{"true_cfg_scale" if _is_qwen(pipe) else "guidance_scale": job["guidance"]},
-        width=noise.shape[3] * 8,
-        height=noise.shape[2] * 8,
+        width=noise.shape[3] * job["scale"],
+        height=noise.shape[2] * job["scale"],
         num_inference_steps=steps,
         latents=ops.stream(ops.table(packed, dtype, device), dtype),
         output_type="latent",
         callback_on_step_end=at_end,
     ).images
     seconds = [b - a for a, b in zip([start, *ended[:-1]], ended, strict=True)]
-    made = ops.numpy(final)
-    return seconds, unpack(made, *noise.shape[2:]) if _is_qwen(pipe) else made
+    made = ops.numpy(_standardized(pipe, final) if _is_flux2(pipe) else final)
+    return seconds, unpack(made, *noise.shape[2:]) if is_packed else made
+
+
+def _standardized(pipe: Any, final: torch.Tensor) -> torch.Tensor:
+    """FLUX.2's latents in patches, as the sampler has them, of those that its pipeline returns."""
+    norm = pipe.vae.bn
+    mean, deviation = norm.running_mean[:, None, None], torch.sqrt(norm.running_var[:, None, None] + norm.eps)
+    return (pipe._patchify_latents(final) - mean) / deviation
 
 
 def _decoding(pipe: Any, latents: np.ndarray) -> float:
     z = ops.stream(ops.table(latents, torch.float32, pipe.vae.device), pipe.vae.dtype)
-    z = z[:, :, None] if _is_qwen(pipe) else z
+    z = z[:, :, None] if _is_qwen(pipe) else pipe._unpatchify_latents(z) if _is_flux2(pipe) else z
     start = time.perf_counter()
     with torch.inference_mode():
         ops.numpy(pipe.vae.decode(z, return_dict=False)[0])

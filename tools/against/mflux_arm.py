@@ -66,7 +66,7 @@ def _transformer(job: dict[str, Any]) -> Any:
     layers = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_layers"]
     dtype = ModelConfig.precision = getattr(mx, job["dtype"])  # of the last norm's modulation
     model = QwenTransformer(num_layers=layers)
-    return _loaded(model, folder, QwenWeightMapping.get_transformer_mapping(), dtype, {"num_blocks": layers})
+    return filled(model, folder, QwenWeightMapping.get_transformer_mapping(), dtype, {"num_blocks": layers})
 
 
 def _vae(job: dict[str, Any]) -> Any:
@@ -76,12 +76,12 @@ def _vae(job: dict[str, Any]) -> Any:
 
     mapping, dtype = QwenWeightMapping.get_vae_mapping(), getattr(mx, job["vae_dtype"])
     try:
-        return _loaded(QwenVAE(), Path(job["folder"]) / "vae", mapping, dtype, {})
+        return filled(QwenVAE(), Path(job["folder"]) / "vae", mapping, dtype, {})
     except ValueError:
         return None
 
 
-def _loaded(model: Any, folder: Path, mapping: Any, dtype: Any, counts: Mapping[str, int]) -> Any:
+def filled(model: Any, folder: Path, mapping: Any, dtype: Any, counts: Mapping[str, int]) -> Any:
     """`model` with the folder's weights, all that it has and no others. Raises ValueError. Shapes may differ by axes of
     length 1, which mflux leaves to broadcasting."""
     from mflux.models.common.weights.mapping.weight_mapper import WeightMapper

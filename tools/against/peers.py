@@ -27,7 +27,15 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
 # Of the folders that a peer opens.
 PIPELINES = {
-    "diffusers": ("QwenImagePipeline", "StableDiffusionPipeline", "StableDiffusionXLPipeline", "ZImagePipeline"),
+    "diffusers": (
+        "QwenImagePipeline",
+        "StableDiffusionPipeline",
+        "StableDiffusionXLPipeline",
+        "ZImagePipeline",
+        "FluxPipeline",
+        "Flux2KleinPipeline",
+        "StableDiffusion3Pipeline",
+    ),
     "mflux": ("QwenImagePipeline",),
 }
 _LOOK = """
@@ -57,6 +65,7 @@ class Job:
     few: int
     many: int
     rounds: int
+    scale: int = 8  # pixels on a side of a latent, in which noise is given
     given: str = ""  # a file that our arm writes for the peer's, see `give`; none for a peer that encodes by itself
     noise: str = ""  # a file
     latents: str = ""  # the file to write
@@ -64,8 +73,8 @@ class Job:
     def workload(self) -> Workload:
         rows, columns = np.load(self.noise).shape[2:]
         return Workload(
-            width=8 * columns,
-            height=8 * rows,
+            width=self.scale * columns,
+            height=self.scale * rows,
             guidance=self.guidance,
             few=self.few,
             many=self.many,

@@ -71,6 +71,35 @@ def _single_stream(component: Any, config: Any, case: Case, nodes: Nodes) -> Cal
     return lambda: component.predict(latents, np.zeros((1, 256)), condition)
 
 
+def _flux(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+    grid = case.height // PATCH, case.width // PATCH
+    tokens, masked = grid[0] * grid[1], config.in_channels - config.out_features
+    text, pooled = mx.zeros((1, case.text, config.joint_attention_dim)), mx.zeros((1, config.pooled_projection_dim))
+    mask = mx.zeros((1, tokens, masked)) if masked else None
+    condition = nodes.all_given(component.condition(text, [grid], [], mask))
+    modulation = nodes.all_given(component.modulate(np.zeros((1, 256)), np.zeros((1, 256)), [pooled]))
+    latents = mx.zeros((1, tokens, config.out_features))
+    return lambda: component.predict(latents, (modulation, 0), condition)
+
+
+def _flux2(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+    grid = case.height // PATCH, case.width // PATCH
+    text = mx.zeros((1, case.text, config.joint_attention_dim))
+    condition = nodes.all_given(component.condition(text, ([grid], [])))
+    latents = mx.zeros((1, grid[0] * grid[1], config.in_channels))
+    return lambda: component.predict(latents, np.zeros((1, config.timestep_guidance_channels)), condition)
+
+
+def _sd3(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+    grid = case.height // PATCH, case.width // PATCH
+    text = np.zeros((1, case.text, config.joint_attention_dim), np.float32)
+    condition = nodes.all_given(component.condition(text, grid))
+    pooled = np.zeros((1, config.pooled_projection_dim), np.float32)
+    modulation = nodes.all_given(component.modulate(np.zeros((1, 256)), [pooled]))
+    latents = mx.zeros((1, config.in_channels, case.height, case.width))
+    return lambda: component.predict(latents, (modulation, 0), condition)
+
+
 def _unet(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
     texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
     added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
@@ -81,9 +110,10 @@ def _unet(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[],
     return lambda: component.predict(latents, features, condition)
 
 
-def _decoder(component: Any, _: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
+def _decoder(component: Any, config: Any, case: Case, nodes: Nodes) -> Callable[[], Array]:
     model = component.model
-    latents = mx.zeros((1, case.height, case.width, model.decoder.conv_in.weight.shape[-1]))
+    channels = getattr(config, "patch_channels", model.decoder.conv_in.weight.shape[-1])
+    latents = mx.zeros((1, case.height, case.width, channels))
 
     def call() -> Array:
         with compile.fusing(True):
@@ -95,9 +125,13 @@ def _decoder(component: Any, _: Any, case: Case, nodes: Nodes) -> Callable[[], A
 CALLS: dict[str, Callable[[Any, Any, Case, Nodes], Callable[[], Array]]] = {
     "qwen_dit": _transformer,
     "zimage_dit": _single_stream,
+    "flux_dit": _flux,
+    "flux2_dit": _flux2,
+    "sd3_dit": _sd3,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,
+    "flux2_vae": _decoder,
 }
 
 

@@ -3,20 +3,30 @@ published."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from paper.kernels import Case
 from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.flux.model import LENGTHS
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
 from qwenimg.common.families.registry import FAMILIES, Opened
-from qwenimg.common.networks.denoisers import qwen_dit, zimage_dit
+from qwenimg.common.networks.denoisers import flux2_dit, flux_dit, qwen_dit, sd3_dit, zimage_dit
+from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 
 QWEN_TEXT, CLIP_TEXT = 64, 77  # tokens: of a prompt of some length, and of a chunk of CLIP's
+# Tokens of a text, of networks that compute one branch of guidance at a time
+TEXTS: dict[str, Callable[[Any], int]] = {
+    zimage_dit.NETWORK.name: lambda config: QWEN_TEXT,
+    flux_dit.NETWORK.name: lambda config: LENGTHS[config.guidance_embeds],
+    flux2_dit.NETWORK.name: lambda config: 512,  # padded
+    sd3_dit.NETWORK.name: lambda config: CLIP_TEXT + 256,  # both CLIPs side by side, then T5
+}
 Network = tuple[str, Any]  # a module of `networks`, and its configuration
 
 
@@ -46,9 +56,11 @@ class Subject:
         """What one step of a picture of so many pixels asks of the denoiser, and how many times: both branches of
         guidance go in one batch where the model runs them so on a GPU."""
         rows, columns = height // self.scale, width // self.scale
-        branches = 2 if guided else 1
-        if self.denoiser[0] == zimage_dit.NETWORK.name:
-            return Case(height=rows, width=columns, text=QWEN_TEXT, branches=1), branches
+        network, config = self.denoiser
+        told = network == flux_dit.NETWORK.name  # its guidance, in one branch
+        branches = 2 if guided and not told else 1
+        if (texts := TEXTS.get(network)) is not None:
+            return Case(height=rows, width=columns, text=texts(config), branches=1), branches
         tokens = rows * columns // self.denoiser[1].patch_size ** 2 if self._is_dit else 0
         together = tokens <= BATCHED_TOKENS
         text = QWEN_TEXT if self._is_dit else CLIP_TEXT
@@ -64,7 +76,8 @@ class Subject:
         return config.num_layers, case.branches * tokens * config.dim
 
     def decoding(self, width: int, height: int) -> Case:
-        return Case(height=height // self.scale, width=width // self.scale)
+        side = self.scale * (flux2_vae.PATCH if self.vae[0] == flux2_vae.NETWORK.name else 1)
+        return Case(height=height // side, width=width // side)
 
     @property
     def text_layer(self) -> str | None:

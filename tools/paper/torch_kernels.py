@@ -72,6 +72,37 @@ def _single_stream(component: Any, config: Any, case: Case) -> Forward:
     return lambda: component.predict(latents, np.zeros((1, 256)), condition)
 
 
+def _flux(component: Any, config: Any, case: Case) -> Forward:
+    grid = case.height // PATCH, case.width // PATCH
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(1, *shape, device=component.device)
+
+    tokens, masked = grid[0] * grid[1], config.in_channels - config.out_features
+    mask = empty(tokens, masked) if masked else None
+    condition = component.condition(empty(case.text, config.joint_attention_dim), [grid], [], mask)
+    times = np.zeros((1, 256))
+    modulation = component.modulate(times, times, [empty(config.pooled_projection_dim)])
+    latents = empty(tokens, config.out_features)
+    return lambda: component.predict(latents, (modulation, 0), condition)
+
+
+def _flux2(component: Any, config: Any, case: Case) -> Forward:
+    grid = case.height // PATCH, case.width // PATCH
+    text = torch.empty(1, case.text, config.joint_attention_dim, device=component.device)
+    condition = component.condition(text, ([grid], []))
+    latents = torch.empty(1, grid[0] * grid[1], config.in_channels, device=component.device)
+    return lambda: component.predict(latents, np.zeros((1, config.timestep_guidance_channels)), condition)
+
+
+def _sd3(component: Any, config: Any, case: Case) -> Forward:
+    grid = case.height // PATCH, case.width // PATCH
+    condition = component.condition(np.zeros((1, case.text, config.joint_attention_dim), np.float32), grid)
+    modulation = component.modulate(np.zeros((1, 256)), [np.zeros((1, config.pooled_projection_dim), np.float32)])
+    latents = torch.empty(1, config.in_channels, case.height, case.width, device=component.device)
+    return lambda: component.predict(latents, (modulation, 0), condition)
+
+
 def _unet(component: Any, config: Any, case: Case) -> Forward:
     texts = np.zeros((case.branches, case.text, config.cross_attention_dim), np.float32)
     added = config.projection_class_embeddings_input_dim if config.addition_embed_type else None
@@ -82,9 +113,9 @@ def _unet(component: Any, config: Any, case: Case) -> Forward:
     return lambda: component.predict(latents, features, condition)
 
 
-def _decoder(component: Any, _: Any, case: Case) -> Forward:
+def _decoder(component: Any, config: Any, case: Case) -> Forward:
     model = component.model
-    channels = model.decoder.conv_in.in_channels
+    channels = getattr(config, "patch_channels", model.decoder.conv_in.in_channels)
     latents = torch.empty(1, channels, case.height, case.width, device=component.device)
     return lambda: model.decode(latents, case.height, case.width, WIDE)
 
@@ -92,9 +123,13 @@ def _decoder(component: Any, _: Any, case: Case) -> Forward:
 CALLS: dict[str, Callable[[Any, Any, Case], Forward]] = {
     "qwen_dit": _transformer,
     "zimage_dit": _single_stream,
+    "flux_dit": _flux,
+    "flux2_dit": _flux2,
+    "sd3_dit": _sd3,
     "unet": _unet,
     "qwen_vae": _decoder,
     "kl_vae": _decoder,
+    "flux2_vae": _decoder,
 }
 
 

@@ -3,6 +3,7 @@ configurations and load plans, all checked before a weight is read."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
-from qwenimg.common.families.flux.variants import FILL, TEXT, FluxVariant
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT, FluxVariant
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import is_bare, open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
@@ -31,7 +32,7 @@ from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
@@ -47,20 +48,23 @@ _NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK
 def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
     """Open the model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
     UsageError."""
-    if is_file(path):
-        return _open_file(path, choices)
-    if choices.tokenizer is not None:
-        raise UsageError(f"--tokenizer is for a model in one file; {clean(path, 80)} has its own")
-    return _open_folder(path, choices)
+    return _open_file(path, choices) if is_file(path) else _open_folder(path, choices)
+
+
+def model_of(transformer: Path, choices: Choices) -> str:
+    """Return the name of the published model that the transformer in a folder or file is of. Raises ModelError and
+    UsageError."""
+    inputs, outputs = (FILE.shape(transformer, f"{name}.weight") for name in ("x_embedder", "proj_out"))
+    sees_mask = inputs is not None and outputs is not None and inputs[-1] != outputs[0]
+    if (kind := _kind_of_part(transformer, choices, sees_mask=sees_mask)) in (KONTEXT, FILL):
+        return f"flux-{kind.name}"
+    guided = FILE.shape(transformer, "time_text_embed.guidance_embedder.linear_1.weight") is not None
+    return "flux-dev" if guided else "flux-schnell"
 
 
 def _open_file(path: Path, choices: Choices) -> Checkpoint:
-    header = read_header(path)
-    header.file.close()
-    parts, inside = _places(choices), single_file.parts_of(header)
-    if absent := [name for name in _NETWORKS if name not in inside and name not in parts]:
-        options = " ".join(f"--{'text-encoder' if 'text' in name else name} FILE" for name in absent)
-        raise bad(path, f"lacks {', '.join(absent)}: add {options}, or give a file or folder of the whole model")
+    parts, inside = _places(choices), single_file.parts_of(peek(path))
+    _check_there(path, {*inside, *parts})
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:
         for name in _NETWORKS:
@@ -74,17 +78,11 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
         dit, clip_config, t5_config, vae = (components[name].config for name in _NETWORKS)
         _check_fit(path, dit, clip_config, t5_config, vae)
         kind = _kind(path, choices, dit)
-        words = {
-            CLIP: find_clip_tokenizer(path, clip_config.vocab_size, choices.tokenizer),
-            T5: find_t5_tokenizer(path, t5_config.vocab_size, choices.tokenizer),
-        }
+        tokenizers = _tokenizers(path, choices, components)
     return Checkpoint(
         source=path,
         components=components,
-        tokenizers={
-            CLIP: open_tokenizer(words[CLIP], partial(clip_tokenizer.load, pad=clip_tokenizer.EOS_PAD), clip_config),
-            T5: open_tokenizer(words[T5], t5_tokenizer.load, t5_config),
-        },
+        tokenizers=tokenizers,
         scheduler=_scheduler(path, dit, whole=False),
         variant=kind.name,
     )
@@ -95,6 +93,7 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
     against the manifests. Raises ModelError and UsageError."""
     parts, whole = _places(choices), is_file(folder / "model_index.json")
     configs = {name: _config(folder, name, whole=whole, elsewhere=name in parts) for name in _NETWORKS}
+    _check_there(folder, [name for name in _NETWORKS if name in parts or not is_bare(folder / name)])
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:
         for name in _NETWORKS:
@@ -103,39 +102,70 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
         opened = [components[name].config for name in _NETWORKS]
         _check_fit(folder, *opened)
         kind = _kind(folder, choices, opened[0])
+        tokenizers = _tokenizers(folder, choices, components)
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={
-            CLIP: open_tokenizer(folder / "tokenizer", clip_tokenizer.load, components[CLIP].config),
-            T5: open_tokenizer(folder / "tokenizer_2", t5_tokenizer.load, components[T5].config),
-        },
+        tokenizers=tokenizers,
         scheduler=_scheduler(folder, components["transformer"].config, whole=whole),
         variant=kind.name,
     )
 
 
+def _check_there(path: Path, there: Collection[str]) -> None:
+    """Raise ModelError unless all parts of the model at `path` are `there`."""
+    if absent := [name for name in _NETWORKS if name not in there]:
+        options = " ".join(f"--{'text-encoder' if 'text' in name else name} FILE" for name in absent)
+        raise bad(path, f"lacks {', '.join(absent)}: add {options}, or give a file or folder of the whole model")
+
+
+def _tokenizers(path: Path, choices: Choices, components: Mapping[str, Component]) -> dict[str, TokenizerFiles]:
+    """Return the tokenizers of the model in the folder or file `path`, which may have none. Raise ModelError and
+    UsageError."""
+    clip_config, t5_config = components[CLIP].config, components[T5].config
+    inside = path / "tokenizer"
+    if is_folder(inside):
+        if choices.tokenizer is not None:
+            raise UsageError(f"--tokenizer is for a model that has none; {clean(path, 80)} has its own")
+        return {
+            CLIP: open_tokenizer(inside, clip_tokenizer.load, clip_config),
+            T5: open_tokenizer(path / "tokenizer_2", t5_tokenizer.load, t5_config),
+        }
+    near = choices.part("transformer") if is_folder(path) else path  # beside its files
+    words = find_clip_tokenizer(near or path, clip_config.vocab_size, choices.tokenizer)
+    pieces = find_t5_tokenizer(near or path, t5_config.vocab_size, choices.tokenizer)
+    return {
+        CLIP: open_tokenizer(words, partial(clip_tokenizer.load, pad=clip_tokenizer.EOS_PAD), clip_config),
+        T5: open_tokenizer(pieces, t5_tokenizer.load, t5_config),
+    }
+
+
 def _kind(folder: Path, choices: Choices, dit: FluxConfig) -> FluxVariant:
-    """Return the variant: Fill if the transformer takes a mask; else the one that the user says, then the one that
-    the transformer's file says if it is not the folder's own, then that of `folder`. Raises UsageError and
+    """Return the variant that the transformer's file or the user says, else that of `folder`. Raises UsageError and
     ModelError."""
-    chosen = choices.variant_of(variants.ASKED, "FLUX.1")
-    if dit.in_channels != dit.out_features:
-        if chosen is not None:
-            raise UsageError(f"--variant {chosen}: the transformer has the mask as an input, so it is FLUX.1 Fill")
-        return FILL
-    if chosen is not None:
-        return variants.VARIANTS[chosen]
-    index, elsewhere = folder / "model_index.json", choices.part("transformer")
-    named = variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
-    if named is not None:
-        return named
+    elsewhere, sees_mask = choices.part("transformer"), dit.in_channels != dit.out_features
+    if (kind := _kind_of_part(elsewhere, choices, sees_mask=sees_mask)) is not None:
+        return kind
+    index = folder / "model_index.json"
     if not is_file(index):
         return variants.of_name(folder.name) or TEXT
     kind = variants.of_pipeline(str(read_json(index).get("_class_name")))
     if kind is FILL and elsewhere is None:
         raise ModelError(f"{clean(folder)}: is of class {FILL.pipeline}, but its transformer does not take a mask")
     return TEXT if kind is FILL else kind
+
+
+def _kind_of_part(elsewhere: Path | None, choices: Choices, *, sees_mask: bool) -> FluxVariant | None:
+    """Return Fill for a transformer that takes a mask; else the variant that the user says; else that of the name of
+    the transformer's file `elsewhere`, if it is not the folder's own; None if nothing says it. Raise UsageError."""
+    chosen = choices.variant_of(variants.ASKED, "FLUX.1")
+    if sees_mask:
+        if chosen is not None:
+            raise UsageError(f"--variant {chosen}: the transformer has the mask as an input, so it is FLUX.1 Fill")
+        return FILL
+    if chosen is not None:
+        return variants.VARIANTS[chosen]
+    return variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
 
 
 def _scheduler(folder: Path, dit: FluxConfig, *, whole: bool) -> FlowMatchConfig:

@@ -19,6 +19,10 @@ from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.weights.plan import closed_on_failure
 
 CLIP_WIDTH = 768  # of CLIP-L
+_USES = {
+    "transformer": "use it: qwenimg PROMPT --transformer FILE --text-encoder CLIP-L --text-encoder T5 --vae FILE",
+    "vae": "use it: qwenimg PROMPT -m MODEL --vae FILE",
+}
 _INPUTS = {384: "Fill: it has a mask as an input", 128: "for control images, not supported"}
 
 
@@ -56,7 +60,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     opened.plan.close()
     if part == "transformer":
         whole.lines.insert(1, _type(path, opened.config))
-    whole.lines.append(f"use it: qwenimg PROMPT -m FOLDER --{part} FILE")
+    whole.lines.append(_USES[part])
     return whole
 
 

@@ -9,7 +9,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import lora_names, mflux, variants
-from qwenimg.common.families.flux.checkpoint import REFUSED, open_checkpoint
+from qwenimg.common.families.flux.checkpoint import REFUSED, model_of, open_checkpoint
 from qwenimg.common.families.flux.describe_file import describe_file, part_of
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.published import defaults, published
@@ -93,6 +93,7 @@ FAMILY = Family(
     mflux_signs=mflux.SIGNS,
     reads_file=is_model,
     describe_file=describe_file,
+    model_of=model_of,
     model=lambda runtime, checkpoint, refiner: Flux(runtime, checkpoint),
     lora_names=lora_names.names,
     small_files=small_files,

@@ -3,6 +3,7 @@ differs in its shift."""
 
 from __future__ import annotations
 
+from qwenimg.common.families.flux.variants import VARIANTS
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -37,4 +38,5 @@ def scheduler(*, guided: bool) -> dict[str, object]:
 def small_files(checkpoint: Checkpoint) -> dict[str, object]:
     """Return JSON by its path, for the folder `checkpoint.source`, which lacks these files."""
     guided = checkpoint["transformer"].config.guidance_embeds
-    return {"model_index.json": INDEX, "scheduler/scheduler_config.json": scheduler(guided=guided)}
+    index = INDEX | {"_class_name": VARIANTS[checkpoint.variant].pipeline}
+    return {"model_index.json": index, "scheduler/scheduler_config.json": scheduler(guided=guided)}

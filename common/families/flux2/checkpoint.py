@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux2 import vae_file
@@ -21,6 +21,8 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts.piece import FLUX_2_FILES
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
@@ -37,7 +39,11 @@ NETWORKS: dict[str, Network] = {
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
-    elsewhere are read from there; a file has the configuration of the model's own part. Raises ModelError."""
+    elsewhere are read from there; a file has the configuration of the model's own part. Raises ModelError and
+    UsageError."""
+    if choices.tokenizer is not None and is_folder(folder / "tokenizer"):
+        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
+    tokenizer = find_tokenizer(folder, choices.tokenizer, FLUX_2_FILES)
     index, scheduler = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
     distilled = is_distilled(index)
     configs: dict[str, Any] = {name: read_config(network, folder / name) for name, network in NETWORKS.items()}
@@ -53,7 +59,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={"text_encoder": open_tokenizer(folder / "tokenizer", qwen.load, text)},
+        tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, text)},
         scheduler=flow_match.read_config(read_json(scheduler), scheduler),
         distilled=distilled,
     )

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, summary
+from qwenimg.common.families.description import Description, in_memory, summary
 from qwenimg.common.families.flux2 import vae_file
+from qwenimg.common.families.flux2.published import model_of
 from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
+
+_AUTHORS = ", in its authors' names"
+_USES = {
+    "transformer": "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE",
+    "vae": "use it: qwenimg PROMPT -m MODEL --vae FILE",
+}
 
 
 def part_of(header: Header) -> str | None:
@@ -22,17 +34,40 @@ def part_of(header: Header) -> str | None:
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
-    """Describe the part in a file and its weights. Return None for another file."""
-    part = part_of(header)
+    """Describe the part in a file: its layout, its weights, and the faults of a transformer or VAE. Return None for
+    another file."""
+    part, path = part_of(header), header.file.path
     if part is None:
         return None
-    whose = "Qwen3, a text encoder" if part == "text_encoder" else f"FLUX.2's {part}"
+    whole = Description(lines=[f"layout: {_layout(header, part)}", summary("file", header.tensors)])
+    if header.format == "GGUF":
+        whole.lines.append(in_memory(header.tensors, lambda key: "embd" in key))
+    if part == "text_encoder":
+        whole.lines.append("use it: qwenimg PROMPT -m MODEL --text-encoder FILE")
+        return whole
+    try:
+        opened = vae_file.open_vae(path, Flux2VAEConfig()) if part == "vae" else FILE.open(path, Flux2Config())
+        opened.plan.close()
+    except ModelError as error:
+        whole.faults.append(str(error))
+        return whole
+    if part == "transformer":
+        whole.lines.insert(1, f"type: {_type(path, opened.config)}")
+    whole.lines.append(_USES[part])
+    return whole
+
+
+def _type(path: Path, config: Flux2Config) -> str:
+    """Return the published model that is nearest to a transformer."""
+    if config.guidance_embeds:
+        return "FLUX.2 dev, which is not supported: it is told its guidance"
+    return f"{model_of(path)}, by its width and its file's name"
+
+
+def _layout(header: Header, part: str) -> str:
+    """Return the part and the layout of its names."""
+    kind = "GGUF, " if header.format == "GGUF" else ""
+    if part == "text_encoder":
+        return f"{kind}Qwen3, a text encoder"
     authors = part == "transformer" and FILE.prefix(header.tensors) is not None
-    names = ", in its authors' names" if authors else ""
-    return Description(
-        lines=[
-            f"layout: {whose}{names}",
-            summary("file", header.tensors),
-            f"use it: qwenimg PROMPT -m flux2-klein-4b --{part.replace('_', '-')} FILE",
-        ]
-    )
+    return f"{kind}FLUX.2's {part}{_AUTHORS if authors else ''}"

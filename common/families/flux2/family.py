@@ -9,13 +9,14 @@ from qwenimg.common.families.flux2 import lora_names
 from qwenimg.common.families.flux2.checkpoint import open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.model import Flux2
-from qwenimg.common.families.flux2.published import defaults, published
-from qwenimg.common.families.flux2.small_files import PIPELINE
+from qwenimg.common.families.flux2.published import defaults, model_of, published
+from qwenimg.common.families.flux2.small_files import PIPELINE, small_files
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 
+_DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 KIND = DenoiserKind(
     denoiser="transformer",
     places={
@@ -26,15 +27,26 @@ KIND = DenoiserKind(
         "rms_norm": "RMSNorm, gain included",
         **PLACES,
     },
-    bases=("fp32", "bf16", "bf16-plain"),
-    prefers=("bf16",),
+    prefers=("bf16", "fp16"),
+    without_units="fp16-upcast",
     keys={
         "final_norm": re.compile(r"(norm_out|proj_out)\."),
         "residual": re.compile(r"(x_embedder|context_embedder)\."),
         "modulation": re.compile(r"time_guidance_embed\.|(double|single)_stream_modulation"),  # made in every step
     },
-    refused={"float16": "whether Flux.2's activations stay within float16 is not measured"},
+    scales={
+        re.compile(_DOUBLE + r"attn\.(to_[qkv]|add_[qkv]_proj|attend)"): 2.0**-3,
+        re.compile(_DOUBLE + r"attn\.(to_out\.0|to_add_out)"): 2.0**-4,
+        re.compile(_DOUBLE + r"(ff|ff_context)\.linear_(in|out)"): 2.0**-5,
+        re.compile(_SINGLE + r"attn\.attend"): 2.0**-3,
+        re.compile(_SINGLE + r"attn\.(to_qkv_mlp_proj|to_out)"): 2.0**-5,
+    },
 )
+"""The reference clips the text stream, and both streams in blocks of one stream, to float16's range: they are known to
+exceed it. Under fp16 the streams are float32 and nothing is clipped; products are scaled by Flux.1's factors, and the
+feed-forward multiplies its halves in float32. Under fp16-plain the streams are float16, and clipped as in diffusers.
+Measured at full width with random weights alone (docs/measured/precision.md): that says what arithmetic costs, and
+nothing about how large published weights make values."""
 _DEV = "is FLUX.2 dev, whose text encoder is Mistral Small 3 of 24 B parameters: not supported; FLUX.2 klein is"
 
 
@@ -53,12 +65,14 @@ FAMILY = Family(
     precision=KIND,
     published=published,
     options=Flux2.options,
-    choices=frozenset({"transformer", "text_encoder", "vae"}),
+    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
     describe_file=describe_file,
+    model_of=lambda transformer, choices: model_of(transformer),
     model=lambda runtime, checkpoint, refiner: Flux2(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.distilled),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
     part=part_of,
+    small_files=small_files,
 )

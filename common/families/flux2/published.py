@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.flux2.checkpoint import NETWORKS, TAPS
 from qwenimg.common.families.flux2.small_files import SCHEDULER
+from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
@@ -43,6 +45,15 @@ def variants() -> dict[str, Klein]:
         for kind, distilled in (("", True), ("base-", False))
         for size, parts in sizes.items()
     }
+
+
+def model_of(transformer: Path) -> str:
+    """Return the name of the published model that the transformer in a folder or file is of: of the size that its width
+    is nearer to, and distilled unless its name says `base`. Raises ModelError."""
+    small, large = variants()["flux2-klein-4b"].transformer, variants()["flux2-klein-9b"].transformer
+    width, *_ = FILE.shape(transformer, "x_embedder.weight") or (small.dim,)
+    size = "4b" if width - small.dim < large.dim - width else "9b"
+    return f"flux2-klein-{'base-' if 'base' in told_name(transformer).lower() else ''}{size}"
 
 
 def published(name: str) -> Checkpoint | None:

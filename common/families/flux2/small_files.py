@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.vaes import flux2_vae
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 
 PIPELINE = "Flux2KleinPipeline"
@@ -19,6 +20,11 @@ SCHEDULER: dict[str, object] = {
     "time_shift_type": "exponential",
     "use_dynamic_shifting": True,
 }
+
+
+def small_files(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return JSON by its path, for a folder that lacks these files."""
+    return {"model_index.json": index(checkpoint.distilled), "scheduler/scheduler_config.json": SCHEDULER}
 
 
 def index(distilled: bool) -> dict[str, object]:

@@ -126,5 +126,5 @@ FAMILY = Family(
     published_control=control_files.published,
     described=_described,
     part=part_of,
-    parts_alone=True,
+    model_of=lambda transformer, choices: "qwen-image",
 )

@@ -11,7 +11,7 @@ from qwenimg.common.families.sd3 import lora_names
 from qwenimg.common.families.sd3.checkpoint import open_checkpoint
 from qwenimg.common.families.sd3.describe_file import describe_file, part_of, reads
 from qwenimg.common.families.sd3.model import SD3
-from qwenimg.common.families.sd3.published import defaults, published
+from qwenimg.common.families.sd3.published import defaults, model_of, published
 from qwenimg.common.families.sd3.small_files import small_files
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.networks.denoisers import sd3_dit
@@ -69,6 +69,7 @@ FAMILY = Family(
     reads_file=reads,
     describe_file=describe_file,
     part=part_of,
+    model_of=lambda transformer, choices: model_of(transformer),
     model=lambda runtime, checkpoint, refiner: SD3(runtime, checkpoint),
     lora_names=lora_names.names,
     small_files=small_files,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.encoders import clip, t5
@@ -21,6 +25,7 @@ from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 TURBO = "turbo"  # in the name of a distilled model, whose files do not show it
 LARGE_LAYERS = 38
+_BLOCK = re.compile(r"(?:joint|transformer)_blocks\.(\d{1,4})\.")
 _DTYPES = {
     "sd3-medium": "float16",
     "sd3.5-medium": "bfloat16",
@@ -36,6 +41,16 @@ def transformer(name: str) -> SD3Config:
     if name == "sd3.5-medium":
         return SD3Config(pos_embed_max_size=384, dual_attention_layers=tuple(range(13)), qk_norm="rms_norm")
     return SD3Config(num_layers=LARGE_LAYERS, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm")
+
+
+def model_of(transformer: Path) -> str:
+    """Return the name of the published model that the transformer in a folder or file is of, by its layers, and for
+    the distilled one by its name. Raises ModelError."""
+    names = [key for file in find_files(transformer).files for key in peek(file).tensors]
+    count = len({match[1] for key in names if (match := _BLOCK.search(key))})
+    if count == LARGE_LAYERS:
+        return f"sd3.5-large{'-turbo' if TURBO in told_name(transformer).lower() else ''}"
+    return "sd3.5-medium" if any(".attn2." in key for key in names) else "sd3-medium"
 
 
 def text(name: str) -> CLIPConfig | T5Config:

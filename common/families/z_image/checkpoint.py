@@ -3,18 +3,17 @@ all checked before a weight is read."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.hf_cache import cached_name
-from qwenimg.common.base.safe_files import absolute, is_file, is_folder
+from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import mflux
-from qwenimg.common.families.z_image.published import SHIFTS, transformer
+from qwenimg.common.families.z_image.published import SHIFTS, of_name, transformer
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.networks.denoisers import zimage_dit
@@ -85,14 +84,12 @@ def _config(name: str, folder: Path, *, published: bool) -> Any:
 
 
 def _scheduler(folder: Path, *, whole: bool) -> FlowMatchConfig:
-    """Return the noise levels of the model in `folder`. One without a configuration is Turbo, unless it is
-    called Z-Image without that word. Raise ModelError."""
+    """Return the noise levels of the model in `folder`; of one without a configuration, those of its name. Raise
+    ModelError."""
     path = folder / "scheduler" / "scheduler_config.json"
     if whole or is_file(path):
         return flow_match.read_config(read_json(path), path)
-    name = (cached_name(absolute(folder)) or absolute(folder).name).lower()
-    is_base = "turbo" not in name and re.search("z[-_]?image", name) is not None
-    return parse(FlowMatchConfig, scheduler(SHIFTS["z-image" if is_base else "z-image-turbo"]), source=path)
+    return parse(FlowMatchConfig, scheduler(SHIFTS[of_name(told_name(folder))]), source=path)
 
 
 def _check_fit(folder: Path, dit: ZImageConfig, text: Qwen3Config, vae: KLVAEConfig) -> None:

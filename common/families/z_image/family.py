@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.z_image import lora_names, mflux
 from qwenimg.common.families.z_image.checkpoint import open_folder
 from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.families.z_image.published import defaults, published
+from qwenimg.common.families.z_image.published import defaults, of_name, published
 from qwenimg.common.families.z_image.small_files import small_files
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
@@ -52,6 +53,7 @@ FAMILY = Family(
     open=open_folder,
     mflux_signs=mflux.SIGNS,
     describe_file=describe_file,
+    model_of=lambda transformer, choices: of_name(told_name(transformer)),
     model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),

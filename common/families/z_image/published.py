@@ -6,6 +6,7 @@ its example has 50 and 4. A model's files tell them apart by the shift of the sc
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
@@ -27,6 +28,14 @@ _DTYPES = {"z-image-turbo": "float32", "z-image": "bfloat16"}  # of the transfor
 
 def transformer() -> ZImageConfig:
     return ZImageConfig(axes_lens=(1536, 512, 512))
+
+
+def of_name(name: str) -> str:
+    """Return the published model that a file or folder called `name` is of: Turbo, unless it is called Z-Image without
+    that word."""
+    lower = name.lower()
+    is_base = "turbo" not in lower and re.search("z[-_]?image", lower) is not None
+    return "z-image" if is_base else "z-image-turbo"
 
 
 def published(name: str) -> Checkpoint | None:

@@ -80,7 +80,8 @@ class DoubleBlock(JointBlock):
 
     def __call__(self, img: Array, txt: Array, mods: Pair, rope: Rope) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([1 6C], [1 6C])."""
-        return self.streams(img, txt, mods, rope, (self.ff, self.ff_context))
+        img, txt = self.streams(img, txt, mods, rope, (self.ff, self.ff_context))
+        return img, ops.clipped(txt)
 
 
 class ParallelAttention(mlx.nn.Module):
@@ -131,7 +132,7 @@ class SingleBlock(mlx.nn.Module):
             dtype,
         )
         update = self.attn(x, rope)
-        return ops.gated(img, gate, update[:, S:]), ops.gated(txt, gate, update[:, :S])
+        return ops.clipped(ops.gated(img, gate, update[:, S:])), ops.clipped(ops.gated(txt, gate, update[:, :S]))
 
 
 # Model

@@ -1,0 +1,320 @@
+"""What flow-match models with one transformer share: sampling, stages, LoRAs, and the run of one image.
+
+A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs, and `start`: it encodes the
+texts, opens the transformer and returns a `FlowRun`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from qwenimg.common.memory.memory import scores
+from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.control_net import Controller, ControlNet, networks
+from qwenimg.common.parts.modulations import Modulations
+from qwenimg.common.parts.texts.states import ModelTexts
+from qwenimg.common.parts.vae import VAEHalves
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.steps import inpaint
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase
+from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial, strategy
+from qwenimg.common.pipeline.steps.guidance import Branch, Guidance
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.request.few_steps import FewSteps
+from qwenimg.common.request.request import MULTIPLE, Request
+from qwenimg.common.runtime import group
+from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.engine import Array, Control
+from qwenimg.common.runtime.group import Sharing
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.sampling.flow_match import USUAL
+from qwenimg.common.weights.loras.lora import Deltas
+from qwenimg.common.weights.loras.lora_names import Names
+
+TOKEN = 16  # pixels along a side of an image's token, in every family
+Denoised: TypeAlias = Callable[[Array, float, Array], Array]
+Controlling: TypeAlias = Callable[[Array, float], Control]
+
+
+class FlowModel(ABC):
+    """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
+
+    multiple = MULTIPLE
+    sees_alpha = False
+    repeats_images = False
+    sees_mask = 0
+    images: tuple[int, int] = (0, 1)
+    guidance: Guidance
+    levels = USUAL  # of noise
+    options: frozenset[str] = frozenset()
+    scale: int
+    channels: int
+    few_steps: Mapping[str, FewSteps] = MappingProxyType({})
+    nets: Mapping[str, Controller] = MappingProxyType({})
+
+    def __init__(
+        self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
+    ):
+        self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
+        self.residents, self.texts, self.vae = residents, texts, vae
+        self.modulations = Modulations(residents)
+        self.schedule_config = checkpoint.scheduler
+        self.config: Any = checkpoint["transformer"].config
+
+    @property
+    @abstractmethod
+    def lora_names(self) -> Names:
+        """The names of the layers that LoRAs may change."""
+
+    @property
+    def heads(self) -> int:
+        """The number of the transformer's attention heads, if ranks can share its tokens; else 0."""
+        return int(self.config.num_attention_heads)
+
+    @abstractmethod
+    def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
+        """Return the stages of the transformer, for latents of `shape` and texts of `lengths` tokens, one for each
+        branch of guidance."""
+
+    @abstractmethod
+    def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
+        """Encode the texts, open the transformer, and return the run for latents of `shape`."""
+
+    def plan(self, request: Request) -> SamplingPlan:
+        self.reference_shapes(request)  # only for its errors
+        self.sharing(request)  # likewise
+        width, height = sizes.render_size(request.width, request.height, self.multiple)
+        return flow_plan(self.schedule_config, request, width * height // TOKEN**2, self.levels)
+
+    def warnings(self, request: Request) -> list[str]:
+        named = zip(("prompt", "negative prompt"), self.prompts(request), strict=False)
+        cuts = [(name, self.texts.cut(prompt)) for name, prompt in named]
+        lines = [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
+        if self.checkpoint.distilled and request.guidance > 1:
+            lines.append("guidance has no effect: this model is distilled to draw without it")
+        return lines
+
+    def frames(self, request: Request) -> int:
+        return 1
+
+    # Images that the model sees beside the text
+
+    def references(self, request: Request) -> list[Latents]:
+        return []
+
+    def reference_shapes(self, request: Request) -> list[LatentShape]:
+        """Return the shape of the latents of each reference. Raises UsageError."""
+        return []
+
+    def shape_of(self, width: int, height: int) -> LatentShape:
+        """Return the shape of the latents of a reference of width x height pixels."""
+        return LatentShape(1, height // self.scale, width // self.scale)
+
+    def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
+        """Return the shape of the latents of each image that is encoded."""
+        references, controls = self.reference_shapes(request), [shape for _ in request.controls]
+        starts_from_image = request.image is not None and not (references and request.starts_from_noise)
+        return [*controls, *references, *([shape] if starts_from_image else [])]
+
+    def prompt(self, text: str, images: Sequence[Image]) -> Hashable:
+        """Return the key of the states of a prompt in a request with `images`."""
+        return text
+
+    def prompts(self, request: Request) -> list[Any]:
+        """Return the keys of the states of the branches' prompts."""
+        return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
+
+    # A run
+
+    def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
+        prompts = self.prompts(request)
+        return [
+            *(self.vae.encoding(one) for one in self.encoded(request, shape)),
+            *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
+            *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
+            self.vae.decoding(shape),
+        ]
+
+    def sharing(self, request: Request) -> Sharing:
+        return group.sharing(self.engine.group, len(self.guidance.branches(request)), self.heads)
+
+    def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
+        """Return the timesteps of the transformer's evaluations, in their order."""
+        return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
+
+    def call_bytes(self, peak: int, tokens: int, longest: int, sharing: Sharing, branches: int = 1) -> int:
+        """Return the bytes of activations of a step with `branches` in one batch, whose arrays take `peak` bytes beside
+        the scores of attention to `longest` tokens, and what ranks exchange of its `tokens` of images."""
+        score_bytes = scores(self.heads // sharing.tokens, branches, longest, self.engine.workspace.score_bytes)
+        exchanged = sharing.exchanged(self.config.dim, tokens)
+        return self.runtime.call_bytes(self.checkpoint["transformer"], peak + score_bytes + exchanged)
+
+    def denoising(
+        self,
+        plan: SamplingPlan,
+        branches: Sequence[Branch],
+        sharing: Sharing,
+        activations: int,
+        operations: Iterable[float],
+    ) -> Stage:
+        """Return the stage of all steps with one branch after the other, each of which takes `activations` bytes.
+        operations: those of an evaluation of each branch."""
+        return Stage(
+            name="denoise",
+            resident="transformer",
+            component=self.checkpoint["transformer"],
+            splits=(Split(activations=activations, size=1, passes=plan.passes(branches, sharing.branches)),),
+            operations=sharing.operations(
+                plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
+            ),
+        )
+
+    def check_weights(self) -> None:
+        self.vae.check_weights()
+
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
+        if len(images) >= self.images[0]:  # else the prompts of no image
+            self.texts.announce([self.prompt(one, images) for one in prompts])
+
+    def adapt(self, deltas: Deltas) -> None:
+        before, self.checkpoint = self.checkpoint, self.checkpoint.with_deltas(deltas)
+        now = self.checkpoint["transformer"]
+        self.modulations.renew(before["transformer"], now)
+        self.texts.renew(self.checkpoint.texts)
+        if not before["transformer"].plan.same_deltas(now.plan):
+            self.residents.adapt("transformer", now)
+
+    def control(self, nets: Mapping[str, Controller]) -> None:
+        before = [net.name for net in networks(self.nets.values())]
+        self.nets = {name: self._reduced(net) for name, net in nets.items()}
+        components = {net.name: net.component for net in networks(self.nets.values())}
+        self.checkpoint = self.checkpoint.with_nets(components, before)
+
+    def _reduced(self, net: Controller) -> Controller:
+        """Return a control network with its weights quantized as those of the model are."""
+        if not isinstance(net, ControlNet) or self.runtime.bits is None:
+            return net
+        return replace(net, component=net.component.quantised(self.runtime.bits))
+
+    @contextmanager
+    def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:
+        evaluate = strategy(self.engine.group, self.sharing(request))
+        run = self.start(request, plan, shape)
+        run.evaluate = evaluate
+        try:
+            yield run
+        finally:
+            run.close()
+
+    def forget(self) -> None:
+        self.texts.forget()
+        self.modulations.clear()
+
+    def close(self) -> None:
+        self.modulations.clear()
+        self.texts.close()
+        self.residents.free()
+        self.checkpoint.close()
+
+
+def shapes_of(texts: Sequence[Array], grid: tuple[int, int]) -> dict[str, str]:
+    """Return the shapes of text states and of an image of `grid` rows and columns of tokens, for --debug."""
+    rows, columns = grid
+    return {
+        "text": ", ".join(str(list(text.shape)) for text in texts),
+        "tokens": f"{rows} x {columns} = {rows * columns}",
+    }
+
+
+def _from_velocity(x: Array, sigma: float, velocity: Array) -> Array:
+    """Return the denoised latents for a model that predicts noise - latents."""
+    return x - sigma * velocity
+
+
+def _as_they_are(latents: Latents) -> Latents:
+    return latents
+
+
+class FlowRun:
+    """A run for one request, whose transformer is open. `phases` hold the only reference to it, since it may be freed
+    for the VAE. `pack` makes the transformer's input of latents [1 C h w], and `unpack` latents of its output."""
+
+    title: ClassVar[str] = "transformer"
+    control: Controlling | None = None
+
+    def __init__(
+        self,
+        model: FlowModel,
+        request: Request,
+        phases: Sequence[Phase],
+        shapes: dict[str, str],
+        *,
+        pack: Callable[[Latents], Latents] = _as_they_are,
+        unpack: Callable[[Latents], Latents] = _as_they_are,
+        denoised: Denoised = _from_velocity,
+    ):
+        self.model, self.request, self.phases, self.shapes = model, request, phases, shapes
+        self.pack, self.unpack, self.denoised = pack, unpack, denoised
+        self.evaluate: Evaluate = serial
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        return Denoiser(
+            self.model.runtime,
+            self.title,
+            self.phases,
+            self.denoised,
+            partial(self.model.guidance.combined, self.model.engine, self.request),
+            blend=inpaint.blend(initial, segment.schedule, self.array),
+            control=self.control,
+            evaluate=self.evaluate,
+        )
+
+    def array(self, latents: Latents) -> Array:
+        return self.model.engine.array(self.pack(latents))
+
+    def latents(self, x: Array) -> Latents:
+        return self.unpack(self.model.engine.numpy(x)).astype(np.float32)
+
+    def close(self) -> None:
+        """Free the run's arrays on the device, before the VAE decodes."""
+        self.phases, self.control = [], None
+
+
+class ReferenceRun(FlowRun):
+    """A run for one request that begins when its initial state is known: then its phases are made, for references [1
+    C h w] and a mask, and the function of its control networks, for the latents of their pictures."""
+
+    def __init__(
+        self,
+        model: FlowModel,
+        request: Request,
+        make_phases: Callable[[Initial], list[Phase]],
+        shapes: dict[str, str],
+        *,
+        pack: Callable[[Latents], Latents],
+        unpack: Callable[[Latents], Latents],
+        make_control: Callable[[Sequence[Latents]], Controlling | None] | None = None,
+    ):
+        super().__init__(model, request, [], shapes, pack=pack, unpack=unpack)
+        self.make_phases, self.make_control = make_phases, make_control
+
+    def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:
+        self.phases = self.make_phases(initial)
+        self.control = None if self.make_control is None else self.make_control(initial.controls)
+        return super().denoiser(segment, initial)
+
+    def close(self) -> None:
+        super().close()
+        del self.make_phases, self.make_control  # they hold networks

@@ -1,0 +1,66 @@
+"""Flow-match models whose modulation depends on pooled texts: each prompt has rows of its own in it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from qwenimg.common.parts.texts.padded_texts import SeparateTexts
+from qwenimg.common.pipeline.models.flow_model import FlowModel
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.engine import Modulation
+from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.weights.loras.lora import Deltas
+from qwenimg.common.weights.plan import LoadPlan
+
+
+class PooledFlowModel(FlowModel):
+    """A flow-match model with such a modulation, whose branches of guidance run in turn."""
+
+    texts: SeparateTexts
+
+    @abstractmethod
+    def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
+        """Return the bytes of so many rows of modulation. plan: the transformer's, as it is in memory."""
+
+    def schedule(self, request: Request, plan: SamplingPlan) -> Hashable:
+        """Return all that the modulation of a run depends on beside weights and texts."""
+        return self.timesteps(plan)
+
+    def with_modulation(self, request: Request, plan: SamplingPlan, denoise: Stage) -> list[Stage]:
+        """Return the stages of the transformer: the modulation, unless it is kept, and `denoise`, all steps."""
+        prompts = self._prompts(request)
+        if self.modulations.has(self.schedule(request, plan), prompts):
+            return [denoise]
+        rows = self.modulation_rows(self.runtime.load_plan(denoise.component), len(plan.evaluated_sigmas()))
+        counts = self.modulations.counts(rows, len(prompts), len(self.texts.others(prompts)))
+        activations = [split.activations for split in denoise.splits]
+        modulation = self.modulations.stage(denoise.component, rows, "transformer_blocks.0.", activations, counts)
+        return [modulation, replace(denoise, checked=False)]
+
+    def modulate(
+        self,
+        request: Request,
+        plan: SamplingPlan,
+        stage: Stage,
+        compute: Callable[[Any, Sequence[str]], Modulation],
+    ) -> tuple[Modulation, dict[str, int]]:
+        """Return the modulation of a run, and for each prompt its first row there. Unless one is kept, it is that of
+        `compute`, which takes the transformer and prompts, in `stage`."""
+        needed = self._prompts(request)
+        announced = self.texts.pooled_already(self.texts.others(needed))
+        modulation, prompts = self.modulations.get(self.schedule(request, plan), stage, compute, needed, announced)
+        return modulation, {prompt: i * len(plan.evaluated_sigmas()) for i, prompt in enumerate(prompts)}
+
+    def adapt(self, deltas: Deltas) -> None:
+        before = self.checkpoint.texts
+        super().adapt(deltas)
+        if not all(before[name].plan.same_deltas(text.plan) for name, text in self.checkpoint.texts.items()):
+            self.modulations.clear()
+
+    def _prompts(self, request: Request) -> list[str]:
+        """Return the different prompts of the branches."""
+        return list(dict.fromkeys(branch.prompt for branch in self.guidance.branches(request)))

@@ -1,0 +1,108 @@
+"""Guidance as data: the branches of a step, and the formula that combines their predictions.
+
+A family has one `Guidance`. Its fields are the parts that differ: the scale at which guidance is off, the request's
+number that is the scale, the formula, and more branches after the unconditional one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isinf
+from typing import Any, TypeAlias
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.engine import Array, Engine
+
+Formula: TypeAlias = Callable[[Engine, Request, Sequence[Array]], Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """One prediction of a step: the prompt's, the unconditional one, or another."""
+
+    prompt: str
+    steps: tuple[float, float] = (0.0, 1.0)  # its first and last step, as shares of all steps
+    until: float = 1.0  # the largest share of the noise that is gone at a step that computes it
+    options: Mapping[str, Any] = field(default_factory=dict)  # the network's options for this branch alone
+
+
+def _guidance(request: Request) -> float:
+    """Return the scale of a family that has one number."""
+    return request.guidance
+
+
+def _to_the_end(request: Request) -> float:
+    """Return the end of guidance in a family without a noise level where it ends."""
+    return 1.0
+
+
+def _no_more(request: Request) -> tuple[Branch, ...]:
+    """Return no more branches."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """The guidance of a family."""
+
+    formula: Formula  # combines several predictions, in the order of their branches
+    name: str = "guidance"  # of the option that is the scale
+    off: float = 1.0  # the scale up to which only the prompt's branch is computed; infinite for a model without others
+    scale: Callable[[Request], float] = _guidance
+    until: Callable[[Request], float] = _to_the_end  # of the unconditional branch
+    more: Callable[[Request], tuple[Branch, ...]] = _no_more  # branches after the unconditional one
+
+    def is_on(self, request: Request) -> bool:
+        """Return whether the unconditional branch is computed."""
+        return self.scale(request) > self.off
+
+    def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call with guidance in place of `true_cfg`, a scale of classifier-free guidance
+        (unconditional + scale (prompt - unconditional)), in a family with one number. Raises UsageError for two
+        numbers that contradict each other."""
+        options = dict(asked)
+        if self.scale is not _guidance or options.get("true_cfg") is None:
+            return options
+        wanted = options.pop("true_cfg") + (0.0 if isinf(self.off) else self.off - 1.0)
+        if options.get("guidance") not in (None, wanted):
+            raise UsageError(
+                f"--true-cfg is another word for --guidance {wanted:g} in this model, and --guidance "
+                f"{options['guidance']:g} is given too: give one of them"
+            )
+        return options | {"guidance": wanted}
+
+    def told(self, request: Request) -> str:
+        """Return the scale, in words."""
+        return f"{self.name} {self.scale(request):g}"
+
+    def branches(self, request: Request) -> tuple[Branch, ...]:
+        """Return the branches of a step, the prompt's first and the unconditional one second."""
+        prompt = Branch(prompt=request.prompt)
+        if not self.is_on(request):
+            return (prompt,)
+        steps, until = (0.0, request.cfg_end), self.until(request)
+        unconditional = Branch(prompt=request.negative_prompt, steps=steps, until=until)
+        return (prompt, unconditional, *self.more(request))
+
+    def combined(self, engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+        """Return the prediction of a step, combined from the branches'; a single branch's is unchanged."""
+        return predictions[0] if len(predictions) == 1 else self.formula(engine, request, predictions)
+
+
+# Formulas
+
+
+def cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Apply classifier-free guidance, with the deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
+    conditional, unconditional = predictions
+    guided = unconditional + request.guidance * (conditional - unconditional)
+    share = request.guidance_rescale
+    return engine.rescale(guided, conditional, share) if share else guided
+
+
+def cfg_with_norm(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Apply classifier-free guidance in which each token keeps the norm of the prompt's prediction."""
+    conditional, unconditional = predictions
+    return engine.guide(conditional, unconditional, request.guidance)
