@@ -11,7 +11,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.runtime.group import ALONE, RankLost, RankPlace, Sharing
+from qwenimg.common.runtime.group import ALONE, RankLost, RankPlace, Sharing, pack, unpack
 
 BYTES = 256  # of a message
 
@@ -55,11 +55,10 @@ class MLXGroup:
 
     def summed(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers of rank 0: each set is one rank."""
-        sent = np.array(numbers, np.float64).view(np.uint8)
+        sent = np.frombuffer(pack(numbers), np.uint8)
         with self._exchanging():
             every = ops.numpy(mx.distributed.all_gather(mx.array(sent)[None], group=self._group, stream=mx.cpu))
-        first: list[float] = every[0].astype(np.uint8).view(np.float64).tolist()
-        return first
+        return unpack(int(value) for value in every[0])
 
     def close(self) -> None:
         """Do nothing: MLX closes its sockets when the process ends."""

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from qwenimg.backends.torch import ops
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.runtime.group import ALONE, RankLost, RankPlace, Sharing
+from qwenimg.common.runtime.group import ALONE, RankLost, RankPlace, Sharing, pack, unpack
 
 PATIENCE = 120.0  # seconds until all ranks have come
 HOURS = 12.0  # for one exchange: ranks are lost by their end, not by how long they take
@@ -83,11 +84,12 @@ class TorchGroup:
         return results
 
     def summed(self, numbers: Sequence[float]) -> list[float]:
-        sent = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        sent = ops.placed(list(pack(numbers)), self._device)
         every = [torch.empty_like(sent) for _ in range(self.size)]
         with self._exchanging():
             dist.all_gather(every, sent)
-        return torch.stack(every[: self._sharing.tokens]).sum(0).tolist()
+        first_set = [unpack(map(int, one.cpu())) for one in every[: self._sharing.tokens]]
+        return [sum(each) for each in zip(*first_set, strict=True)]
 
     def close(self) -> None:
         dist.destroy_process_group()

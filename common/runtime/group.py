@@ -7,6 +7,7 @@ a set, each rank has a part of the image's tokens and all of the text's, and in 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -129,6 +130,16 @@ class Group(Ranks, Protocol):
     def close(self) -> None:
         """Leave the other ranks."""
         ...
+
+
+def pack(numbers: Sequence[float]) -> bytes:
+    """Return the bytes of `numbers`, in float64, which not every device computes."""
+    return struct.pack(f"<{len(numbers)}d", *numbers)
+
+
+def unpack(data: Iterable[int]) -> list[float]:
+    """Return the numbers of the bytes that `pack` made."""
+    return [number for (number,) in struct.iter_unpack("<d", bytes(data))]
 
 
 def sharing(group: Ranks | None, branches: int, heads: int) -> Sharing:

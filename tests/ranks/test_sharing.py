@@ -8,7 +8,7 @@ import pytest
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pipeline.steps.evaluation import parallel, serial, strategy
-from qwenimg.common.runtime.group import ALONE, PaperRanks, Sharing, sharing
+from qwenimg.common.runtime.group import ALONE, PaperRanks, Sharing, pack, sharing, unpack
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,8 @@ def test_the_strategy_shares_the_run() -> None:
     group: Any = Recorder(0, [[]])
     assert strategy(group, Sharing(tokens=4)) is serial and group.shared == Sharing(tokens=4)
     assert strategy(group, Sharing(branches=4)) is not serial and group.shared == Sharing(branches=4)
+
+
+def test_numbers_arrive_as_they_are() -> None:
+    numbers = [0.1, -1e300, 5e-324, 3.0]
+    assert unpack(iter(pack(numbers))) == numbers and len(pack(numbers)) == 32
