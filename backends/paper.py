@@ -79,7 +79,7 @@ def backend_of(device: str, name: str) -> str:
 
 
 def _elsewhere(name: str, memory: int | None, machine: Machine) -> OnPaper:
-    """Return `machine` with `memory` bytes, or with those that it comes with."""
+    """Return `machine` with `memory` bytes, or with its usual memory."""
     needed = backend_of(machine.title, name)
     if memory is None and len(machine.memory) > 1:
         *others, last = machine.memory

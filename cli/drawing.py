@@ -141,8 +141,7 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
             failed,
             keep_going=flags.keep_going,
         )
-        compile = opening.compile if leader is None else "off"
-        compiled = pipe.compile(compile, sum(one.seconds for one in expected))
+        compiled = pipe.compile(opening.compile, sum(one.seconds for one in expected))
         step = max(one.step for one in expected)
         report.headline(pipe.headline(), expected)
         report.decided(opening.compile, compiled)
@@ -193,7 +192,8 @@ class RunReport:
 
 
 def _wanted(flags: Flags, replay: Replay | None, report: RunPrinter) -> tuple[list[Picture], list[int]]:
-    """Return the images to generate, and the exit codes of those that cannot be, reported here. Raises QwenimgError."""
+    """Return the images to generate, and the exit codes of images that cannot be generated, whose faults are
+    reported here. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")

@@ -51,7 +51,7 @@ def record(name: str, **fields: object) -> bytes:
 
 
 def event(code: int, text: str, index: int | None = None) -> bytes:
-    """Return the `error` event of --json; `index` is that of an image, null if the run has failed."""
+    """Return the `error` event of --json. index: the image's; null if the run has failed."""
     return record("error", index=index, exit=code, message=text)
 
 

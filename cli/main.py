@@ -130,7 +130,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
 
 def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
-    """Report `error` and return its exit code; once a signal has come, that of the signal, whatever the error."""
+    """Report `error` and return its exit code. Once a signal has come, the exit code is the signal's."""
     from qwenimg.cli import failures, signals, streams
     from qwenimg.cli.words import wants_json
 

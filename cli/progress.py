@@ -216,7 +216,7 @@ class RunPrinter:
 
 
 def _places(picture: Picture) -> dict[str, object]:
-    """Return where an image is: its `path`, or that of its first layer, `layers` and each view of all of them."""
+    """Return the places of an image's files: its `path`, or its first layer's, `layers` and each view of all layers."""
     files = [str(path) for path in picture.files]
     places: dict[str, object] = {"path": files[0]}
     if not picture.layers:

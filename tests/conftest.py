@@ -230,6 +230,7 @@ def tiny_layered(shared_folder: Path) -> Path:
 def tiny(
     tiny_folder: Path,
     tiny_edit: dict[str, Path],
+    tiny_layered: Path,
     tiny_qwen21: dict[str, Path],
     tiny_zimage: Path,
     tiny_flux: dict[str, Path],
@@ -239,7 +240,7 @@ def tiny(
 ) -> dict[str, Path]:
     """The tiny folders of all families that have files, by kind."""
     flux = {f"flux-{variant}": folder for variant, folder in tiny_flux.items()}
-    qwen = {"qwen": tiny_folder, "qwen21": tiny_qwen21["qwen21"]} | tiny_edit
+    qwen = {"qwen": tiny_folder, "qwen-layered": tiny_layered, "qwen21": tiny_qwen21["qwen21"]} | tiny_edit
     return qwen | {"z-image": tiny_zimage, "sd3": tiny_sd3["medium"]} | flux | tiny_flux2 | folders
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 from qwenimg.common.families import catalog, registry
 
 DATA = Path(__file__).resolve().parent.parent / "common" / "data"
-MODELS = (
-    "qwen-image",
-    *(known.name for known in catalog.KNOWN.values() if known.family in ("z-image", "flux", "flux2", "sd3")),
-)
+FAMILIES = ("z-image", "flux", "flux2", "sd3", "qwen-image-2.1")
+MODELS = ("qwen-image", *(known.name for known in catalog.KNOWN.values() if known.family in FAMILIES))
 
 
 def files(name: str) -> dict[str, str]:

@@ -26,7 +26,8 @@ _LIST = "files.json"
 
 
 def take(folder: Path) -> tuple[Path, str]:
-    """Check and lock `folder` for this process. Return it and "", or a temporary folder and what to tell the user.
+    """Check and lock `folder` for this process. Return it and "", or a temporary folder and a line for the user. Raises
+    OSError.
 
     Raises OSError.
     """

@@ -34,7 +34,7 @@ def units(model: torch.nn.Module, paths: re.Pattern[str]) -> list[torch.nn.Modul
 
 
 def missing(on_gpu: bool) -> str:
-    """Return what torch's compiler needs and does not find on this machine, or nothing."""
+    """Return the name of a program that torch's compiler needs and this machine lacks, or nothing."""
     if on_gpu and not has_triton_package():
         return "needs the package triton on an NVIDIA GPU"
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++", "cl")):
@@ -45,7 +45,7 @@ def missing(on_gpu: bool) -> str:
 def compile(
     model: torch.nn.Module, paths: re.Pattern[str], folder: Path, backend: str = "inductor", autotune: bool = False
 ) -> str:
-    """Have the modules at `paths` compiled when they are first called. Return what to tell the user, or nothing.
+    """Compile the modules at `paths` when they are first called. Return a line for the user, or nothing.
 
     folder: where compiled code is kept for later runs, unless the environment names another. autotune: use torch's mode
     `AUTOTUNE`, whose first run takes longer.
@@ -70,8 +70,7 @@ def compile(
 
 
 def settle() -> None:
-    """Fix for the compiler what does not change after compilation: whether an observer watches, and what the
-    processor multiplies."""
+    """Declare to the compiler that the results of these two functions do not change after compilation."""
     for settled in (observers.observed, ops.multiplies):
         settled.__dict__["_dynamo_marked_constant"] = True
 

@@ -117,6 +117,8 @@ class TorchEngine:
         folder = compiling.folder(f"torch-{torch.__version__}-{platform.machine()}")
         line = compile.compile(opened.model, modules, folder, autotune=autotune and self.on_gpu)
         self._compiles = True
+        if self._ranks is not None:
+            self._ranks.compiled()
         return line
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:

@@ -32,6 +32,7 @@ class TorchGroup:
         together, and RankLost if some do not come."""
         self.rank, self.size, self._device = place.rank, place.size, device
         self.failing: Callable[[], None] = lambda: None  # called when an exchange has failed
+        self._compiles = False
         self._sharing, self._store = ALONE, store or open_store(place)
         _check(self._store, place)
         with self._exchanging():
@@ -46,6 +47,17 @@ class TorchGroup:
     def share(self, sharing: Sharing) -> None:
         assert sharing.ranks == self.size, sharing
         self._sharing = sharing
+        self._settle()
+
+    def compiled(self) -> None:
+        """Note that blocks of a network are compiled."""
+        self._compiles = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """Call nothing compiled in a run that shares tokens: an exchange amid a block is no part of its graph."""
+        if self._compiles:
+            torch.compiler.set_stance("force_eager" if self.shares_tokens else "default")
 
     @property
     def branch(self) -> int:

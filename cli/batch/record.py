@@ -116,7 +116,7 @@ def _whole_lines(raw: bytes) -> bytes:
 
 
 def _row(line: bytes) -> dict[str, Any]:
-    """Return a line; {} for one that is none of ours."""
+    """Return the entry of a line; {} for a line that no journal of ours has."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -42,8 +42,8 @@ class BatchTask:
 
 
 def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
-    """Return what decides the pixels besides a request, as plain JSON, and the model's defaults. Raises QwenimgError
-    for a model that does not open."""
+    """Return the values that decide pixels besides a request, as plain JSON, and the model's defaults. Raises
+    QwenimgError for a model that does not open."""
     from qwenimg.common.formats.fingerprint import fingerprint
     from qwenimg.common.hub.open_model import open_files
 
@@ -93,8 +93,8 @@ def shard_of(tasks: Sequence[BatchTask], shard: tuple[int, int]) -> list[BatchTa
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
-    """Return (i, n) for `i/n`, i from 0; without a text that of a SLURM array or of a launcher such as torchrun, else
-    (0, 1). Raises UsageError."""
+    """Return (i, n) for `i/n`, i from 0. Without a text, return those of a SLURM array or of a launcher such as
+    torchrun, else (0, 1). Raises UsageError."""
     if text is None:
         for index, count in _SHARDS:
             if index in os.environ and count in os.environ:

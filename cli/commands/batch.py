@@ -109,7 +109,7 @@ async def _run(
 
 
 def _left(tasks: list[BatchTask], journal: BatchJournal, known: Known) -> tuple[list[BatchTask], frozenset[str]]:
-    """Return the pictures that are to be drawn, and the keys of those whose file is not what the journal says."""
+    """Return the pictures that are to be drawn, and the keys of those whose file differs from the journal's."""
     left: list[BatchTask] = []
     replaced: set[str] = set()
     for task in tasks:

@@ -53,7 +53,7 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
 
 
 class Told:
-    """The progress of a conversion, shown like that of `pull`."""
+    """The progress of a conversion, shown as `pull` shows a download."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.bar, self.size, self.done = ByteBar(quiet=quiet), 0, 0

@@ -83,7 +83,7 @@ class _Plan:
 
 
 def _options_of_generate(command: _F) -> _F:
-    """Add the options of generate to `command`, also those that change no bytes."""
+    """Add the options of generate to `command`, including options that change no bytes."""
     declared = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
     command.__click_params__ = [*reversed(declared), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return command
@@ -182,7 +182,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     from qwenimg.common.pipeline.fit_options import FitOptions, needs
 
     request, counted = _request(pipe, given)
-    pipe.model.adapt(pipe.loras.deltas(request.lora, request.lora_mode))  # LoRAs that stay beside the weights count
+    pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # LoRAs that stay beside the weights count
     pipe.controls.give(pipe.model, request)
     counted = counted and here  # without its files there is no tokenizer
     if given["cache_prompts"] and counted:

@@ -95,14 +95,14 @@ def serve(
             raise BackendMissing(f"serve needs {package}; in the clone of qwenimg: pip install '.[serve]'")
     from qwenimg.cli.serve import app
     from qwenimg.cli.serve.messages import Settings
-    from qwenimg.cli.serve.offered import Wanted, found_apart
+    from qwenimg.cli.serve.offered import Offer, search_apart
 
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     token = "" if token_file is None else _token(token_file)
     _check_public(host, token)
     backends = given.pop("backend") or ("auto",)
     names = given.pop("model") or (None,)
-    offered = found_apart(Wanted(names=names, options=places.taken(given), loras=loras, controls=controls))
+    offered = search_apart(Offer(names=names, options=places.taken(given), loras=loras, controls=controls))
     models = offered.models
     taken = {*models} & {*served_names}
     if taken:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from qwenimg.backends import ranks
 from qwenimg.cli import failures, streams
 from qwenimg.cli.ranks.identity import check_same, identity
-from qwenimg.cli.ranks.link import Announce, DrawSteps, Failed, Leave, ModelIsOpen, Open, Spoke
+from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, Failed, Leave, ModelIsOpen, Open, Spoke
 from qwenimg.cli.signals import STOPPING
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import NumericsError
@@ -74,7 +74,7 @@ class _Follower:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(self) -> NoReturn:
-        """Carry out the orders of rank 0, one after the other. Raises any error of theirs."""
+        """Follow the orders of rank 0, one after the other. Raises their errors."""
         pipe: RankPipeline | None = None
         while True:
             order = self.orders.get()
@@ -84,6 +84,8 @@ class _Follower:
             assert pipe is not None, "a model is opened first"
             if isinstance(order, Announce):
                 pipe.prepare(**order.arguments)
+            elif isinstance(order, CompileBlocks):
+                pipe.compile("on" if order.on else "off")
             elif isinstance(order, DrawSteps):
                 check_same(pipe.hashes(order.request), order.hashes)
                 pipe.follow(order.request)
@@ -92,7 +94,6 @@ class _Follower:
         pipe = open_pipeline(order.opening, lambda: self.engine)
         assert isinstance(pipe, RankPipeline)
         check_same(identity(pipe), order.identity)
-        pipe.compile("off")
         self.spoke.send(ModelIsOpen())
         return pipe
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenimg.backends import ranks
 from qwenimg.cli.ranks.identity import identity
-from qwenimg.cli.ranks.link import Announce, DrawSteps, Hub, Leave, Open
+from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, Hub, Leave, Open
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import UsageError
@@ -58,6 +58,9 @@ class Leader:
     def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
         self._send(DrawSteps(request=request, hashes=dict(hashes)))
 
+    def compile(self, on: bool) -> None:
+        self._send(CompileBlocks(on=on))
+
     def announce(self, arguments: Mapping[str, Any]) -> None:
         self._send(Announce(arguments=arguments))
 
@@ -73,7 +76,7 @@ class Leader:
                 child.wait(_GRACE)
         leftovers.end(self._children)
 
-    def _send(self, message: Announce | DrawSteps | Leave) -> None:
+    def _send(self, message: Announce | CompileBlocks | DrawSteps | Leave) -> None:
         assert self._hub is not None
         self._hub.send(message)
 
@@ -128,7 +131,9 @@ class Leader:
 
 
 def check(opening: Opening) -> None:
-    """Raise UsageError for options that are not built for several devices."""
-    for name, is_given in (("--fallback", opening.fallback), ("--compile on", opening.compile == "on")):
-        if is_given:
-            raise UsageError(f"{name} with --devices is not built yet: leave out one of them")
+    """Raise UsageError for an option that several devices do not have."""
+    if opening.fallback:
+        raise UsageError(
+            "--fallback works on one device: of several only the one that meets a value too large would know of it; "
+            "give the wider --precision instead"
+        )

@@ -46,6 +46,13 @@ class Announce:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompileBlocks:
+    """The decision whether the denoiser is compiled when it is next loaded."""
+
+    on: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawSteps:
     """A request whose steps are computed, and the hashes of its LoRAs and control networks on rank 0."""
 
@@ -110,7 +117,7 @@ class Hub:
         for rank, pipe in self._pipes.items():
             threading.Thread(target=self._read, args=(rank, pipe), daemon=True).start()
 
-    def send(self, message: Open | Announce | DrawSteps | Leave) -> None:
+    def send(self, message: Open | Announce | CompileBlocks | DrawSteps | Leave) -> None:
         for pipe in self._pipes.values():
             with suppress(OSError):  # its end is noticed where it is read
                 pipe.send(message)

@@ -22,8 +22,8 @@ _CODE = "from qwenimg.cli.serve.offered import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What the command line asks a server to offer."""
+class Offer:
+    """The models, LoRAs and control networks that the command line names."""
 
     names: tuple[str | None, ...]  # of models
     options: Mapping[str, Any]  # of opening them all
@@ -33,15 +33,15 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """What requests may name."""
+    """The openings of models and the files of LoRAs and control networks, by the names that requests may give."""
 
     models: Mapping[str, Opening]
     loras: Mapping[str, str]  # files, or names in the cache
-    controls: Mapping[str, str]  # likewise, or folders
+    controls: Mapping[str, str]  # folders, or files
 
 
-def found_apart(wanted: Wanted) -> Offered:
-    """Return what `found` does, from a process of its own. Raises its errors."""
+def search_apart(wanted: Offer) -> Offered:
+    """Return the result of `search` in a process of its own. Raises its errors."""
     command = [sys.executable, "-c", _CODE]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as child, leftovers.running(child):
@@ -58,13 +58,13 @@ def found_apart(wanted: Wanted) -> Offered:
 def main() -> None:
     """Answer the process that asks through standard input."""
     try:
-        result: object = found(pickle.load(sys.stdin.buffer))
+        result: object = search(pickle.load(sys.stdin.buffer))
     except QwenimgError as error:
         result = error
     sys.stdout.buffer.write(pickle.dumps(result))
 
 
-def found(wanted: Wanted) -> Offered:
+def search(wanted: Offer) -> Offered:
     """Find models, LoRAs and control networks. Raises UsageError, and ModelError for a model that is not here."""
     base = opening_of(wanted.options)
     return Offered(

@@ -50,15 +50,14 @@ def parse(
     data: Mapping[str, object],
     *,
     source: Path | str,
-    renamed: Mapping[str, str] | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> T:
     """Return `data` as the frozen keyword-only dataclass `cls`.
 
     Fields are int, float, bool, str, tuple[int, ...], tuple[float, ...], tuple[bool, ...], or one of these `| None`.
-    Integers lie between the field's metadata "min" (1) and "max" (65,536); floats are finite. `renamed` is {key in the
-    file: field}. Keys that start with "_" or are in `ignored` are skipped; any other unknown key must be null or false.
-    A missing key takes the field's default. Raises ModelError.
+    Integers lie between the field's metadata "min" (1) and "max" (65,536); floats are finite. Keys that start with "_"
+    or are in `ignored` are skipped; any other unknown key must be null or false. A missing key takes the field's
+    default. Raises ModelError.
     """
     known = {field.name: field for field in fields(cls) if field.init}  # type: ignore[arg-type]
     types = get_type_hints(cls)
@@ -66,13 +65,10 @@ def parse(
     for key, value in data.items():
         if key.startswith("_") or key in ignored:
             continue
-        name = (renamed or {}).get(key, key)
-        if name not in known:
-            _check_switched_off(key, value, source)
-        elif name in values:
-            raise bad(source, f"gives '{clean(name, 60)}' twice, once as '{clean(key, 60)}'")
+        if key in known:
+            values[key] = _value(key, value, types[key], known[key], source)
         else:
-            values[name] = _value(key, value, types[name], known[name], source)
+            _check_switched_off(key, value, source)
     _check_complete(known, values, source)
     try:
         return cls(**values)

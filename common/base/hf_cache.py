@@ -26,7 +26,7 @@ SMALL = 4096  # bytes of a note or a ref
 
 
 def snapshots(storage: Path) -> list[Path]:
-    """List the folders of the revisions in the cache: first that of `main`, then the others, the newest first."""
+    """List the folders of the revisions in the cache: first the one of `main`, then the others, the newest first."""
     main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
     try:
         folders = [f for f in (storage / "snapshots").iterdir() if COMMIT.fullmatch(f.name) and f.is_dir()]

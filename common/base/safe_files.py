@@ -10,9 +10,11 @@ import io
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean, shown_path
@@ -91,6 +93,22 @@ def open_regular(path: Path) -> OpenFile:
         os.close(descriptor)
         raise bad(path, f"is {'a folder' if stat.S_ISDIR(status.st_mode) else _SPECIAL}, not a regular file")
     return OpenFile(path=path, stream=io.FileIO(descriptor), identity=_identity(status))
+
+
+class Closable(Protocol):
+    """A file, or a reader of files."""
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(opened: Closable) -> Iterator[None]:
+    """Close `opened` if the body raises; else it stays open."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
 
 
 def in_memory(name: str, data: bytes) -> OpenFile:

@@ -70,7 +70,8 @@ def describe_lora(path: Path, models: Layers) -> Description:
 
 
 def _errors(lora: LoraFile, models: Layers) -> dict[str, str]:
-    """Return what generation with each of `models` would report, by its name; nothing for one that takes the file."""
+    """Return the errors that generation with each of `models` would report, by its name; no entry for a model that
+    takes the file."""
     errors = dict[str, str]()
     for name, (_, names) in models.items():
         try:
@@ -95,7 +96,8 @@ def _matches(lora: LoraFile, names: Names) -> tuple[int, int]:
 
 
 def _use(lora: LoraFile, models: Layers, fits: Sequence[str], errors: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return how the file is used, and its faults: those that generation with the first model of `fits` reports."""
+    """Return the line that says how the file is used, and its faults: the errors that generation with the first
+    model of `fits` reports."""
     count = len(lora.modules)
     if not fits:
         return [f"{NO_USE}, none of its modules is a layer of {' or '.join(models)}"], []

@@ -21,7 +21,7 @@ SHOWN = 5  # names of a list that are shown
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Lines to print, and the faults: what does not fit together."""
+    """Lines to print, and the faults: values that do not fit together."""
 
     lines: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)

@@ -11,8 +11,8 @@ from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
-from qwenimg.common.parts.control_net import ControlNet
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.parts.control_net import Controller
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -62,9 +62,9 @@ class Family:
     small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
-    control: Callable[[Path, Checkpoint], ControlNet] | None = None  # opens a control network's folder or file
+    control: Callable[[Path, Checkpoint], Controller] | None = None  # opens the folder or file of --control
     # The known control network of this name, as it is published and without files; None for another name
-    published_control: Callable[[str], ControlNet | None] | None = None
+    published_control: Callable[[str], Controller | None] | None = None
     described: Callable[[Path], str]  # the purpose of a folder
     refines: str = ""  # the models that take a refiner, for a message
     check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base and its refiner or None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind
 from qwenimg.common.families.choices import Choices
@@ -118,14 +118,11 @@ def open_refiner(base: Opened, path: Path) -> Checkpoint:
         )
     check(base.checkpoint, None)
     opened = open_model(path, Choices(tokenizer_of_base=list(base.checkpoint.tokenizers.values())[-1].path))
-    try:
+    with closed_on_error(opened.checkpoint):
         if opened.family is not base.family:
             raise ModelError(f"{clean(path, 120)}: is no refiner for {base.family.title}")
         check(base.checkpoint, opened.checkpoint)
         opened.checkpoint.read_tokenizers()
-    except BaseException:
-        opened.checkpoint.close()
-        raise
     return opened.checkpoint
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ALWAYS = ("model_index.json", "scheduler/scheduler_config.json")
 PROCESSOR = "processor"
-"""The folder in which some models have their tokenizer, with what makes patches of pictures."""
+"""The folder of the processor: some models have their tokenizer there, beside the settings of their patches."""
 _OF_OTHERS = ("model.safetensors.index.json", "model.safetensors", "0.safetensors")  # one shows that a part is there
 _BESIDE = re.compile(
     r"model_index\.json|scheduler/scheduler_config\.json"

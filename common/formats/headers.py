@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qwenimg.common.base.safe_files import open_regular
+from qwenimg.common.base.safe_files import closed_on_error, open_regular
 from qwenimg.common.formats import gguf, safetensors
 from qwenimg.common.formats.stored import Header
 
@@ -12,12 +12,9 @@ from qwenimg.common.formats.stored import Header
 def read_header(path: Path) -> Header:
     """Return the header of the safetensors or GGUF file `path`. Raises ModelError. The caller closes `Header.file`."""
     file = open_regular(path)
-    try:
+    with closed_on_error(file):
         first = file.read(0, min(file.size, len(gguf.MAGIC)))
         return gguf.parse(file) if first == gguf.MAGIC else safetensors.parse(file)
-    except BaseException:
-        file.close()
-        raise
 
 
 def peek(path: Path) -> Header:

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import TypeGuard
 
-from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.base.safe_files import OpenFile, bad, closed_on_error, open_regular
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
@@ -50,11 +50,8 @@ KINDS = (
 def read_header(path: Path) -> Header:
     """Parse the header of `path`. Raises ModelError. The caller closes `Header.file`."""
     file = open_regular(path)
-    try:
+    with closed_on_error(file):
         return parse(file)
-    except BaseException:
-        file.close()
-        raise
 
 
 def parse(file: OpenFile) -> Header:

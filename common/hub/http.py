@@ -296,7 +296,7 @@ def _refuse(response: http.client.HTTPResponse, what: str, url: str, *, on_hub: 
 
 
 def not_granted(url: str) -> str:
-    """Return what to do for a model whose license its makers ask to accept first, by an address of one of its files."""
+    """Return the advice for a model whose license must be accepted first, by an address of one of its files."""
     match = _REPO_OF.search(urlsplit(url).path)
     page = f"at {HUB}/{match[1]}" if match else "on its page of the hub"
     return f"access is not granted: accept its terms {page}, and set HF_TOKEN to a token of that account ({TOKENS})"

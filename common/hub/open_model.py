@@ -19,7 +19,7 @@ from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.hub.origin import model_hash, origin, with_refiner
 from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.resolve import Resolved, resolve
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
@@ -185,7 +185,7 @@ def _controls(opened: Opened, checkpoint: Checkpoint, folders: ModelFolders, *, 
                 raise
             return Path(name)
 
-    def opened_net(path: Path) -> ControlNet:
+    def opened_net(path: Path) -> Controller:
         net = published(str(path)) if published is not None and not os.path.lexists(path) else None
         return net or open_net(path, checkpoint)
 

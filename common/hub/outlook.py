@@ -17,8 +17,8 @@ from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline import start
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, needs
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.loras import in_cache

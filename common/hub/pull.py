@@ -196,7 +196,7 @@ def _is_here(work: _Work, wanted: Wanted) -> bool:
 
 
 def _tell(work: _Work, count: int, total: int, received: int) -> None:
-    """Announce what will be fetched. Raises DoesNotFit if the disk has too little space."""
+    """Announce the files that will be fetched. Raises DoesNotFit if the disk has too little space."""
     head = f"{work.repo} at commit {work.commit[:12]}"
     if not count:
         work.echo(f"{head} is complete in the cache already")

@@ -255,7 +255,7 @@ def configurations(known: KnownModel) -> Path | None:
 def _has_tokenizer(piece: Piece | None) -> bool:
     """Return whether the cache has the tokenizer among a family's small files; a family without such files looks for
     its tokenizers itself."""
-    return piece is None or find_cached(f"{piece.repo}/tokenizer") is not None
+    return piece is None or find_cached(f"{piece.repo}/{piece.tokenizer}") is not None
 
 
 def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> str:

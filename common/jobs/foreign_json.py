@@ -61,7 +61,8 @@ def read_mflux(data: Mapping[str, object], path: Path) -> Foreign:
 
 
 def _put_mflux_picture(recipe: Foreign, data: Mapping[str, object]) -> None:
-    """Set an initial image's strength: mflux's is the share of the steps that are left out, ours of those that run."""
+    """Set an initial image's strength: mflux's is the share of the steps that are left out, ours the share of the
+    steps that run."""
     recipe.picture = any(data.get(key) for key in _PICTURES_MFLUX)
     recipe.mask = bool(data.get("masked_image_path"))
     strength = data.get("image_strength")

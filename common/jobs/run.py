@@ -160,7 +160,8 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture], images: Sequence[NDArray[
     """Announce every text of `wanted`, which have these `images`, to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
-        texts[picture.prompt] = None
+        control = picture.said("control")
+        texts[pipe.controls.prompt(picture.prompt, control) if control else picture.prompt] = None
         if _scale(pipe, picture) > pipe.model.guidance.off:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None

@@ -22,7 +22,7 @@ from qwenimg.common.families.registry import Opened
 from qwenimg.common.measure.activations import ActivationObserver, BlockActivations
 from qwenimg.common.pictures.pixels import decibels
 from qwenimg.common.pipeline import start
-from qwenimg.common.pipeline.diffusion_model import renew
+from qwenimg.common.pipeline.models.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.precision import presets

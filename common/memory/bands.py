@@ -13,7 +13,7 @@ from qwenimg.common.numbers.tiles import wide_upsamplers
 ROWS = (64, 32, 16, 8)  # rows of a band: with fewer, more rows are read beside a band than in it
 BESIDE = 8  # rows that are read beside a band, by the part of a network with the widest view
 BESIDE_LEVEL = 28  # where the part is a whole level with a shortcut
-SHORTCUT = 1.5  # images of an encoder's first level that stay for its shortcut; measured
+SHORTCUT = 1.5  # images of a band in an encoder's first level that stay for its shortcut; measured
 
 
 def decode_bytes(
@@ -79,9 +79,9 @@ def encode_bytes(
 ) -> int:
     """Return the peak bytes of encoding an image of height x width pixels, in a first level of `channels` channels:
     whole, or in bands of `rows` rows, for which a downsampler reads twice as many. has_shortcuts: see `VAEConfig`."""
-    kept = SHORTCUT * channels * itemsize if has_shortcuts else 0.0  # a pixel
     if rows is None:
-        return int(encode_peak(channels, height * width, itemsize, workspace) + kept * height * width)
+        return encode_peak(channels, height * width, itemsize, workspace, has_shortcuts)
+    kept = SHORTCUT * channels * itemsize if has_shortcuts else 0.0  # a pixel
     between = 0 if own_memory else channels * height * width * itemsize
     read, written = min(2 * rows + BESIDE, height), min(rows + BESIDE, height) / 2
     band = channels * width * (workspace.conv_inputs * read + workspace.conv_outputs * written) * itemsize

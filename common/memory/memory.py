@@ -70,10 +70,12 @@ def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, works
     return int(max(workspace.conv_inputs * i + workspace.conv_outputs * o for i, o in sizes) * itemsize)
 
 
-def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace) -> int:
+def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace, has_shortcuts: bool) -> int:
     """Return the peak bytes of encoding `pixels` pixels, without weights, in a first level of `width` channels: a
-    convolution there, and the image in four copies of three channels."""
-    return int(((workspace.conv_inputs + workspace.conv_outputs) * width + 4 * 3) * pixels * itemsize)
+    convolution there, beside the input of its residual block and of a level that has a shortcut; and the image in two
+    copies of three channels."""
+    held = 2 if has_shortcuts else 1
+    return int(((held + workspace.conv_inputs + workspace.conv_outputs) * width + 2 * 3) * pixels * itemsize)
 
 
 def kept_bytes(width: int, counts: Sequence[int]) -> int:

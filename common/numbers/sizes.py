@@ -16,6 +16,7 @@ Shape = tuple[int, int, int]
 """(frames, rows, columns) of an image in tokens; a token is 16 x 16 pixels."""
 
 MAX_ASPECT = 100  # longer side by shorter side
+BLOCK = 32  # pixels of which pictures that a model sees have whole numbers a side
 
 
 def ceil_to(value: int, multiple: int) -> int:
@@ -61,13 +62,13 @@ def aspect_size(aspect: Fraction, area: int) -> tuple[int, int]:
     return min(itertools.product(_neighbours(width), _neighbours(height)), key=error)
 
 
-def of_area(area: int, width: int, height: int, multiple: int = 32) -> tuple[int, int]:
+def of_area(area: int, width: int, height: int) -> tuple[int, int]:
     """Return width and height of about `area` pixels in the proportions of width x height, each the nearest multiple of
-    `multiple`, at least that, as diffusers has it for the pictures of Qwen-Image-Edit."""
+    BLOCK, at least that, as diffusers has it for the pictures of Qwen-Image-Edit."""
     ratio = width / height
     wide = math.sqrt(area * ratio)
-    wide_blocks, high_blocks = (max(1, round(side / multiple)) for side in (wide, wide / ratio))
-    return wide_blocks * multiple, high_blocks * multiple
+    wide_blocks, high_blocks = (max(1, round(side / BLOCK)) for side in (wide, wide / ratio))
+    return wide_blocks * BLOCK, high_blocks * BLOCK
 
 
 def _neighbours(side: float) -> tuple[int, int]:

@@ -19,23 +19,21 @@ def rounded(timestep: float, dtype: TimeDtype) -> float:
     return _round(_round(timestep, dtype) / 1000.0, dtype)
 
 
-def timestep_features(
-    timestep: float, channels: int = 256, max_period: float = 10000.0, dtype: TimeDtype = "float32"
-) -> NDArray[np.float64]:
+def timestep_features(timestep: float, channels: int = 256, dtype: TimeDtype = "float32") -> NDArray[np.float64]:
     """Return the sinusoidal features of a time in 0 .. 1000, [channels]: all cosines, then all sines, in float64.
 
-    Angle i is 1000 t / max_period^(2i/channels) (A. Vaswani et al., "Attention Is All You Need", 2017), where t is
+    Angle i is 1000 t / 10000^(2i/channels) (A. Vaswani et al., "Attention Is All You Need", 2017), where t is
     `rounded(timestep, dtype)`. Raises ValueError for a negative time or an odd number of channels.
     """
     if not 0 <= timestep < math.inf or channels % 2:
         raise ValueError(f"time {timestep} has no {channels} features: 0 or more, and an even number of features")
-    return sinusoids(1000.0 * rounded(timestep, dtype), channels, max_period)
+    return sinusoids(1000.0 * rounded(timestep, dtype), channels)
 
 
-def sinusoids(value: float, channels: int, max_period: float = 10000.0, shift: int = 0) -> NDArray[np.float64]:
-    """Return cosines, then sines [channels] of angles value / max_period^(i / (channels/2 - shift)), in float64."""
+def sinusoids(value: float, channels: int, shift: int = 0) -> NDArray[np.float64]:
+    """Return cosines, then sines [channels] of angles value / 10000^(i / (channels/2 - shift)), in float64."""
     half = channels // 2
-    frequencies = np.array([math.exp(-math.log(max_period) * i / (half - shift)) for i in range(half)])
+    frequencies = np.array([math.exp(-math.log(10000.0) * i / (half - shift)) for i in range(half)])
     angles = value * frequencies
     return np.concatenate([np.cos(angles), np.sin(angles)])
 

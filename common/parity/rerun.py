@@ -9,7 +9,7 @@ from typing import Any
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.parity.stations import FARTHEST, Station, output_error
 from qwenimg.common.parity.tape import Tape, taped
-from qwenimg.common.pipeline.diffusion_model import renew
+from qwenimg.common.pipeline.models.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.runtime.runtime import Change

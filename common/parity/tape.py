@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from qwenimg.common.base.block import Block
 from qwenimg.common.parity.blocks import network
 from qwenimg.common.parity.stations import Arrays, Station
-from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.steps.denoiser import Denoiser
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.traced import Call, leaves

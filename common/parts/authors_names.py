@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
@@ -101,7 +101,7 @@ class TransformerFile:
         if is_folder(path):
             return open_component(network, path, read_config(network, path), title, whole=whole)
         header = read_header(path)
-        try:
+        with closed_on_error(header.file):
             check_architecture(header, network.architectures, title)
             prefix = self.prefix(header.tensors)
             if prefix is not None:
@@ -110,9 +110,6 @@ class TransformerFile:
             if self.diffusers_sign not in header.tensors:
                 raise bad(path, f"holds no transformer of {self.title}, by its authors' names or diffusers'")
             config = self.config(path, behind(header, ""), like, lambda name: name)
-        except BaseException:
-            header.file.close()
-            raise
         header.file.close()
         return open_component(network, path, config, title, whole=whole)
 
@@ -135,8 +132,8 @@ def layers(place: Callable[[str], Place], paths: Iterable[str]) -> dict[str, lis
 
 
 def check_whole(header: Header, parts: Iterable[Component], title: str, others: Iterable[str] = ()) -> None:
-    """Raise ModelError if the file of a model holds a tensor of none of its `parts`, but for those that start with one
-    of `others`."""
+    """Raise ModelError if the file of a model holds a tensor that belongs to none of its `parts`, unless its name
+    starts with one of `others`."""
     known, starts = {key for part in parts for key in part.plan.known}, (*_OF_TRAINING, *others)
     unknown = [
         key for key in header.tensors if key not in known and not key.endswith(_BESIDE) and not key.startswith(starts)

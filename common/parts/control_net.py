@@ -1,10 +1,13 @@
-"""An opened control network of any family."""
+"""What a request's control is by: a network of its own, or a LoRA of the denoiser, whatever the family."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
 
+from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.runtime.checkpoint import Component
 
 
@@ -16,3 +19,42 @@ class ControlNet:
     component: Component
     mask: Literal["none", "optional", "needed"] = "none"  # whether it takes a mask of its picture
     samples: bool = False  # whether the picture becomes a sample of its latents; else it becomes their mean
+
+    @property
+    def files(self) -> Iterable[OpenFile]:
+        return self.component.plan.files
+
+    def close(self) -> None:
+        self.component.plan.close()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ControlLora:
+    """A LoRA with which a denoiser keeps to a picture that it sees beside the image, as tokens of their own. Its file
+    is open; without one it is on paper."""
+
+    name: str
+    file: OpenFile | None
+    prompt: str  # the start of the prompts that it was trained with
+    mask: ClassVar[Literal["none"]] = "none"
+    samples: ClassVar[bool] = False
+
+    @property
+    def files(self) -> Iterable[OpenFile]:
+        return () if self.file is None else (self.file,)
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.file is None else self.file.path
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+Controller: TypeAlias = ControlNet | ControlLora
+
+
+def networks(controllers: Iterable[Controller]) -> list[ControlNet]:
+    """Return those of `controllers` that are networks."""
+    return [one for one in controllers if isinstance(one, ControlNet)]

@@ -41,8 +41,8 @@ _BLOCK = re.compile(r"(?P<single>single_)?transformer_blocks\.(?P<index>\d+)\.(?
 
 
 def place(name: str, ends: Layers, double: Layers, single: Layers) -> Place:
-    """Return the place of a parameter, by those of layers: outside of blocks, and within blocks of two streams and of
-    one."""
+    """Return the place of a parameter, by the places of layers outside of blocks (`ends`), and within blocks of two
+    streams (`double`) and of one (`single`)."""
     owner, _, leaf = name.rpartition(".")
     if (block := _BLOCK.fullmatch(owner)) is None:
         there = place_of(ends, owner)

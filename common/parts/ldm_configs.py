@@ -71,8 +71,8 @@ def shape_of(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:
 
 
 def vae_config(path: Path, shapes: Shapes, like: KLVAEConfig) -> KLVAEConfig:
-    """Return the configuration of the VAE with these tensors. What shapes do not show is that of `like`: the scale and
-    the shift of the latents, and the groups of its norms. Raises ModelError."""
+    """Return the configuration of the VAE with these tensors. `like` has the fields that no tensor shows: the scale
+    and the shift of the latents, and the groups of its norms. Raises ModelError."""
     widths = []
     for level in count():
         if level and f"encoder.down.{level}.block.0.conv2.weight" not in shapes:

@@ -15,13 +15,14 @@ from qwenimg.common.parts.texts.piece import Piece
 def find_tokenizer(folder: Path, given: Path | None, piece: Piece) -> Path:
     """Return the folder of the tokenizer: `given`, else the one in `folder`, or the one of `piece` in the hub's
     cache. Raises ModelError."""
-    inside = folder / "tokenizer"
+    names = dict.fromkeys(("tokenizer", piece.tokenizer))
     if given is not None:
-        return given / "tokenizer" if is_folder(given / "tokenizer") else given
-    path = inside if is_folder(inside) else find_cached(f"{piece.repo}/tokenizer")
+        return next((given / name for name in names if is_folder(given / name)), given)
+    inside = (folder / name for name in names if is_folder(folder / name))
+    path = next(inside, None) or find_cached(f"{piece.repo}/{piece.tokenizer}")
     if path is None:
         raise ModelError(
-            f"{clean(folder, 120)}: holds no tokenizer/, nor does the hub's cache: get it by qwenimg pull {piece.name} "
-            f"({size_text(piece.bytes)}), or give --tokenizer FOLDER"
+            f"{clean(folder, 120)}: holds no {piece.tokenizer}/, nor does the hub's cache: get it by qwenimg pull "
+            f"{piece.name} ({size_text(piece.bytes)}), or give --tokenizer FOLDER"
         )
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.vaes import kl_vae
@@ -45,20 +45,17 @@ def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
 def open_vae(path: Path, like: KLVAEConfig, *, whole: bool = False) -> Component:
     """Open the VAE in a folder, or in a file with ldm names, alone or with a whole model, or with diffusers' names.
 
-    The widths are the file's. What shapes do not show, such as the scale of the latents, is that of `like`, the
-    configuration of the model's own VAE, and in diffusers' names the widths too. Raises ModelError."""
+    The widths are the file's. `like`, the configuration of the model's own VAE, has the fields that no tensor shows,
+    such as the scale of the latents, and in diffusers' names the widths too. Raises ModelError."""
     if is_folder(path):
         return open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae", whole=whole)
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         prefix = prefix_of(header.tensors)
         if prefix is not None:
             return _open_ldm(header, prefix, like, whole=whole)
         if _DIFFUSERS_SIGN not in header.tensors:
             raise bad(path, "holds no VAE: expected one with ldm names, as ae.safetensors, or with diffusers' names")
-    except BaseException:
-        header.file.close()
-        raise
     header.file.close()
     return open_component(kl_vae.NETWORK, path, like, "vae", whole=whole)
 

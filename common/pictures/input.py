@@ -14,7 +14,8 @@ import numpy as np
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.base.text import clean
-from qwenimg.common.pictures import blocks, gif, input_pixels, tiff
+from qwenimg.common.pictures import input_pixels
+from qwenimg.common.pictures.containers import blocks, gif, tiff
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pictures.texts import format_of
 

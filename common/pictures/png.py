@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
-from qwenimg.common.pictures import blocks, exif
+from qwenimg.common.pictures.containers import blocks, exif
 
 if TYPE_CHECKING:
     from qwenimg.common.pictures.pixels import Uint8

@@ -12,7 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
-from qwenimg.common.pictures import exif, png
+from qwenimg.common.pictures import png
+from qwenimg.common.pictures.containers import exif
 
 MAX_SEGMENTS = 10_000  # segments of a JPEG or WebP that are read; an animation has one for each image
 MAX_CHUNK = 8 << 20  # bytes of one text in a WebP

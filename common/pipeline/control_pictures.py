@@ -1,4 +1,4 @@
-"""The pictures of control networks: resized, preprocessed, masked and encoded."""
+"""The pictures of control networks and LoRAs: resized, preprocessed, masked and encoded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pictures import canny, pixels
 from qwenimg.common.pictures.pixels import Uint8
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request.request import Request
 
 
@@ -44,7 +44,7 @@ def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
 
 
 def _latents(
-    model: DiffusionModel, request: Request, net: ControlNet, picture: Uint8, generator: TorchCPUGenerator
+    model: DiffusionModel, request: Request, net: Controller, picture: Uint8, generator: TorchCPUGenerator
 ) -> Latents:
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     values = pixels.from_uint8(pixels.extend(picture, width, height))

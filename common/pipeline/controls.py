@@ -1,10 +1,10 @@
-"""The control networks of requests: found, opened once, and kept for later images."""
+"""The control networks and LoRAs of requests: found, opened once, and kept for later images."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path, PurePath
@@ -14,23 +14,25 @@ from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.noise import sha256
-from qwenimg.common.parts.control_net import ControlNet
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.parts.control_net import Controller, ControlLora
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request import control_text
+from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.lora_text import NamedLora
 from qwenimg.common.request.request import Request
 
-KEPT = 2 * control_text.MOST  # networks
-OpenNet = Callable[[Path], ControlNet]
+KEPT = 2 * control_text.MOST  # networks and LoRAs
+OpenNet = Callable[[Path], Controller]
 
 
 class Controls:
-    """The control networks of one model."""
+    """The control networks of one model, and the LoRAs by which it keeps to a picture."""
 
     def __init__(self, open_net: OpenNet | None = None, find: Callable[[str], Path] = Path, refusal: str = "") -> None:
         """Set the parts. open_net: None for a model of a family without control networks; `refusal` says so. find:
         returns the folder or file of a network by the user's name for it."""
         self._open_net, self._find, self._refusal = open_net, find, refusal
-        self._opened: dict[str, tuple[Path, ControlNet]] = {}  # by their names in requests, the last used last
+        self._opened: dict[str, tuple[Path, Controller]] = {}  # by their names in requests, the last used last
         self._taken: set[str] = set()  # names of components that were opened
 
     @property
@@ -38,10 +40,31 @@ class Controls:
         """True for a model of a family with control networks."""
         return self._open_net is not None
 
-    def nets(self, request: Request) -> dict[str, ControlNet]:
-        """Return the networks of a request by their names in it. Only headers are read. Raises ModelError and
+    def nets(self, request: Request) -> dict[str, Controller]:
+        """Return the networks and LoRAs of a request by their names in it. Only headers are read. Raises ModelError and
         UsageError."""
         return {one.model: self._open(one.model) for one in request.controls}
+
+    def loras(self, request: Request) -> tuple[str, str, tuple[NamedLora, ...]]:
+        """Return a request's `lora` and `lora_mode`, and the LoRAs by which it is controlled, at the scales of their
+        controls. Raises ModelError and UsageError."""
+        nets = self.nets(request)
+        named = ((nets[one.model], one.scale) for one in request.controls)
+        more = (NamedLora(str(net.path), scale) for net, scale in named if isinstance(net, ControlLora) and net.path)
+        return request.lora, request.lora_mode, tuple(more)
+
+    def prompt(self, text: str, control: str) -> str:
+        """Return a prompt with the start that the LoRAs in the text `control` expect, unless it begins so. Raises
+        ModelError and UsageError."""
+        for one in control_text.parse(control):
+            net = self._open(one.model)
+            if isinstance(net, ControlLora) and one.scale and not text.startswith(net.prompt):
+                text = net.prompt + text
+        return text
+
+    def prompted(self, request: Request) -> Request:
+        """Return `request` with the start of its prompt that its LoRAs expect. Raises ModelError and UsageError."""
+        return replace(request, prompt=self.prompt(request.prompt, request.control)) if request.controls else request
 
     def give(self, model: DiffusionModel, request: Request) -> None:
         """Give `model` the networks of a request, in place of those of an earlier one. Raises ModelError and
@@ -56,6 +79,7 @@ class Controls:
     def check(self, request: Request) -> None:
         """Raise UsageError and ModelError for controls that the model does not take."""
         nets = self.nets(request)
+        _check_loras([one for one in request.controls if isinstance(nets[one.model], ControlLora)])
         for one in request.controls:
             net = nets[one.model]
             if net.mask == "needed" and request.mask is None:
@@ -89,7 +113,7 @@ class Controls:
         ]
         return {
             "control": "; ".join(names),
-            "control_fingerprints": [fingerprint(nets[one.model].component.plan.files) for one in asked],
+            "control_fingerprints": [fingerprint(nets[one.model].files) for one in asked],
             "control_sha256": [sha256(picture) for picture in request.control_images],
         }
 
@@ -97,14 +121,14 @@ class Controls:
         """Return the fingerprint of each network's files, by what a message calls them. Raises ModelError and
         UsageError."""
         nets = self.nets(request).items()
-        return {f"--control {clean(name, 60)}": fingerprint(net.component.plan.files) for name, net in nets}
+        return {f"--control {clean(name, 60)}": fingerprint(net.files) for name, net in nets}
 
     def close(self) -> None:
         for _, net in self._opened.values():
-            net.component.plan.close()
+            net.close()
         self._opened.clear()
 
-    def _open(self, name: str) -> ControlNet:
+    def _open(self, name: str) -> Controller:
         if self._open_net is None:
             raise UsageError(f"--control {clean(name, 60)}: {self._refusal}")
         path = self._find(name)
@@ -116,7 +140,7 @@ class Controls:
             del self._opened[next(iter(self._opened))]
         return before[1]
 
-    def _named(self, net: ControlNet, name: str) -> ControlNet:
+    def _named(self, net: Controller, name: str) -> Controller:
         """Return `net` with a name that no other network has or had, as it may still be in memory."""
         plain = PurePath(label(name)).name.removesuffix(".safetensors")
         unique = next(each for i in count(1) if (each := _numbered(plain, i)) not in self._taken)
@@ -124,7 +148,18 @@ class Controls:
         return replace(net, name=unique)
 
 
-def _names(nets: Mapping[str, ControlNet]) -> dict[str, str]:
+def _check_loras(controls: Sequence[NamedControl]) -> None:
+    """Raise UsageError for `controls` by LoRAs that cannot go together, or that hold for a part of the steps."""
+    if len(controls) > 1:
+        raise UsageError(f"--control: {len(controls)} controls are by a LoRA; one is taken, beside networks")
+    for one in controls:
+        if (one.start, one.end) != (0, 1):
+            raise UsageError(
+                f"--control {clean(one.model, 60)} is a LoRA, which holds for all steps: leave out START-END"
+            )
+
+
+def _names(nets: Mapping[str, Controller]) -> dict[str, str]:
     return {name: net.name for name, net in nets.items()}
 
 
@@ -141,6 +176,6 @@ def _is_hub_id(name: str) -> bool:
     return re.fullmatch(REPO, name) is not None and not os.path.lexists(name)
 
 
-def _changed(net: ControlNet) -> bool:
-    """Return whether a file of the network was replaced or changed since it was opened."""
-    return any(file.is_replaced() for file in net.component.plan.files)
+def _changed(net: Controller) -> bool:
+    """Return whether a file of the network or LoRA was replaced or changed since it was opened."""
+    return any(file.is_replaced() for file in net.files)

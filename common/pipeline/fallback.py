@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel, renew
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, renew
 from qwenimg.common.precision.ladder import higher, holding
 from qwenimg.common.precision.precision import parse
 from qwenimg.common.runtime.probe import Overflow

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
-from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request.request import Request
 
 Decoded: TypeAlias = list[NDArray[Any]]

@@ -9,8 +9,8 @@ from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline.controls import Controls
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.fit_options import FitOptions, needs
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.runtime import Change
@@ -89,9 +89,10 @@ def with_inputs(
 ) -> DiffusionModel:
     """Return `model` with the LoRAs and the control networks of `request`. If it has others now (`adapted`: its LoRAs),
     it is an unloaded variant."""
-    if loras.key(request.lora, request.lora_mode) == adapted and controls.are_given(model, request):
+    asked = controls.loras(request)
+    if loras.key(*asked) == adapted and controls.are_given(model, request):
         return model
     variant = model.variant(Change())
-    variant.adapt(loras.deltas(request.lora, request.lora_mode))
+    variant.adapt(loras.deltas(*asked))
     controls.give(variant, request)
     return variant

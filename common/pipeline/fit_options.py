@@ -14,7 +14,7 @@ from math import floor, log10
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline import start
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.request import MULTIPLE, Request

@@ -22,18 +22,19 @@ from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import finish, preview, start
 from qwenimg.common.pipeline.controls import Controls
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import FitCheck, with_inputs
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.result import Result, Step, recorded_runtime
-from qwenimg.common.pipeline.step_cache import StepCache
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
+from qwenimg.common.request.lora_text import NamedLora
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import no_effect, recorded
 from qwenimg.common.request.recipe import Recipe
@@ -135,14 +136,14 @@ class Pipeline:
         with_mask = usual.pop("mask_strength")
         if "mask" in values:
             usual["strength"] = with_mask
-        request = Request(**(usual | values), prompt=prompt)
+        request = self.controls.prompted(Request(**(usual | values), prompt=prompt))
         check_said(prompt)
         start.check_images(self.model, self.model_name, len(request.images))
         self.controls.check(request)
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
-        self.loras.deltas(request.lora, request.lora_mode)  # only for its errors, before anything is loaded
+        self.loras.deltas(*self.controls.loras(request))  # only for its errors, before anything is loaded
         if not start.is_drawn(self.model, request.width, request.height):
             size = f"{request.width}x{request.height}"
             raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
@@ -274,7 +275,7 @@ class Pipeline:
         plan, shape = model.plan(request), start.latent_shape(model, request)
         self.controls.give(model, request)
         self._fit.check(request, self._with_inputs(request))
-        self._adapt(request.lora, request.lora_mode)
+        self._adapt(*self.controls.loras(request))
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, generator)
@@ -322,16 +323,16 @@ class Pipeline:
     def _with_inputs(self, request: Request) -> DiffusionModel:
         return with_inputs(self.model, self.loras, self.controls, request, self._adapted)
 
-    def _adapt(self, lora: str, mode: str) -> None:
-        """Replace the model's LoRAs by those of `lora`, if they differ."""
-        key = self.loras.key(lora, mode)
+    def _adapt(self, lora: str, mode: str, more: Sequence[NamedLora] = ()) -> None:
+        """Replace the model's LoRAs by those of `lora` and by `more`, if they differ."""
+        key = self.loras.key(lora, mode, more)
         if key == self._adapted:
             return
-        deltas = self.loras.deltas(lora, mode)
+        deltas = self.loras.deltas(lora, mode, more)
         self._adapted = None
         self.model.adapt(deltas)
         self._adapted = key
-        for line in self.loras.lines(lora):
+        for line in self.loras.lines(lora, more):
             self.notify("stage", line)
 
     def _walk(

@@ -21,7 +21,7 @@ from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.pictures.pixels import crop, to_uint8
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.runtime.checkpoint import Component
 
 Uint8: TypeAlias = NDArray[np.uint8]

@@ -8,24 +8,29 @@ from typing import Any, Protocol, Unpack
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pipeline import finish
-from qwenimg.common.pipeline.inpaint import Latents
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request import call_options
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.given import Pictures
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.compiling import Decision
 
 
 class Followers(Protocol):
-    """The other ranks, which do what rank 0 does."""
+    """The other ranks, which follow rank 0."""
 
     def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
-        """Have them compute the steps of `request`. hashes: those of its LoRAs and control networks."""
+        """Let them compute the steps of `request`. hashes: those of its LoRAs and control networks."""
+        ...
+
+    def compile(self, on: bool) -> None:
+        """Have them compile the denoiser when it is next loaded, or not."""
         ...
 
     def announce(self, arguments: Mapping[str, Any]) -> None:
-        """Have them call `Pipeline.prepare` with these arguments."""
+        """Let them call `Pipeline.prepare` with these arguments."""
         ...
 
 
@@ -50,6 +55,12 @@ class RankPipeline(Pipeline):
                 "branches, or leave one of both out"
             )
         return request
+
+    def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
+        decision = super().compile(mode, seconds)
+        if self.followers is not None:
+            self.followers.compile(decision.on)
+        return decision
 
     def prepare(
         self,

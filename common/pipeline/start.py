@@ -16,9 +16,9 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, low_bits_warning, sha256
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import control_pictures
-from qwenimg.common.pipeline.diffusion_model import DiffusionModel
-from qwenimg.common.pipeline.inpaint import Initial, Latents, Mask
-from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import Request
 
@@ -50,7 +50,7 @@ def image_warnings(
     made of the same noise, for a model that then draws it again. noises: the hashes of the noise of images."""
     lost = not model.sees_alpha and any(map(pixels.has_alpha, images))
     told = ["image is transparent in parts; they are taken as white"] if lost else []
-    if not (model.repeats_images and noises and starts_from_noise(request)):
+    if not (model.repeats_images and noises and request.starts_from_noise):
         return told
     mine = sha256(noise(model, request, TorchCPUGenerator(request.seed)))
     again = "image was made with this seed at this size, and the model tends to draw it again, with halos"
@@ -91,7 +91,7 @@ def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) 
     if request.image is None:
         return started(noise=noise(model, request, generator))
     references = tuple(_encode(model, values, generator) for values in model.references(request))
-    if references and starts_from_noise(request):
+    if references and request.starts_from_noise:
         return started(noise=noise(model, request, generator), references=references)
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     picture = pixels.fit(request.image, request.width, request.height)
@@ -124,11 +124,6 @@ def warnings(request: Request) -> list[str]:
     warning = low_bits_warning(request.seed) if request.latents is None else None
     lines = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
     return [line for line in lines if line]
-
-
-def starts_from_noise(request: Request) -> bool:
-    """Return whether the run of a model that sees the image itself starts from noise alone, and keeps no part of it."""
-    return request.mask is None and request.strength == 1
 
 
 def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Latents:

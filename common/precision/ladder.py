@@ -55,7 +55,7 @@ def _base_above(base: str, kind: DenoiserKind, operation: str) -> str | None:
 
 
 def advice(precision: Precision, part: str, operation: str = "") -> str:
-    """Return what to do about a value that is not finite, as the end of a sentence."""
+    """Return the advice about a value that is not finite, as the end of a sentence."""
     above = higher(precision, part, operation)
     if above is None:
         return f"{precision.stored_dtype(part)} has the widest range, so what went in is at fault"

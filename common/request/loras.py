@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TypeAlias
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import REPO, cache_folder, snapshots, storage_folder
-from qwenimg.common.base.safe_files import bad, is_folder, kind
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import data_sha256
 from qwenimg.common.formats.fingerprint import fingerprint
@@ -87,19 +88,21 @@ class Loras:
         self.names = names
         self._opened: dict[str, _Opened] = {}  # by their names in requests, the last used last
 
-    def deltas(self, text: str, mode: str = "auto") -> Deltas:
-        """Return the changes to the model by a request's `lora` and `lora_mode`. Only headers and alphas are read.
-        Raises ModelError and UsageError."""
-        chosen = lora_text.mode(mode)
-        return files.joined([self._open(one).with_strength(one.strength, chosen) for one in lora_text.parse(text)])
+    def deltas(self, text: str, mode: str = "auto", more: Sequence[NamedLora] = ()) -> Deltas:
+        """Return the changes to the model by a request's `lora` and `lora_mode`, and by `more` LoRAs, those of its
+        controls. Only headers and alphas are read. Raises ModelError and UsageError."""
+        chosen, every = lora_text.mode(mode), (*lora_text.parse(text), *more)
+        return files.joined([self._open(one).with_strength(one.strength, chosen) for one in every])
 
-    def key(self, text: str, mode: str = "auto") -> Key:
+    def key(self, text: str, mode: str = "auto", more: Sequence[NamedLora] = ()) -> Key:
         """Return an identity of a request's LoRAs: the files in their present state, strengths, and mode."""
-        return tuple((self._open(one), one.strength, mode) for one in lora_text.parse(text) if one.strength)
+        every = (*lora_text.parse(text), *more)
+        return tuple((self._open(one), one.strength, mode) for one in every if one.strength)
 
-    def lines(self, text: str) -> list[str]:
+    def lines(self, text: str, more: Sequence[NamedLora] = ()) -> list[str]:
         """Return a line for each LoRA with its number of modules. All are in use, since `deltas` refuses others."""
-        counts = [(one, len(self._open(one).file.modules)) for one in lora_text.parse(text) if one.strength]
+        every = (*lora_text.parse(text), *more)
+        counts = [(one, len(self._open(one).file.modules)) for one in every if one.strength]
         return [f"LoRA {label(one.name)}: {n} of {n} modules at strength {one.strength:g}" for one, n in counts]
 
     def recorded(self, text: str) -> dict[str, object]:
@@ -132,11 +135,8 @@ class Loras:
 
     def _read(self, path: Path) -> _Opened:
         opened = files.read_lora(path)
-        try:
+        with closed_on_error(opened):
             return _Opened(file=opened, deltas=files.fit(opened, self.names), print=fingerprint([opened.file]))
-        except BaseException:
-            opened.close()
-            raise
 
 
 def in_cache(text: str) -> bool:

@@ -304,6 +304,11 @@ class Request:
         """True if calls of the model may reuse results of an earlier call."""
         return self.step_cache > 0 or bool(self.cached_calls)
 
+    @property
+    def starts_from_noise(self) -> bool:
+        """True if the run of a model that sees the images itself starts from noise alone, and keeps no part of them."""
+        return self.mask is None and self.strength == 1
+
 
 OPTIONS = options_of(Request)
 """Every option of an image, by its name."""

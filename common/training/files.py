@@ -19,7 +19,7 @@ from typing import Any
 
 from qwenimg.common.base.atomic_files import check_output, make_folder
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_folder, open_regular
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.safetensors import read_header
@@ -141,11 +141,8 @@ def open_checkpoint(path: Path, config: TrainConfig) -> State:
     except ModelError as error:
         reason = str(error).rpartition(path.name)[2].removeprefix(" (header)").removesuffix(": download it again")
         raise bad(path, f"is not a whole checkpoint{clean(reason, 120)}; move it away") from None
-    try:
+    with closed_on_error(header.file):
         step, scaler = _fields(path, header.metadata, config)
-    except BaseException:
-        header.file.close()
-        raise
     return State(header=header, step=step, scaler=scaler)
 
 

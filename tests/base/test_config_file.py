@@ -78,12 +78,6 @@ def test_unknown_keys():
         assert "'n'" in refused(parsed, GOOD | {"n": value})
 
 
-def test_renamed_keys():
-    assert parsed({"depth": 3}, renamed={"depth": "num_layers"}) == Config(num_layers=3)
-    assert "'num_layers' twice" in refused(parsed, {"num_layers": 3, "depth": 3}, renamed={"depth": "num_layers"})
-    assert "'depth'" in refused(parsed, {"depth": -3}, renamed={"depth": "num_layers"})
-
-
 WRONG = [
     ("num_layers", 10**9),
     ("num_layers", 10**5),

@@ -13,7 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 from crossed import crossed
-from family_cases import ASKED, BACKENDS, HOLE, KINDS, PICTURE, PROMPT, TASKS, Opener, opener, places, see_few_pixels
+from family_cases import (
+    ASKED,
+    BACKENDS,
+    HOLE,
+    KINDS,
+    PICTURE,
+    PROMPT,
+    STARTING,
+    TASKS,
+    Opener,
+    opener,
+    places,
+    see_few_pixels,
+)
 from PIL import Image
 from recipe_cases import recipe_from_png
 from relative import relative
@@ -122,7 +135,7 @@ LIKE_OTHERS = ("sd21", "sdxl")
     ("kind", "task"),
     [
         pytest.param(kind, task, marks=[pytest.mark.slow] if task == "image" and kind in LIKE_OTHERS else [])
-        for kind in KINDS
+        for kind in STARTING
         for task in TASKS
     ],
     indirect=["kind"],
@@ -146,7 +159,7 @@ def test_repeats_bit_for_bit(load: Opener, shared: Callable[[str], Pipeline], ba
     assert first != bits(pipe, seed=8) and first != bits(pipe, "a blue square")
 
 
-@each(KINDS)
+@each(STARTING)
 def test_a_picture_to_start_from_and_a_mask(shared: Callable[[str], Pipeline], backend: str) -> None:
     """Strength is the share of the schedule that is run; outside the mask the picture's own latents stay."""
     pipe = shared(backend)

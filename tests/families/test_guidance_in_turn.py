@@ -20,7 +20,7 @@ from qwenimg.common.families.stable_diffusion.expert import Expert
 from qwenimg.common.memory.memory_plan import StageMemory
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit
-from qwenimg.common.pipeline.diffusion_model import renew
+from qwenimg.common.pipeline.models.diffusion_model import renew
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
 from qwenimg.common.runtime.runtime import limit_for, plannable

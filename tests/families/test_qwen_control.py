@@ -98,8 +98,6 @@ def broken_files() -> dict[str, tuple[Callable[[], dict[str, torch.Tensor]], str
         "of FLUX.1": (lambda: renamed(union, "txt_norm", "context"), "is a control network of FLUX.1"),
         "of Stable Diffusion": (lambda: {"controlnet_mid_block.weight": torch.ones(3)}, "of Stable Diffusion, and"),
         "an old one": (lambda: {"control_model.middle_block_out.0.weight": torch.ones(3)}, "of Stable Diffusion, and"),
-        "a LoRA": (
-            lambda: {"transformer_blocks.0.attn.to_q.lora_A.default.weight": torch.ones(4, 66)}, "is a LoRA, and"),
         "no control network": (lambda: {"a": torch.ones(3)}, "is no control network of Qwen-Image; it begins with a"),
         "empty": (dict, "is no control network"),
     }  # fmt: skip

@@ -23,9 +23,12 @@ from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER
 
 CONTROLS = (
     "qwen-image-controlnet-union", "qwen-image-controlnet-inpainting", "qwen-image-patches-canny",
-    "qwen-image-patches-depth", "qwen-image-patches-inpaint",
+    "qwen-image-patches-depth", "qwen-image-patches-inpaint", "qwen-image-in-context-control-union",
 )  # fmt: skip
-PIECES = ("clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", "flux2-files", *CONTROLS)
+PIECES = (
+    "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", "flux2-files", "qwen-image-2.1-files",
+    *CONTROLS,
+)  # fmt: skip
 
 
 def listed() -> dict[str, dict]:

@@ -21,7 +21,7 @@ from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.pictures import pixels as image
 from qwenimg.common.pipeline import fit
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.types import Schedule
 

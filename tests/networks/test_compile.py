@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from parity_cases import TEXT
 from parity_sd import SDBench
 from parity_verdict import judge
 from policies import FP64, MMDIT, UNET
+from relative import relative
+from tiny_control import write_control_lora, write_controlnet, write_patches
+from tiny_model import tiny_dit
+from tiny_qwen21 import small_pictures
 
 import qwenimg
 from qwenimg.backends.mlx import compile as compiling_mlx
@@ -272,6 +277,43 @@ def test_compiled_blocks_over_lengths_hold_the_parity_criterion(policy: str, tmp
         print(verdict.row(str(case)))
         assert verdict.ok
     assert counted() == (counted()[0], 0) and 0 < counted()[0] <= MOST
+
+
+PICTURE = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
+BESIDE = ("qwen21", "qwen21 with a picture", "ControlNet", "patches", "both", "control by a LoRA")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BESIDE)
+def test_compiled_blocks_beside_references_and_control(
+    kind: str,
+    tiny_folder: Path,
+    tiny_qwen21: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Traced within whole runs of two sizes: no break, few graphs, and the latents of the eager blocks."""
+    controls = {
+        "ControlNet": [(write_controlnet(tmp_path / "net"), PICTURE)],
+        "patches": [(write_patches(tmp_path / "patches.safetensors"), PICTURE)],
+        "control by a LoRA": [(write_control_lora(tmp_path / "lora.safetensors", tiny_dit()), PICTURE)],
+    }
+    controls["both"] = controls["ControlNet"] + controls["patches"]
+    more = {"control": controls[kind]} if kind in controls else {"image": PICTURE} if "picture" in kind else {}
+    folder = tiny_qwen21["qwen21"] if kind.startswith("qwen21") else tiny_folder
+    sizes = ({"width": 64, "height": 64}, {"width": 96, "height": 64})
+
+    def drawn(**options: Any) -> list[np.ndarray]:
+        with qwenimg.load(folder, "cpu", "fp32", **options) as pipe:
+            return [pipe("a ring", steps=3, guidance=3.0, seed=1, **size, **more).latents for size in sizes]
+
+    with small_pictures():
+        eager = drawn()
+        monkeypatch.setattr(compiling_torch, "compile", partial(compiling_torch.compile, backend="eager"))
+        errors = [relative(*pair) for pair in zip(drawn(compile="on"), eager, strict=True)]
+    graphs, breaks = counted()
+    print(f"{kind}: {graphs} graphs, {breaks} breaks, error {max(errors):.1e}")
+    assert breaks == 0 and 0 < graphs <= MOST and max(errors) <= 1e-5
 
 
 def output(made: torch.Tensor) -> parity.Output:

@@ -24,8 +24,8 @@ from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parity.parity import Case, Output
 from qwenimg.common.parts.vae import standardized
-from qwenimg.common.pipeline import plan as sampling_plan
 from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.steps import plan as sampling_plan
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 BACKENDS = ("cpu", "mlx")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from family_cases import ASKED, KINDS, PROMPT, TASKS, opener, places
+from family_cases import ASKED, PROMPT, STARTING, TASKS, opener, places
 from in_bands import in_bands
 from pretend_device import DEVICE, Shell, WrongDeviceError, pretend_engine, pretending
 from relative import relative
@@ -32,7 +32,7 @@ def device() -> Iterator[None]:
 LIKE_OTHERS = ("sd21", "sdxl")
 
 
-@pytest.fixture(params=[pytest.param(k, marks=[pytest.mark.slow] if k in LIKE_OTHERS else []) for k in KINDS])
+@pytest.fixture(params=[pytest.param(k, marks=[pytest.mark.slow] if k in LIKE_OTHERS else []) for k in STARTING])
 def pipes(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,

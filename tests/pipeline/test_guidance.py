@@ -16,8 +16,8 @@ import qwenimg
 from qwenimg import Pipeline
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import normal
-from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.guidance import Branch, Guidance, cfg
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.request.request import Request
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.types import Schedule

@@ -22,7 +22,7 @@ from qwenimg import Pipeline, UsageError
 from qwenimg.cli.main import run
 from qwenimg.common.jobs.fields import merged
 from qwenimg.common.pictures.pixels import psnr
-from qwenimg.common.pipeline.step_cache import StepCache
+from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.request import cached_calls
 from qwenimg.common.request.request import Request
 from qwenimg.common.sampling.table import SAMPLERS

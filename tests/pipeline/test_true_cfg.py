@@ -17,7 +17,7 @@ from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.sd3.model import SD3
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.pipeline.guidance import Guidance, cfg
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
 
 ASKED: dict[str, Any] = {
     "prompt": "a ring",

@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from processes import COMMAND, ENVIRONMENT, listing, pixels, qwenimg, start
+from tiny_control import write_controlnet
 
 from qwenimg.common.jobs.replay import read_replay
 
@@ -82,6 +84,13 @@ def test_four_devices_draw_what_one_does(tmp_path: Path, expected: Callable[[str
     check_same(tmp_path / "out", expected("cpu"), ROUNDED)
 
 
+@pytest.mark.slow
+def test_compiled_blocks(tmp_path: Path, expected: Callable[[str], Path]) -> None:
+    """Of runs that share branches; the last picture shares tokens, and is not compiled. The compiler takes minutes."""
+    check_drawn(tmp_path, [*COMMAND], "cpu", "--devices", "2", "--compile", "on")
+    check_same(tmp_path / "out", expected("cpu"), ROUNDED)
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """The program as launchers start it."""
@@ -107,6 +116,24 @@ def test_under_mlx_launch(tmp_path: Path, script: Path, expected: Callable[[str]
         tmp_path, [launcher, "-n", "2", "--backend", "ring", *paths, "--", str(script)], "mlx", "--devices", "2"
     )
     check_same(tmp_path / "out", expected("mlx"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_control(tmp_path: Path, backend: str, script: Path, tiny_folder: Path) -> None:
+    write_controlnet(tmp_path / "net")
+    array = np.random.default_rng(2).integers(0, 256, (40, 60, 3)).astype(np.uint8)
+    Image.fromarray(array).save(tmp_path / "edges.png")
+    options = ["x", "-m", str(tiny_folder), "--backend", backend, "--precision", "fp32", "--size", "80x48"]
+    options += ["--steps", "2", "--guidance", "3", "--seed", "3", "--control", "net=canny@edges.png:0.8"]
+    launcher = shutil.which("mlx.launch", path=str(Path(sys.executable).parent))
+    assert launcher is not None
+    paths = ["--env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
+    ring = [launcher, "-n", "2", "--backend", "ring", *paths, "--", str(script)]
+    for command in ([*COMMAND, *options, "-o", "one.png"], [*(ring if backend == "mlx" else COMMAND), *options]):
+        more = [] if "one.png" in command else ["-o", "two.png", "--devices", "2"]
+        subprocess.run([*command, *more], cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, check=True)
+    assert (pixels(tmp_path / "one.png") == pixels(tmp_path / "two.png")).all()
 
 
 def broken_off(folder: Path, end: Callable[[subprocess.Popen[str], psutil.Process], None]) -> tuple[int, list[str]]:

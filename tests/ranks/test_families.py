@@ -16,7 +16,7 @@ from tiny_control import write_controlnet, write_patches
 from qwenimg import NumericsError, UsageError
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline.result import Result
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request import cached_calls
 
 # Branches on ranks of their own are computed as on one, except by the UNet, which alone has both in a batch: 1.2e-6

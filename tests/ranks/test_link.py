@@ -161,10 +161,10 @@ def test_rank_0_that_is_not_there() -> None:
 
 
 def test_what_must_be_the_same() -> None:
-    check_same(1, {"--precision": "bf16"}, {"--precision": "bf16"})
+    check_same({"--precision": "bf16"}, {"--precision": "bf16"})
     with pytest.raises(ModelError, match="--precision differs: fp32 here, bf16 on rank 0"):
-        check_same(1, {"--precision": "fp32"}, {"--precision": "bf16"})
+        check_same({"--precision": "fp32"}, {"--precision": "bf16"})
     with pytest.raises(ModelError, match="the files of the vae differs: missing here, 123456789012 on rank 0"):
-        check_same(1, {}, {"the files of the vae": "1234567890123"})
+        check_same({}, {"the files of the vae": "1234567890123"})
     with pytest.raises(ModelError, match="lora_sha256 differs: abc here, missing on rank 0"):
-        check_same(1, {"lora_sha256": "abc"}, {})
+        check_same({"lora_sha256": "abc"}, {})

@@ -73,14 +73,13 @@ def test_wrong_host_files(environment: Any, tmp_path: Path, text: str) -> None:
     cli("a red circle", "-m", "shapes", "--devices", "2").refused(2, "MLX_HOSTFILE", "missing")
 
 
-def test_options_that_are_not_built(environment: Any) -> None:
+def test_options_that_devices_do_not_have(environment: Any) -> None:
     drawn = ("a red circle", "-m", "shapes", "--devices", "2", "--backend")
     cli(*drawn, "mlx").refused(2, "start a rank on each Mac with mlx.launch")
     cli(*drawn, "cuda:1").refused(2, "rank i takes GPU i")
     if not torch.cuda.is_available():
         cli(*drawn, "cuda").refused(3, "--backend cuda: torch sees no NVIDIA GPU here")
-    cli(*drawn, "cpu", "--fallback").refused(2, "--fallback with --devices is not built yet")
-    cli(*drawn, "cpu", "--compile", "on").refused(2, "--compile on with --devices is not built yet")
+    cli(*drawn, "cpu", "--fallback").refused(2, "--fallback works on one device", "--precision")
     cli(*drawn[:-2], "0").refused(2, "--devices")
     assert ranks.check_backend("auto", launched_by_mlx=True) == "mlx"
     with pytest.raises(UsageError, match="launch started compute with mlx"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.pipeline.evaluation import parallel, serial, strategy
+from qwenimg.common.pipeline.steps.evaluation import parallel, serial, strategy
 from qwenimg.common.runtime.group import ALONE, PaperRanks, Sharing, sharing
 
 

@@ -16,8 +16,8 @@ from opened_parts import open_part
 import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers import noise
-from qwenimg.common.pipeline.guidance import Branch
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.guidance import Branch
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.types import Schedule
 

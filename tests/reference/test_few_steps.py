@@ -20,7 +20,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image import variants as qwen
 from qwenimg.common.families.qwen_image.variants import TEXT
 from qwenimg.common.families.stable_diffusion import few_steps as sd
-from qwenimg.common.pipeline.plan import flow_plan
+from qwenimg.common.pipeline.steps.plan import flow_plan
 from qwenimg.common.request.request import Request
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.sampling.flow_match import FlowMatchConfig

@@ -13,10 +13,12 @@ import lora_cases as cases
 import numpy as np
 import pytest
 import tiny_ldm
+import tiny_qwen21
 import torch
 from safetensors.torch import save_file
 from tiny_model import tiny_dit
 
+from qwenimg.common.families.qwen_image_21 import lora_names as qwen21_names
 from qwenimg.common.families.stable_diffusion import lora_names, single_file
 from qwenimg.common.weights.loras import lora as loras
 from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, find
@@ -137,6 +139,35 @@ def test_qwen_image_against_diffusers(name: str, tmp_path: Path) -> None:
     file = cases.written(tmp_path / "a.safetensors", made, cases.QWEN[name])
     found = loras.fit(loras.read_lora(file), (component_names("transformer", shapes, DENOISER),))["transformer"]
     pipe = QwenImagePipeline(transformer=model, vae=None, text_encoder=None, tokenizer=None, scheduler=None)
+    compare(found, before, fused_by_diffusers(model, lambda: pipe.load_lora_weights(file)))
+
+
+class _Processor:
+    """A stand-in, of which the pipeline asks how long its own words are."""
+
+    tokenizer = SimpleNamespace(encode=lambda text: [0])
+
+    def apply_chat_template(self, *given: Any, **named: Any) -> list[list[int]]:
+        return [[0]]
+
+
+# diffusers parses kohya's flat names by those of Qwen-Image 1, and raises.
+@pytest.mark.parametrize("name", [name for name in RIGHT if name != "kohya, musubi"])
+def test_qwen_image_21_against_diffusers(name: str, tmp_path: Path) -> None:
+    """Every layer of its transformer, by diffusers' own loader of its pipeline."""
+    pytest.importorskip("peft")
+    from diffusers import QwenImage21Pipeline
+
+    model = tiny_qwen21.tiny_dit()
+    before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+    shapes = {name: value.shape for name, value in before.items()}
+    parts = {part: SimpleNamespace(plan=SimpleNamespace(shapes=there)) for part, there in
+             (("transformer", shapes), ("text_encoder", {}))}  # fmt: skip
+    made = {path: cases.lora(shapes[f"{path}.weight"], i) for i, path in enumerate(modules(model))}
+    file = cases.written(tmp_path / "a.safetensors", made, cases.QWEN[name])
+    names = qwen21_names.names(_Checkpoint(parts, {}))  # type: ignore[arg-type]
+    found = loras.fit(loras.read_lora(file), names)["transformer"]
+    pipe = QwenImage21Pipeline(transformer=model, vae=None, text_encoder=None, processor=_Processor(), scheduler=None)
     compare(found, before, fused_by_diffusers(model, lambda: pipe.load_lora_weights(file)))
 
 

@@ -14,8 +14,8 @@ import qwenimg
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.pipeline.guidance import Branch
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.guidance import Branch
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule, gone
 from qwenimg.common.sampling.types import Schedule

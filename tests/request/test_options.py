@@ -130,7 +130,7 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
     assert dict(lines) == {
         "common/request/request.py": "guidance_rescale: float = option(0.0, Option(",
         "common/request/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
-        "common/pipeline/guidance.py": "share = request.guidance_rescale",
+        "common/pipeline/steps/guidance.py": "share = request.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
         # The families that take it
         "common/families/sd3/model.py": 'options = frozenset({"step_cache", "cached_calls", "guidance_rescale", '

@@ -12,7 +12,7 @@ from policies import parse
 
 from qwenimg import Result, Step
 from qwenimg.common.memory.estimate import Estimate
-from qwenimg.common.pipeline.guidance import Guidance, cfg
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
 from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.compiling import Decision

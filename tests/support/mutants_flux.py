@@ -278,32 +278,20 @@ def text_of_the_prompt(patch: Patch) -> None:
 
 
 def linear1_feed_forward_first(patch: Patch) -> None:
-    def exchanged(right: Any, part: str) -> Place:
-        place = right(part)
-        if place.key != "linear1":
-            return place
-        rows = place.rows
-        return place._replace(rows=Rows(0, 4, 7) if part == "proj_mlp" else Rows(rows.begin + 4, rows.end + 4, 7))
-
-    patch.around(file, "_in_single", exchanged)
+    rows = {"proj_mlp": Rows(0, 4, 7)} | {f"attn.to_{x}": Rows(i, i + 1, 7) for i, x in enumerate("qkv", 4)}
+    patch.set(file, "_SINGLE", file._SINGLE | {part: Place("linear1", place) for part, place in rows.items()})
 
 
 def linear1_keys_first(patch: Patch) -> None:
-    others = {"attn.to_q": "attn.to_k", "attn.to_k": "attn.to_q"}
-    patch.around(file, "_in_single", lambda right, part: right(others.get(part, part)))
+    right = file._SINGLE
+    patch.set(file, "_SINGLE", right | {"attn.to_q": right["attn.to_k"], "attn.to_k": right["attn.to_q"]})
 
 
 def text_of_the_image_in_qkv(patch: Patch) -> None:
     """The streams' fused weights exchanged."""
-
-    def exchanged(right: Any, part: str) -> Place:
-        place = right(part)
-        if not place.key.endswith("_attn.qkv"):
-            return place
-        other = {"img": "txt", "txt": "img"}[place.key[:3]]
-        return place._replace(key=other + place.key[3:])
-
-    patch.around(file, "_in_double", exchanged)
+    pairs = [(f"attn.to_{x}", f"attn.add_{x}_proj") for x in "qkv"]
+    exchanged = {one: file._DOUBLE[other] for pair in pairs for one, other in (pair, pair[::-1])}
+    patch.set(file, "_DOUBLE", file._DOUBLE | exchanged)
 
 
 def head_scale_and_shift_as_in_the_file(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from qwenimg.common.numbers import packing, rope
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures import pixels
-from qwenimg.common.pipeline import plan
+from qwenimg.common.pipeline.steps import plan
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.sampling.flow_match import FlowMatchConfig

@@ -37,6 +37,7 @@ from mutants_qwen import (
     weight_transposed,
 )
 from mutants_qwen_edit import (
+    SMALL,
     merger_gelu_tanh,
     patch_rope_row_by_row,
     picture_rows_and_columns_swapped,
@@ -52,7 +53,7 @@ from tiny_qwen21 import see_small_pictures
 from qwenimg.common.families.qwen_image_21 import model, references
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_conditioning import SLOT
-from qwenimg.common.networks.encoders import qwen3_vl_vision
+from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.vaes.qwen21_vae import ResidualLevel
 from qwenimg.common.numbers import noise, rope
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
@@ -280,7 +281,7 @@ def table_rows_and_columns_swapped(patch: Patch) -> None:
 
 def table_one_patch_further(patch: Patch) -> None:
     """Its end is behind the picture's last patch."""
-    blockwise = qwen3_vl_vision.qwen_vl_vision.blockwise
+    blockwise = vision_tower.blockwise
 
     def edges(made: Any, config: Any, rows: int, columns: int) -> Any:
         right = made(config, rows + 2, columns + 2)
@@ -297,7 +298,7 @@ def patch_rows_and_columns_swapped(patch: Patch) -> None:
     def swapped(made: Any, *given: Any) -> Any:
         return tuple(np.roll(part, part.shape[1] // 2, 1) for part in made(*given))
 
-    patch.around(qwen3_vl_vision, "patch_rope", swapped)
+    patch.around(vision_tower, "patch_rope", swapped)
 
 
 def sections_of_rope_in_a_row(patch: Patch) -> None:
@@ -440,7 +441,7 @@ _ALL = (
     Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
     Mutant(context_at_the_time_of_the_image, "text and references at the time of the image", picture=True),
     Mutant(kept_of_the_block_before, "keys and values kept of the block before", picture=True),
-    Mutant(kept_of_the_other_branch, "keys and values kept of the other branch", picture=True),
+    Mutant(kept_of_the_other_branch, "keys and values kept of the other branch", picture=True, refused=SMALL),
     Mutant(image_in_the_frame_of_the_text, "the image in the text's first frame", picture=True),
     Mutant(image_one_frame_later, "the image one frame later", picture=True),
     Mutant(image_from_the_corner, "rows and columns counted from the corner", picture=True),
@@ -457,10 +458,10 @@ _ALL = (
     Mutant(table_one_patch_further, "the tower's table stretched past the picture", picture=True),
     Mutant(patch_rows_and_columns_swapped, "rows and columns of patches exchanged in RoPE", picture=True),
     Mutant(patch_rope_row_by_row, "RoPE of patches row by row for block by block", picture=True),
-    Mutant(sections_of_rope_in_a_row, "the sections of RoPE in a row for interleaved", picture=True),
+    Mutant(sections_of_rope_in_a_row, "the sections of RoPE in a row for interleaved", picture=True, refused=SMALL),
     Mutant(pictures_numbered_as_text, "slots numbered as text", picture=True),
     Mutant(text_goes_on_behind_the_slots, "text that goes on behind the number of slots", picture=True),
-    Mutant(picture_rows_and_columns_swapped, "rows and columns of slots exchanged", picture=True),
+    Mutant(picture_rows_and_columns_swapped, "rows and columns of slots exchanged", picture=True, refused=SMALL),
     Mutant(picture_of_another_mean, "a picture normalized as Qwen2.5-VL's", picture=True),
     Mutant(template_one_token_off, "the template cut one token off", picture=True),
     Mutant(pictures_without_names, "pictures without their names in the prompt", picture=True),
@@ -479,7 +480,7 @@ _ALL = (
     Mutant(vae_sees_no_alpha, "the VAE sees no alpha", scene="alpha"),
     Mutant(reference_on_white, "the VAE sees a picture on white", scene="alpha"),
 )
-MUTANTS = tuple(replace(mutant, refused=("fp16",)) for mutant in _ALL)
+MUTANTS = tuple(replace(mutant, refused=(*mutant.refused, "fp16")) for mutant in _ALL)
 
 RNG = np.random.default_rng(5)
 SOFT = np.kron(RNG.integers(0, 256, (4, 5, 4), np.uint8), np.ones((12, 12, 1), np.uint8))

@@ -29,7 +29,7 @@ from qwenimg.common.numbers import timesteps
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.clip_texts import ClipTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline.guidance import Guidance
+from qwenimg.common.pipeline.steps.guidance import Guidance
 from qwenimg.common.sampling import discrete, schedules
 
 # The UNet

@@ -31,7 +31,7 @@ from qwenimg.common.families.sd3.texts import SD3Texts
 from qwenimg.common.networks.denoisers import sd3_conditioning
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts import padded_texts
-from qwenimg.common.pipeline import plan
+from qwenimg.common.pipeline.steps import plan
 
 # The transformer
 

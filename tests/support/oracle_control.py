@@ -16,7 +16,7 @@ import oracle
 import torch
 from PIL import Image
 
-from qwenimg.common.numbers.packing import unpack
+from qwenimg.common.numbers.packing import pack, unpack
 
 PARTS = ("scheduler", "vae", "text_encoder", "tokenizer", "transformer")
 
@@ -73,6 +73,66 @@ def generate(
         control_guidance_end=ends if several else ends[0],
         output_type="latent",
         **given,
+    ).images
+    latents = unpack(final.float().numpy(), height // 8, width // 8)
+    return latents, oracle.decoded(pipe, latents)
+
+
+# Control by a LoRA, for which diffusers has no pipeline: its own transformer with the LoRA, given the picture's tokens
+
+
+def mean_of(pipe: Any, picture: np.ndarray, size: tuple[int, int]) -> torch.Tensor:
+    """The packed mean [1, L, 64] of a picture's latents, by diffusers' VAE."""
+    resized = np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.LANCZOS), np.float32)
+    values = torch.from_numpy(resized).permute(2, 0, 1)[None, :, None] / 127.5 - 1
+    mean, std = (
+        torch.tensor(v)[None, :, None, None, None] for v in (pipe.vae.config.latents_mean, pipe.vae.config.latents_std)
+    )
+    with torch.no_grad():
+        latents = (pipe.vae.encode(values).latent_dist.mode() - mean) / std
+    return torch.from_numpy(pack(latents[:, :, 0].numpy()))
+
+
+def in_context(
+    folder: Path,
+    lora: Path,
+    prompt: str,
+    picture: np.ndarray,
+    *,
+    size: tuple[int, int],
+    seed: int,
+    scale: float = 1.0,
+    negative_prompt: str = " ",
+    steps: int = 3,
+    guidance: float = 4.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The final latents and pixels of diffusers' classes, whose transformer sees `picture` behind the noise."""
+    import diffusers
+
+    base = oracle.pipeline(folder, torch.float32)
+    dit = diffusers.QwenImageTransformer2DModel.from_pretrained(folder / "transformer", torch_dtype=torch.float32)
+    pipe = diffusers.QwenImagePipeline(**{name: getattr(base, name) for name in PARTS[:-1]}, transformer=dit)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.load_lora_weights(str(lora), adapter_name="control")
+    pipe.set_adapters(["control"], [scale])
+    tokens, forward = mean_of(pipe, picture, size), dit.forward
+
+    def seeing(hidden_states: torch.Tensor, img_shapes: list[list[Any]], **given: Any) -> Any:
+        shapes = [[*one, one[0]] for one in img_shapes]
+        result = forward(hidden_states=torch.cat((hidden_states, tokens), dim=1), img_shapes=shapes, **given)
+        return (result[0][:, : hidden_states.shape[1]],)
+
+    dit.forward = seeing
+    width, height = size
+    final = pipe(
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        true_cfg_scale=guidance,
+        width=width,
+        height=height,
+        num_inference_steps=steps,
+        generator=torch.Generator().manual_seed(seed),
+        output_type="latent",
     ).images
     latents = unpack(final.float().numpy(), height // 8, width // 8)
     return latents, oracle.decoded(pipe, latents)

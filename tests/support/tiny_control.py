@@ -54,3 +54,21 @@ def write_patches(file: Path, seed: int = 21, *, layers: int = 3, extra: int = 0
     """Write block-wise patches as one file, and return it."""
     save_file(tiny_patches(seed, layers=layers, extra=extra), file)
     return file
+
+
+LORA_LAYERS = (
+    *(f"attn.{name}" for name in ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj", "to_out.0")),
+    "attn.to_add_out", "img_mlp.net.2", "img_mod.1", "txt_mlp.net.2", "txt_mod.1",
+)  # fmt: skip
+
+
+def write_control_lora(file: Path, transformer: torch.nn.Module, seed: int = 31, rank: int = 4) -> Path:
+    """Write a LoRA for control in context, of the layers and in the names of the published one, and return it."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, layer in transformer.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name.startswith("transformer_blocks") and name.endswith(LORA_LAYERS):
+            out, into = layer.weight.shape
+            for half, shape, fan in (("A", (rank, into), into), ("B", (out, rank), rank)):
+                tensors[f"{name}.lora_{half}.default.weight"] = torch.randn(shape, generator=generator) / fan**0.5
+    save_file(tensors, file)
+    return file

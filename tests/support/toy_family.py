@@ -28,12 +28,12 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.components import open_component, read_config
-from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, phases
-from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.steps import inpaint
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, phases
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint

@@ -31,6 +31,10 @@ class TokenExchange(Protocol):
 class HasTokenRanks(Protocol):
     """All ranks of a run."""
 
+    def compiled(self) -> None:
+        """Note that blocks of a network are compiled."""
+        ...
+
     @property
     def tokens(self) -> TokenExchange | None:
         """The ranks that share tokens in the present run; None if each rank has all tokens."""

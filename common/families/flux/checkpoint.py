@@ -18,7 +18,7 @@ from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT, FluxVariant
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
@@ -63,9 +63,7 @@ def model_of(transformer: Path, choices: Choices) -> str:
 
 
 def _open_file(path: Path, choices: Choices) -> Checkpoint:
-    header = read_header(path)
-    header.file.close()
-    parts, inside = _places(choices), single_file.parts_of(header)
+    parts, inside = _places(choices), single_file.parts_of(peek(path))
     _check_there(path, {*inside, *parts})
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:

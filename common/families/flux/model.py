@@ -22,13 +22,13 @@ from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.pipeline.denoiser import Phase, phases
-from qwenimg.common.pipeline.flow_model import FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.pooled_flow_model import PooledFlowModel
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.flow_model import FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.models.pooled_flow_model import PooledFlowModel
+from qwenimg.common.pipeline.steps.denoiser import Phase, phases
+from qwenimg.common.pipeline.steps.guidance import Guidance
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, Modulation

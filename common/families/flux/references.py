@@ -33,8 +33,8 @@ SIZES = (
 
 
 def size(picture: Uint8) -> tuple[int, int]:
-    """Return width and height in which `picture` is seen: those of SIZES with the most similar proportions. Raises
-    UsageError for one that is too narrow."""
+    """Return width and height in which `picture` is seen: the pair of SIZES with the most similar proportions.
+    Raises UsageError for a picture that is too narrow."""
     height, width = (side // MULTIPLE for side in picture.shape[:2])
     if not (width and height):
         shown = "x".join(map(str, picture.shape[1::-1]))

@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from qwenimg.common.base.safe_files import closed_on_error
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.vaes import kl_vae
@@ -42,20 +43,16 @@ def open_part(path: Path, name: str, *, whole: bool = False) -> Component:
     if name == "vae":
         return vae_files.open_vae(path, kl_vae.FLUX_1, whole=whole)
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         if name == T5:
             return t5_files.within(header, PREFIXES[T5], T5, whole=whole)
         return clip_files.within(header, Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True), whole=whole)
-    except BaseException:
-        header.file.close()
-        raise
 
 
 def check_known(path: Path, opened: Mapping[str, Component], elsewhere: Collection[str]) -> None:
     """Check that each tensor in the file of a model belongs to one of the components `opened` from it, or to one
     that the user gave from `elsewhere`. Raises ModelError."""
-    header = read_header(path)
-    header.file.close()
+    header = peek(path)
     prefixes: dict[str, Any] = {"vae": vae_files.VAES, **{part: (prefix,) for part, prefix in PREFIXES.items()}}
     prefixes["transformer"] = (FILE.prefix(header.tensors) or "",)
     others = [prefix for part in elsewhere for prefix in prefixes[part] if prefix]

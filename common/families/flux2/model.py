@@ -21,12 +21,12 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline.denoiser import Phase, phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.steps.denoiser import Phase, phases
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint

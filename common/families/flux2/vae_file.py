@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.vaes import flux2_vae
@@ -38,14 +38,11 @@ def open_vae(path: Path, like: Flux2VAEConfig, *, whole: bool = False) -> Compon
     if is_folder(path):
         return open_component(network, path, read_config(network, path), "vae", whole=whole)
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         if not is_vae(header.tensors):
             raise bad(path, "holds no VAE of FLUX.2, with the statistics of its latents")
         if vae_files.SIGN in header.tensors:
             return _open_ldm(header, like, whole=whole)
-    except BaseException:
-        header.file.close()
-        raise
     header.file.close()
     return open_component(network, path, like, "vae", whole=whole)
 

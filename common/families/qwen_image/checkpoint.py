@@ -30,6 +30,7 @@ from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
+from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
@@ -55,7 +56,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     places, tower = {name: choices.part(name) or folder / name for name in _PARTS}, choices.part("text_encoder_2")
     if tower is not None:
-        places["text_encoder"], tower = _language_first(places["text_encoder"], tower)
+        places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
 
     def config(name: str, network: Network) -> Any:
         published = not whole or choices.part(name) is not None
@@ -139,18 +140,6 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
     if source is None and published:
         return network.config()
     return read_config(network, source or folders[-1])
-
-
-def _language_first(first: Path, second: Path) -> tuple[Path, Path]:
-    """Return the file of the language model and that of its vision tower. Raises ModelError unless it is one of
-    each."""
-    towers = [is_file(path) and is_tower(peek(path)) for path in (first, second)]
-    if sum(towers) != 1:
-        what = "both are vision towers" if all(towers) else "neither is a vision tower (mmproj)"
-        raise ModelError(
-            f"{clean(first, 80)} and {clean(second, 80)}: {what}; a language model and a tower go together"
-        )
-    return (second, first) if towers[0] else (first, second)
 
 
 def _check_sees(places: Sequence[Path]) -> None:

@@ -1,7 +1,8 @@
 """Control of Qwen-Image by pictures: its networks, their stages in a run, and what they do in each step.
 
 A network makes changes of the transformer's image stream once for each evaluation, with the prompt's text, and all
-branches of guidance get them.
+branches of guidance get them. Control by a LoRA has no network: the transformer sees the picture's latents as tokens
+behind those of the image, of the same grid and one frame further.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from qwenimg.common.families.qwen_image import memory
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_controlnet
 from qwenimg.common.numbers import packing
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
-from qwenimg.common.pipeline.flow_model import Controlling
-from qwenimg.common.pipeline.inpaint import Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.models.flow_model import Controlling
+from qwenimg.common.pipeline.steps.inpaint import Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.precision.precision import BYTES
+from qwenimg.common.request.control_text import NamedControl
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork, TimeStep
 from qwenimg.common.runtime.residents import Residents
@@ -67,19 +69,24 @@ class ControlNetworks:
     def __init__(self, residents: Residents, blocks: int):
         self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
         self.blocks = blocks
-        self.nets: Mapping[str, ControlNet] = {}
+        self.nets: Mapping[str, Controller] = {}
         self._modulations: dict[str, Modulations] = {}
 
-    def give(self, nets: Mapping[str, ControlNet]) -> None:
-        """Replace the networks, by their names in requests. Kept modulation of others is dropped."""
+    def give(self, nets: Mapping[str, Controller]) -> None:
+        """Replace the networks and LoRAs, by their names in requests. Kept modulation of others is dropped."""
         self.nets = nets
-        names = [net.name for net in nets.values() if _is_timed(net)]
+        names = [net.name for net in networks(nets.values()) if _is_timed(net)]
         self._modulations = {name: self._modulations.get(name, Modulations(self.residents, name)) for name in names}
 
     def clear(self) -> None:
         """Drop what is kept for later images."""
         for modulations in self._modulations.values():
             modulations.clear()
+
+    def seen(self, request: Request) -> list[int]:
+        """Return which controls of a request have a picture that the transformer itself sees."""
+        nets = [(self.nets[control.model], control.scale) for control in request.controls]
+        return [i for i, (net, scale) in enumerate(nets) if isinstance(net, ControlLora) and scale]
 
     def beside(self, request: Request) -> frozenset[str]:
         """Return the names of the networks in memory that a step of the transformer calls too."""
@@ -89,11 +96,8 @@ class ControlNetworks:
         """Return the bytes that the controls of a request keep while the transformer computes a step of `tokens` image
         tokens: each its embedded picture, and a residual for each block of a ControlNet."""
         itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
-        nets = [self.nets[control.model] for control in request.controls]
-        return sum(
-            tokens * net.component.config.dim * (4 + itemsize * net.component.config.num_layers * _is_timed(net))
-            for net in nets
-        )
+        configs = [(net.component.config, _is_timed(net)) for _, net in self._controls(request)]
+        return sum(tokens * config.dim * (4 + itemsize * config.num_layers * timed) for config, timed in configs)
 
     def stages(self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]) -> list[Stage]:
         """Return the stages of the networks of a request. steps: those of the transformer, which come after them."""
@@ -106,7 +110,7 @@ class ControlNetworks:
         `stages`."""
         by_net = self._by_net(request, schedule, steps)
         opened = {net.name: self._opened(net, schedule, by_net[net.name]) for net in self._nets(request)}
-        return {control.model: opened[self.nets[control.model].name] for control in request.controls}
+        return {control.model: opened[net.name] for control, net in self._controls(request)}
 
     def controlling(
         self,
@@ -122,6 +126,8 @@ class ControlNetworks:
         rows = {sigma: row for row, sigma in enumerate(plan.evaluated_sigmas())}
         active = []
         for control, picture in zip(request.controls, pictures, strict=True):
+            if control.model not in opened:
+                continue  # a LoRA
             network, modulation = opened[control.model]
             condition = network.condition(text, grid, self.engine.array(packing.pack(picture)))
             begin, end = _levels(plan, *control.steps(plan.steps))
@@ -143,9 +149,14 @@ class ControlNetworks:
 
         return control_step if active else None
 
+    def _controls(self, request: Request) -> list[tuple[NamedControl, ControlNet]]:
+        """Return the controls of a request that are by a network, with their networks."""
+        nets = ((control, self.nets[control.model]) for control in request.controls)
+        return [(control, net) for control, net in nets if isinstance(net, ControlNet)]
+
     def _nets(self, request: Request) -> list[ControlNet]:
         """Return the networks of a request, each once."""
-        return list({(net := self.nets[control.model]).name: net for control in request.controls}.values())
+        return list({net.name: net for _, net in self._controls(request)}.values())
 
     def _by_net(self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]) -> dict[str, list[Stage]]:
         """Return the stages of each network, by its name. The networks before it stay in memory, and it leaves room for
@@ -216,7 +227,7 @@ class ControlNetworks:
     def _passes(self, request: Request, net: ControlNet, schedule: ControlSchedule) -> float:
         """Return the calls of a network in a run: patches are called by each branch of guidance."""
         plan = schedule.plan
-        windows = [control.steps(plan.steps) for control in request.controls if self.nets[control.model] is net]
+        windows = [control.steps(plan.steps) for control, other in self._controls(request) if other is net]
         steps = sum(last - first for first, last in windows) / plan.steps
         return plan.evaluations * steps * (1 if _is_timed(net) else schedule.branches)
 

@@ -1,4 +1,5 @@
-"""Control networks for Qwen-Image in a folder or a file: the kind, the configuration, and the plan of weights."""
+"""Control networks for Qwen-Image in a folder or a file: the kind, the configuration, and the plan of weights; and
+LoRAs of In-Context-Control."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, VARIANTS
@@ -20,7 +21,7 @@ from qwenimg.common.networks.denoisers.qwen_controlnet import QwenControlNetConf
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.qwen_patches import QwenPatchesConfig
 from qwenimg.common.parts.components import on_paper, open_component, read_config
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
@@ -53,6 +54,8 @@ _PATCHES_OF = {
     "qwen-image-patches-depth": 0,
     "qwen-image-patches-inpaint": _MASK_CHANNELS,
 }
+_LORA = "qwen-image-in-context-control-union"
+_PROMPT = "Context_Control. "  # the start of the prompts that it was trained with
 _BLOCK = re.compile(r"(?:transformer|controlnet)_blocks\.(\d+)\.")
 
 
@@ -68,8 +71,8 @@ def described(tensors: Mapping[str, object]) -> str:
     return f"a control network for Qwen-Image, {layers} {kind}"
 
 
-def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
-    """Open the control network in the folder or file `path` for a model. Raises ModelError and UsageError."""
+def open_control(path: Path, checkpoint: Checkpoint) -> Controller:
+    """Open the control network or LoRA in the folder or file `path` for a model. Raises ModelError and UsageError."""
     if checkpoint.variant != TEXT.name:
         title, _, _ = VARIANTS[checkpoint.variant].title.partition(",")
         why = f"{title} takes a picture of edges, depth or a pose as it is: give it with -i"
@@ -78,6 +81,8 @@ def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
         raise UsageError(f"--control is for Qwen-Image, text to image; {why}")
     like: QwenDiTConfig = checkpoint["transformer"].config
     shapes = _shapes(path)
+    if any(".lora_" in name for name in shapes):  # whether it fits the model is seen when it is read as a LoRA
+        return ControlLora(name="", file=open_regular(find_files(path).files[0]), prompt=_PROMPT)
     if _PATCHES in shapes:
         net = _patches(path, shapes, like)
     else:
@@ -93,8 +98,10 @@ def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
     return net
 
 
-def published(name: str) -> ControlNet | None:
-    """Return the control network known as `name`, without its files; None for another name."""
+def published(name: str) -> Controller | None:
+    """Return the control network or LoRA known as `name`, without its files; None for another name."""
+    if name == _LORA:
+        return ControlLora(name="", file=None, prompt=_PROMPT)
     if name in _CONTROLNETS:
         layers, extra = _CONTROLNETS[name]
         config = QwenControlNetConfig(num_layers=layers, extra_condition_channels=extra)
@@ -122,8 +129,6 @@ def _check_is_ours(path: Path, shapes: Shapes) -> None:
     if is_control(shapes):
         return
     family = next((family for name, family in _OTHERS.items() if name in shapes), None)
-    if any(".lora_" in name for name in shapes):
-        raise bad(path, "is a LoRA, and control by a LoRA is not built yet; others are given with --lora")
     if family is not None:
         raise bad(path, f"is a control network of {family}, and the model is Qwen-Image")
     raise bad(path, f"is no control network of Qwen-Image; it begins with {listed(shapes)}")

@@ -13,13 +13,13 @@ from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVaria
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae, qwen_vae
+from qwenimg.common.parts.texts import towers
 from qwenimg.common.weights.keys import named_weights
 
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
-_PROJECTOR = "clip.projector_type"  # of a vision tower for llama.cpp, the layers behind it
 # A tensor that only this part has, and one whose shape shows its size.
 _SIGNS = {
     "transformer": ("transformer_blocks.0.img_mod.1.weight", "img_in.weight"),
@@ -47,7 +47,7 @@ def part_of(header: Header) -> str | None:
 
 def is_tower(header: Header) -> bool:
     """Return whether a file with this header is the vision tower of Qwen2.5-VL alone, as llama.cpp has it."""
-    return gguf.architecture(header) == qwen_vl_vision.MMPROJ and header.metadata.get(_PROJECTOR) == "qwen2.5vl_merger"
+    return towers.is_tower(header, "qwen2.5vl_merger")
 
 
 def _is_own_vae(header: Header) -> bool:

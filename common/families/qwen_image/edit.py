@@ -13,8 +13,8 @@ from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.picture_texts import PicturePrompt, SeenPictures
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.inpaint import Latents
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime

@@ -174,4 +174,14 @@ CONTROLS = (
         files=_PATCHES,
         controls="qwen-image",
     ),
+    Piece(
+        name="qwen-image-in-context-control-union",
+        repo="DiffSynth-Studio/Qwen-Image-In-Context-Control-Union",
+        title="a LoRA with which Qwen-Image sees a control picture, 0.5B",
+        bytes=944_000_000,
+        license="Apache-2.0",
+        purpose="--control by canny, soft or line edges, depth, normals or a pose, by a LoRA",
+        files=_PATCHES,
+        controls="qwen-image",
+    ),
 )

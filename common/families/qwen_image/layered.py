@@ -16,9 +16,9 @@ from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
-from qwenimg.common.pipeline.guidance import Guidance, cfg, cfg_with_norm
-from qwenimg.common.pipeline.inpaint import Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg, cfg_with_norm
+from qwenimg.common.pipeline.steps.inpaint import Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
@@ -28,7 +28,7 @@ BASE_TOKENS = 256  # of a picture whose noise levels are shifted by 1
 
 
 def shift(config: FlowMatchConfig, tokens: int, steps: int) -> float:
-    """Return the shift of the noise levels for a picture of so many `tokens`."""
+    """Return the shift of the noise levels for a picture of `tokens` tokens."""
     return math.sqrt(tokens / BASE_TOKENS)
 
 

@@ -19,16 +19,16 @@ from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlNet
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline.denoiser import Phase, phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, cfg_with_norm
-from qwenimg.common.pipeline.inpaint import Initial
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.steps.denoiser import Phase, phases
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg_with_norm
+from qwenimg.common.pipeline.steps.inpaint import Initial
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.group import ALONE, Sharing
@@ -89,7 +89,8 @@ class QwenImage(FlowModel):
     ) -> list[Stage]:
         """Return the stages of the transformer: the modulation, unless it is kept, and all steps."""
         branches, timesteps = self.guidance.branches(request), self.timesteps(plan)
-        seen = sum(one.count for one in self.reference_shapes(request)) // self.config.patch_size**2
+        shapes = [*self.reference_shapes(request), *(shape for _ in self.controls.seen(request))]
+        seen = sum(one.count for one in shapes) // self.config.patch_size**2
         tokens = shape.count // self.config.patch_size**2 + seen
         count, text, sharing = len(branches), max(lengths), self.sharing(request)
         sizes = self._batches(count, tokens) if sharing == ALONE else [1]
@@ -126,7 +127,8 @@ class QwenImage(FlowModel):
         return [modulation, denoise]
 
     def _step_bytes(self, branches: int, tokens: int, text: int, sharing: Sharing) -> int:
-        """Return the bytes of a step with `branches` in one batch, of so many tokens of images and of text each."""
+        """Return the bytes of a step with `branches` in one batch, each of `tokens` image tokens and `text` text
+        tokens."""
         peak = memory.step_peak(self.config, branches, sharing.part(tokens) + text)
         return self.call_bytes(peak, tokens, tokens + text, sharing, branches)
 
@@ -142,11 +144,14 @@ class QwenImage(FlowModel):
 
     def variant(self, change: Change) -> QwenImage:
         variant = type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
-        nets = self.nets.items()
-        variant.control({name: replace(net, component=variant.checkpoint[net.name]) for name, net in nets})
+        variant.control({name: variant._own(net) for name, net in self.nets.items()})
         return variant
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
+    def _own(self, net: Controller) -> Controller:
+        """Return a control network as it is in this variant of a model."""
+        return replace(net, component=self.checkpoint[net.name]) if isinstance(net, ControlNet) else net
+
+    def control(self, nets: Mapping[str, Controller]) -> None:
         super().control(nets)
         self.controls.give(self.nets)
 
@@ -172,8 +177,9 @@ class QwenImage(FlowModel):
         transformer, split = self.residents.enter(stages[-1])
 
         def make_phases(initial: Initial) -> list[Phase]:
-            tokens = [self.engine.array(packing.pack_frames(latents)) for latents in initial.references]
-            seen = ((1, one.shape[2] // patch, one.shape[3] // patch) for one in initial.references)
+            pictures = [*initial.references, *(initial.controls[i] for i in self.controls.seen(request))]
+            tokens = [self.engine.array(packing.pack_frames(latents)) for latents in pictures]
+            seen = ((1, one.shape[2] // patch, one.shape[3] // patch) for one in pictures)
             grids = [*[(1, *grid)] * shape.frames, *seen]
 
             def make_pass(positions: tuple[int, ...]) -> Pass:

@@ -1,5 +1,5 @@
-"""A Qwen-Image-2.1 folder in diffusers layout: its configurations and load plans, all checked before a weight is
-read."""
+"""A Qwen-Image-2.1 folder in diffusers layout, with parts elsewhere or not: its configurations and load plans, all
+checked before a weight is read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.qwen_image_21.describe_file import is_tower
 from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import read_header
@@ -20,10 +21,14 @@ from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
+from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.networks.vaes.qwen21_vae import Qwen21VAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts.piece import QWEN_IMAGE_21_FILES
+from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
@@ -41,17 +46,18 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
     elsewhere are read from there; one without a configuration has that of the model's own part. Raises ModelError."""
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    places = {name: choices.part(name) or folder / name for name in NETWORKS}
-    networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"])}
+    if (has_tokenizer := is_folder(tokenizer(folder))) and choices.tokenizer is not None:
+        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
+    places, tower = {name: choices.part(name) or folder / name for name in NETWORKS}, choices.part("text_encoder_2")
+    if tower is not None:
+        places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
+    networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"], tower)}
     configs = {name: _config(network, [places[name], folder / name]) for name, network in networks.items()}
+    words = tokenizer(folder) if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_21_FILES)
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            if name == "transformer":
-                opened = open_transformer(places[name], configs[name], whole=choices.whole)
-            else:
-                opened = open_component(network, places[name], configs[name], name, whole=choices.whole)
-            components[name] = opened
+            components[name] = _opened(name, network, places[name], configs[name], tower, whole=choices.whole)
             keep(components[name].plan)
         check_fit(folder, *(components[name].config for name in NETWORKS))  # with parts from elsewhere
     config = flow_match.read_config(read_json(scheduler), scheduler)
@@ -59,10 +65,20 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={"text_encoder": open_tokenizer(tokenizer(folder), qwen.load, configs["text_encoder"])},
+        tokenizers={"text_encoder": open_tokenizer(words, qwen.load, configs["text_encoder"])},
         scheduler=replace(config, sample_sigmas=fixed),
         distilled=bool(fixed),
     )
+
+
+def _opened(name: str, network: Network, place: Path, config: Any, tower: Path | None, *, whole: bool) -> Component:
+    """Open the part `name`, of the text encoder also the file of its vision `tower`. Raise ModelError."""
+    if name == "transformer":
+        return open_transformer(place, config, whole=whole)
+    if not isinstance(config, Qwen3VLVisionConfig):
+        return open_component(network, place, config, name, whole=whole)
+    names = qwen3_vl_vision.names(config)
+    return open_component(network, place, config, name, lambda manifest: names, whole=whole, beside=tower)
 
 
 def tokenizer(folder: Path) -> Path:
@@ -82,12 +98,16 @@ def sample_sigmas(index: Path) -> tuple[float, ...]:
         raise bad(index, f"'{SAMPLE_SIGMAS}' {error}") from None
 
 
-def text_encoder(place: Path) -> Network:
-    """Return the network of the text encoder at `place`: with its vision tower if the files have it. Raises
-    ModelError."""
+def text_encoder(place: Path, tower: Path | None = None) -> Network:
+    """Return the network of the text encoder at `place`: with its vision tower if the files have it, or if `tower`, a
+    file, is it. Raises ModelError."""
+    if tower is not None:
+        return qwen3_vl_vision.NETWORK
     for path in find_files(place).files:
         header = read_header(path)
         header.file.close()
+        if is_tower(header):
+            raise bad(path, "is a vision tower alone: give its language model too, as a second --text-encoder FILE")
         if any((qwen3_vl_vision.rename(key) or "").startswith(vision_tower.PREFIX) for key in header.tensors):
             return qwen3_vl_vision.NETWORK
     return qwen3_vl.NETWORK

@@ -11,6 +11,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.encoders import qwen3_vl
 from qwenimg.common.networks.vaes import qwen21_vae
+from qwenimg.common.parts.texts import towers
 
 
 def part_of(header: Header) -> str | None:
@@ -18,9 +19,14 @@ def part_of(header: Header) -> str | None:
     another file."""
     if transformer_file.file_of(header).reads(header):
         return "transformer"
-    if qwen3_vl.is_in(header):
+    if qwen3_vl.is_in(header) or is_tower(header):
         return "text_encoder"
     return "vae" if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors) else None
+
+
+def is_tower(header: Header) -> bool:
+    """Return whether a file with this header is the vision tower of Qwen3-VL alone, as llama.cpp has it."""
+    return towers.is_tower(header, "qwen3vl_merger")
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
@@ -37,13 +43,15 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
             transformer_file.open_transformer(header.file.path, Qwen21Config()).plan.close()
         except ModelError as error:
             return Description(lines=lines, faults=[str(error)])
-    option = part.replace("_", "-")
-    return Description(lines=[*lines, f"use it: qwenimg PROMPT -m qwen-image-2.1 --{option} FILE (or -2.1-turbo)"])
+    return Description(lines=[*lines, "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE"])
 
 
 def _layout(header: Header, part: str) -> str:
     if part == "text_encoder":
+        if is_tower(header):
+            return "the vision tower of Qwen3-VL, a text encoder: give it beside the language model's file"
         tower = any(key.startswith(qwen3_vl.TOWER) for key in header.tensors)
         return f"Qwen3-VL, a text encoder, {'with' if tower else 'without'} its vision tower"
     names = ", its feed-forward fused, as ComfyUI has it" if FUSED.prefix(header.tensors) is not None else ""
+    names = ", in Wan's names, as ComfyUI has it" if any(".middle.0." in key for key in header.tensors) else names
     return f"Qwen-Image-2.1's {'VAE' if part == 'vae' else part}{names}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image_21 import checkpoint, lora_names
 from qwenimg.common.families.qwen_image_21.checkpoint import open_folder
 from qwenimg.common.families.qwen_image_21.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image_21.known import LICENSE
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
-from qwenimg.common.families.qwen_image_21.published import defaults, published
-from qwenimg.common.families.qwen_image_21.small_files import PIPELINE
+from qwenimg.common.families.qwen_image_21.published import defaults, of_name, published
+from qwenimg.common.families.qwen_image_21.small_files import PIPELINE, small_files
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
@@ -55,9 +56,11 @@ FAMILY = Family(
     precision=KIND,
     published=published,
     options=QwenImage21.options,
-    choices=frozenset({"transformer", "text_encoder", "vae"}),
+    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
+    small_files=small_files,
     open=open_folder,
     describe_file=describe_file,
+    model_of=lambda transformer, choices: of_name(told_name(transformer)),
     model=lambda runtime, checkpoint, refiner: QwenImage21(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=defaults,

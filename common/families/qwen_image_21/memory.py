@@ -16,8 +16,8 @@ def step_peak(config: Qwen21Config, image: int, context: int) -> int:
 
 
 def known_bytes(config: Qwen21Config, context: int, itemsize: int) -> int:
-    """Return the bytes of keys and values of a `context`, of so many bytes a number: 512 KiB a token of the published
-    model in 16 bit."""
+    """Return the bytes of keys and values of a `context`, with `itemsize` bytes for each number: 512 KiB a token of
+    the published model in 16 bit."""
     return 2 * config.num_layers * context * config.dim * itemsize
 
 

@@ -35,14 +35,13 @@ from qwenimg.common.parts.texts.picture_texts import (
 )
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures.patches import QWEN3_VL
-from qwenimg.common.pipeline import start
-from qwenimg.common.pipeline.denoiser import Phase, phases
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.steps.denoiser import Phase, phases
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
@@ -56,7 +55,7 @@ MULTIPLE = 32  # pixels: an image has whole slots of 2 x 2 tokens
 
 
 def _before(pictures: int) -> str:
-    """Return the text in front of a prompt with so many pictures."""
+    """Return the text in front of a prompt with `pictures` pictures."""
     return " ".join(f"<image{i}>{VISION}" for i in range(1, pictures + 1))
 
 
@@ -119,10 +118,11 @@ class QwenImage21(FlowModel):
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
         if request.images and not self.sees:
-            if start.starts_from_noise(request):
+            if request.starts_from_noise:
                 raise UsageError(
-                    "the text encoder has no vision tower, by which the model sees pictures (GGUF files have none): "
-                    "give a whole one, as safetensors, or a strength below 1, to start from the picture"
+                    "the text encoder has no vision tower, by which the model sees pictures: give a whole one, or its "
+                    "tower too (--text-encoder FILE --text-encoder mmproj.gguf), or a strength below 1, to start from "
+                    "the picture"
                 )
             return []
         return [self.shape_of(*references.size(image)) for image in request.images]

@@ -16,6 +16,11 @@ from qwenimg.common.sampling.flow_match import FlowMatchConfig
 LEVELS: dict[str, tuple[float, ...]] = {"qwen-image-2.1": (), "qwen-image-2.1-turbo": small_files.TURBO}
 
 
+def of_name(name: str) -> str:
+    """Return the published model that a file or folder called `name` is of: Turbo if it says so."""
+    return "qwen-image-2.1-turbo" if "turbo" in name.lower() else "qwen-image-2.1"
+
+
 def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
     if (levels := LEVELS.get(name)) is None:

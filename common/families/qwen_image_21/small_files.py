@@ -6,6 +6,7 @@ from __future__ import annotations
 from qwenimg.common.families.qwen_image_21.checkpoint import SAMPLE_SIGMAS
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.vaes import qwen21_vae
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 
 PIPELINE = "QwenImage21Pipeline"
@@ -26,6 +27,12 @@ def scheduler(levels: tuple[float, ...]) -> dict[str, object]:
         "use_dynamic_shifting": not levels,
         **({} if levels else by_size),
     }
+
+
+def small_files(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return JSON by its path, for a folder that lacks these files."""
+    levels = checkpoint.scheduler.sample_sigmas
+    return {"model_index.json": index(levels), "scheduler/scheduler_config.json": scheduler(levels)}
 
 
 def index(levels: tuple[float, ...]) -> dict[str, object]:

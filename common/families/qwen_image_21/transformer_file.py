@@ -13,7 +13,7 @@ from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import is_folder
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
@@ -68,6 +68,4 @@ def open_transformer(path: Path, like: Qwen21Config, *, whole: bool = False) -> 
     tensor shows. Raises ModelError."""
     if is_folder(path):
         return PLAIN.open(path, like, whole=whole)
-    header = read_header(path)
-    header.file.close()
-    return file_of(header).open(path, like, whole=whole)
+    return file_of(peek(path)).open(path, like, whole=whole)

@@ -4,7 +4,7 @@ All is checked before a weight is read. The third text encoder, T5, may be absen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3 import published, single_file
@@ -113,7 +113,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _published(name: str) -> Any:
-    """Return the configuration of a component that the model lacks; of a transformer, that of SD 3 medium."""
+    """Return the published configuration of a component that the model lacks; for a transformer, SD 3 medium's."""
     if name in ("transformer", "vae"):
         return kl_vae.STABLE_DIFFUSION_3 if name == "vae" else published.transformer("sd3-medium")
     return published.text(name)
@@ -125,24 +125,18 @@ def _published(name: str) -> Any:
 def _with_tokenizers(checkpoint: Checkpoint, near: Path | None, choices: Choices) -> Checkpoint:
     """Return `checkpoint` with its folder's tokenizers, or with the chosen ones or those that are on this machine, the
     nearest to the file `near`. Raise ModelError, and close it then."""
-    try:
+    with closed_on_error(checkpoint):
         texts = {name: part.config for name, part in checkpoint.texts.items()}
         tokenizers = {
             name: _of_folder(checkpoint.source, name, config) if near is None else _of_file(near, name, config, choices)
             for name, config in texts.items()
         }
-    except BaseException:
-        checkpoint.close()
-        raise
     return replace(checkpoint, tokenizers=tokenizers)
 
 
-def _loader(name: str) -> Callable[[Path], Any]:
-    return t5_tokenizer.load if name == T5 else clip_tokenizer.load
-
-
 def _of_folder(folder: Path, name: str, config: Any) -> TokenizerFiles:
-    return open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), _loader(name), config)
+    load = t5_tokenizer.load if name == T5 else clip_tokenizer.load
+    return open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), load, config)
 
 
 def _of_file(path: Path, name: str, config: Any, choices: Choices) -> TokenizerFiles:
@@ -180,7 +174,7 @@ def _with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
 
 
 def _opened(checkpoint: Checkpoint, part: str, path: Path, *, whole: bool) -> tuple[str, Component]:
-    """Open one of PARTS, and return its name in the model; that of a text encoder shows in its tensors."""
+    """Open one of PARTS, and return its name in the model; a text encoder's name shows in its tensors."""
     if part == "transformer":
         return part, single_file.open_transformer(path, checkpoint[part].config, whole=whole)
     if part == "vae":

@@ -18,12 +18,12 @@ from qwenimg.common.networks.denoisers.sd3_dit import PATCH, SD3Config
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.pipeline.denoiser import phases
-from qwenimg.common.pipeline.flow_model import FlowRun, shapes_of
-from qwenimg.common.pipeline.guidance import Branch, Guidance, cfg
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.pooled_flow_model import PooledFlowModel
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.flow_model import FlowRun, shapes_of
+from qwenimg.common.pipeline.models.pooled_flow_model import PooledFlowModel
+from qwenimg.common.pipeline.steps.denoiser import phases
+from qwenimg.common.pipeline.steps.guidance import Branch, Guidance, cfg
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request import skip_layers
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint

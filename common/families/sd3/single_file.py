@@ -121,7 +121,7 @@ def _vae(header: Header, *, whole: bool) -> Component:
 
 
 def _check_known(header: Header, components: dict[str, Component], parts: list[str] | None = None) -> None:
-    """Raise ModelError if the file holds a tensor of none of its `components`, but for those of other `parts`."""
+    """Raise ModelError if the file holds a tensor that belongs neither to its `components` nor to other `parts`."""
     prefixes = {"vae": VAES, **{text.component: (text.prefix,) for text in texts()}, T5: (T5_PREFIX,)}
     others = [prefix for part in (parts or []) if part in prefixes for prefix in prefixes[part]]
     check_whole(header, components.values(), "Stable Diffusion 3", others)

@@ -221,8 +221,8 @@ def _with(checkpoint: Checkpoint, path: Path, opener: Callable[[Checkpoint, Path
 
 
 def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:
-    """Open a UNet with ldm names, alone or in a whole model, or with diffusers' names and the model's configuration. It
-    predicts what the model's UNet does."""
+    """Open a UNet with ldm names, alone or in a whole model, or with diffusers' names and the model's configuration.
+    Its prediction is of the kind of the model's UNet."""
     opened = _ldm_file(path)
     if opened is None:
         return open_component(unet.NETWORK, path, checkpoint["unet"].config, "unet")

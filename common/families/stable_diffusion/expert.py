@@ -17,9 +17,9 @@ from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.clip_texts import ClipTexts
-from qwenimg.common.pipeline.guidance import Guidance, cfg
-from qwenimg.common.pipeline.inpaint import Latents
-from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
+from qwenimg.common.pipeline.steps.inpaint import Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint

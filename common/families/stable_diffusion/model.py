@@ -21,14 +21,14 @@ from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.control_net import ControlNet
-from qwenimg.common.pipeline import inpaint
-from qwenimg.common.pipeline.denoiser import Denoiser, phases
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.evaluation import strategy
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, Solver
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.parts.control_net import Controller
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.steps import inpaint
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, phases
+from qwenimg.common.pipeline.steps.evaluation import strategy
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, Solver
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -50,7 +50,7 @@ class StableDiffusion:
     images: tuple[int, int] = (0, 1)
     sees_alpha = False
     repeats_images = False
-    nets: Mapping[str, ControlNet] = MappingProxyType({})
+    nets: Mapping[str, Controller] = MappingProxyType({})
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
@@ -109,7 +109,7 @@ class StableDiffusion:
         base = self.runtime.changed(self.checkpoint, change, self.residents.weights)
         return StableDiffusion(*base, None if self.refiner is None else self.refiner.checkpoint)
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
+    def control(self, nets: Mapping[str, Controller]) -> None:
         assert not nets, "no row of this family opens any"
 
     def check_weights(self) -> None:

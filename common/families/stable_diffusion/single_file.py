@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.safe_files import bad, closed_on_error
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.stable_diffusion import unet_keys
@@ -68,7 +68,7 @@ class Detected:
 class SingleFile:
     """An opened file: configurations and plans of the components that it has, in diffusers' names.
 
-    A VAE alone does not show the scale of its latents: replace its `scaling_factor` by that of the model that it is
+    A VAE alone does not show the scale of its latents: replace its `scaling_factor` by the one of the model that it is
     used with."""
 
     path: Path
@@ -201,12 +201,9 @@ def open_file(path: Path, prediction: Prediction | None = None) -> SingleFile:
     """Check every tensor of `path` and plan its components. Raises ModelError: a tensor that is missing, unknown, of
     another shape or in a dtype that is not read."""
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         detected = detect(header, prediction)
         return _opened(header, detected)
-    except BaseException:
-        header.file.close()
-        raise
 
 
 def scheduler_fields(detected: Detected) -> dict[str, object]:

@@ -20,15 +20,12 @@ _USE = "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header, by GGUF's architecture and the names of its tensors; None for
     another file."""
-    if gguf.may_be(header, zimage_dit.NETWORK.architectures) and _is_transformer(header):
+    has_names = transformer_file.prefix_of(header.tensors) is not None
+    if has_names and gguf.may_be(header, zimage_dit.NETWORK.architectures):
         return "transformer"
     if gguf.may_be(header, qwen3.NETWORK.architectures) and qwen3.is_in(header.tensors):
         return "text_encoder"
     return "vae" if vae_files.latent_channels(header.tensors) == kl_vae.FLUX_1.latent_channels else None
-
-
-def _is_transformer(header: Header) -> bool:
-    return transformer_file.prefix_of(header.tensors) is not None
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:

@@ -18,11 +18,11 @@ from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.pipeline.denoiser import phases
-from qwenimg.common.pipeline.flow_model import FlowModel, FlowRun, shapes_of
-from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.step_cache import Pass
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.steps.denoiser import phases
+from qwenimg.common.pipeline.steps.guidance import Guidance
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint

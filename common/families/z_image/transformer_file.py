@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.safe_files import bad, closed_on_error
 from qwenimg.common.formats.headers import read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import zimage_dit
@@ -54,7 +54,7 @@ def open_transformer(path: Path, like: ZImageConfig, *, whole: bool = False) -> 
     which no tensor shows. Raises ModelError."""
     network, title = zimage_dit.NETWORK, "transformer"
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         check_architecture(header, network.architectures, title)
         prefix = _checked_prefix(header)
         config = config_of(header, prefix, like)
@@ -62,9 +62,6 @@ def open_transformer(path: Path, like: ZImageConfig, *, whole: bool = False) -> 
             return authors_names.open_transformer(
                 header, prefix, network, config, place, "Z-Image", ignored=(_IGNORED,), whole=whole
             )
-    except BaseException:
-        header.file.close()
-        raise
     header.file.close()
     return open_component(network, path, config, title, lambda manifest: lambda key: _renamed(key, prefix), whole=whole)
 

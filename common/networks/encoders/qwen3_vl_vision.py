@@ -30,19 +30,41 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model, qwen3, qwen3_vl, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
-from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
 from qwenimg.common.numbers import rope
+from qwenimg.common.weights.joined import Joins
+from qwenimg.common.weights.keys import Rename
 from qwenimg.common.weights.plan import Uses
 
 _NAMES = vision_tower.NAMES | {
     "num_position_embeddings": "positions",
     "deepstack_visual_indexes": "deep_layers",
 }
+_MMPROJ_KEY = re.compile(
+    r"(?:v\.(?:blk\.(?P<layer>\d+)\.|deepstack\.(?P<deep>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\."
+    r"(?P<leaf>weight(?:\.1)?|bias)"
+)
+_MMPROJ = {  # llama.cpp's names of layers, in files called mmproj
+    "patch_embd": "patch_embed.proj",
+    "position_embd": "pos_embed",
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ffn_up": "mlp.linear_fc1",
+    "ffn_down": "mlp.linear_fc2",
+    "norm": "norm",
+    "fc1": "linear_fc1",
+    "fc2": "linear_fc2",
+    "post_ln": "merger.norm",
+    "mm.0": "merger.linear_fc1",
+    "mm.2": "merger.linear_fc2",
+}
 _FIXED = {"hidden_act": "gelu_pytorch_tanh", "in_channels": CHANNELS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3VLVisionConfig(Qwen3VLConfig):
+class Qwen3VLVisionConfig(TowerConfig, Qwen3VLConfig):
     """The configuration of both parts; the defaults are those of Qwen3-VL-8B."""
 
     mrope_section: tuple[int, ...] = field(default=(24, 20, 20), metadata=NESTED)
@@ -58,7 +80,7 @@ class Qwen3VLVisionConfig(Qwen3VLConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vision_tower.check(self)
+        vision_tower.check(self, self.head_dim)
         if self.side**2 != self.positions:
             raise ModelError(f"num_position_embeddings {self.positions} is not a square")
         deep, most = self.deep_layers, min(self.vision_depth, self.num_hidden_layers)
@@ -69,10 +91,6 @@ class Qwen3VLVisionConfig(Qwen3VLConfig):
             )
 
     @property
-    def vision_head_dim(self) -> int:
-        return self.vision_width // self.vision_heads
-
-    @property
     def side(self) -> int:
         """The positions along a side of the table."""
         return isqrt(self.positions)
@@ -81,16 +99,6 @@ class Qwen3VLVisionConfig(Qwen3VLConfig):
     def vision_feed_forward(self) -> int:
         """The arrays of the feed-forward's width in memory at its peak: it is not gated."""
         return 2
-
-    @property
-    def patch_values(self) -> int:
-        """The numbers of one patch: channels, time, rows and columns."""
-        return CHANNELS * self.taps_in_time * self.patch_size**2
-
-    @property
-    def slot(self) -> int:
-        """The pixels along a side of a slot."""
-        return self.patch_size * self.merge_size
 
 
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +116,9 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def described(config: Qwen3VLVisionConfig) -> dict[str, object]:
     """Return the keys of config.json that have the vision tower and the sections of RoPE."""
-    return vision_tower.described(config, _NAMES, {"rope_type": "default", "mrope_interleaved": True})
+    return vision_tower.described(
+        config, config.hidden_size, _NAMES, {"rope_type": "default", "mrope_interleaved": True}
+    )
 
 
 def manifest(config: Qwen3VLVisionConfig) -> Manifest:
@@ -157,6 +167,29 @@ def rename(key: str) -> str | None:
     return vision_tower.rename(key) or qwen3_vl.rename(key)
 
 
+def names(config: Qwen3VLVisionConfig) -> Rename:
+    """Return `rename`, which also knows the names of llama.cpp's file of the vision tower: there the number of a deep
+    merger is that of the layer before it."""
+    deep = {str(layer): i for i, layer in enumerate(config.deep_layers)}
+
+    def named(key: str) -> str | None:
+        match = _MMPROJ_KEY.fullmatch(key) if key.startswith(("v.", "mm.")) else None
+        if match is None or match["part"] not in _MMPROJ or match["deep"] not in (None, *deep):
+            return rename(key)
+        tap = match["part"] == "patch_embd" and match["leaf"] != "bias"
+        part = "patch_embed.tap" if tap else _MMPROJ[match["part"]]
+        block = f"blocks.{match['layer']}." if match["layer"] else ""
+        block += f"deepstack_merger_list.{deep[match['deep']]}." if match["deep"] else ""
+        return f"{PREFIX}{block}{part}.{match['leaf']}"
+
+    return named
+
+
+def joins(manifest: Manifest) -> Joins:
+    """Return the weight that a file for llama.cpp has in two tensors: the taps in time."""
+    return vision_tower.joined_taps()
+
+
 # A picture
 
 
@@ -194,6 +227,8 @@ NETWORK = replace(
     used=used,
     fields=fields,
     rename=rename,
+    joins=joins,
+    architectures=qwen3_vl.NETWORK.architectures | {vision_tower.MMPROJ},
     traced=(
         *(block for block in qwen3_vl.NETWORK.traced if block.name == "layer"),
         Block(name="tower", paths=re.compile("visual")),

@@ -28,12 +28,11 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model, qwen_vl, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
-from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table
+from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses, as_stored
 
-MMPROJ = "clip"  # the architecture of llama.cpp's files of a vision tower alone
 _MMPROJ_KEY = re.compile(
     r"(?:v\.(?:blk\.(?P<layer>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\.(?P<leaf>weight(?:\.1)?|bias)"
 )
@@ -60,7 +59,7 @@ Group = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVLVisionConfig(QwenVLConfig):
+class QwenVLVisionConfig(TowerConfig, QwenVLConfig):
     """The configuration of both parts; the defaults are those of Qwen2.5-VL-7B."""
 
     mrope_section: tuple[int, ...] = field(default=(16, 24, 24), metadata=NESTED)
@@ -76,7 +75,7 @@ class QwenVLVisionConfig(QwenVLConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vision_tower.check(self)
+        vision_tower.check(self, self.head_dim)
         if self.window_size % (self.patch_size * self.merge_size):
             raise ModelError(
                 f"window_size {self.window_size} is not a multiple of patches of {self.patch_size} in blocks of "
@@ -84,23 +83,9 @@ class QwenVLVisionConfig(QwenVLConfig):
             )
 
     @property
-    def vision_head_dim(self) -> int:
-        return self.vision_width // self.vision_heads
-
-    @property
     def vision_feed_forward(self) -> int:
         """The arrays of the feed-forward's width in memory at its peak: it is gated."""
         return 3
-
-    @property
-    def patch_values(self) -> int:
-        """The numbers of one patch: channels, time, rows and columns."""
-        return CHANNELS * self.taps_in_time * self.patch_size**2
-
-    @property
-    def slot(self) -> int:
-        """The pixels along a side of a slot."""
-        return self.patch_size * self.merge_size
 
     @property
     def window(self) -> int:
@@ -121,7 +106,7 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def described(config: QwenVLVisionConfig) -> dict[str, object]:
     """Return the keys of config.json that have the vision tower and the sections of RoPE."""
-    return vision_tower.described(config, _NAMES, {"type": "mrope"})
+    return vision_tower.described(config, config.hidden_size, _NAMES, {"type": "mrope"})
 
 
 def manifest(config: QwenVLVisionConfig) -> Manifest:
@@ -165,11 +150,10 @@ def rename(key: str) -> str | None:
 
 def joins(manifest: Manifest) -> Joins:
     """Return the weights that a file for llama.cpp has in several tensors: q, k and v apart, and the taps in time."""
-    tap = f"{PREFIX}patch_embed.tap.weight"
     fused = {
         name: Join(tuple(name.replace("qkv", part) for part in "qkv")) for name in manifest if ".attn.qkv." in name
     }
-    return fused | {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
+    return {**fused, **vision_tower.joined_taps()}
 
 
 # A picture
@@ -220,7 +204,7 @@ NETWORK = replace(
     fields=fields,
     rename=rename,
     joins=joins,
-    architectures=qwen_vl.NETWORK.architectures | {MMPROJ},
+    architectures=qwen_vl.NETWORK.architectures | {vision_tower.MMPROJ},
     traced=(
         *(block for block in qwen_vl.NETWORK.traced if block.name == "layer"),
         Block(name="tower", paths=re.compile("visual")),

@@ -7,20 +7,23 @@ The patch kernel has several taps in time, which all see the same picture.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.numbers import rope
+from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses
 
 CHANNELS = 3
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 PREFIX = "visual."
+MMPROJ = "clip"  # the architecture of llama.cpp's files of a vision tower alone
 _PREFIXES = ("model.visual.", "vision_tower.", PREFIX)
 NAMES = {  # of vision_config: of the configuration here
     "depth": "vision_depth",
@@ -36,29 +39,32 @@ NESTED = {"in_files": False}  # metadata of fields in objects of their own: `des
 Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-class TowerConfig(Protocol):
-    """The configuration of a language model with its tower, as the functions here take it."""
+@dataclass(frozen=True, kw_only=True)
+class TowerConfig:
+    """The fields of a configuration that describe the tower and its pictures."""
+
+    mrope_section: tuple[int, ...]
+    vision_depth: int
+    vision_width: int
+    vision_inner: int
+    vision_heads: int
+    patch_size: int  # pixels
+    merge_size: int  # patches a side of a slot
+    taps_in_time: int
 
     @property
-    def hidden_size(self) -> int: ...
+    def vision_head_dim(self) -> int:
+        return self.vision_width // self.vision_heads
 
     @property
-    def head_dim(self) -> int: ...
+    def patch_values(self) -> int:
+        """The numbers of one patch: channels, time, rows and columns."""
+        return CHANNELS * self.taps_in_time * self.patch_size**2
 
     @property
-    def mrope_section(self) -> tuple[int, ...]: ...
-
-    @property
-    def vision_width(self) -> int: ...
-
-    @property
-    def vision_heads(self) -> int: ...
-
-    @property
-    def vision_head_dim(self) -> int: ...
-
-    @property
-    def merge_size(self) -> int: ...
+    def slot(self) -> int:
+        """The pixels along a side of a slot."""
+        return self.patch_size * self.merge_size
 
 
 class PicturePlace(NamedTuple):
@@ -69,24 +75,33 @@ class PicturePlace(NamedTuple):
     columns: int
 
 
-def check(config: TowerConfig) -> None:
-    """Raise ModelError for a configuration whose numbers do not go together."""
-    if len(config.mrope_section) != 3 or 2 * sum(config.mrope_section) != config.head_dim:
+def check(config: TowerConfig, head_dim: int) -> None:
+    """Raise ModelError for numbers that do not go together. head_dim: the width of the language model's heads."""
+    if len(config.mrope_section) != 3 or 2 * sum(config.mrope_section) != head_dim:
         raise ModelError(
             f"mrope_section {list(config.mrope_section)} must be three numbers that add up to half of the heads' "
-            f"width {config.head_dim}"
+            f"width {head_dim}"
         )
     if config.vision_width % (4 * config.vision_heads):
         raise ModelError(f"vision hidden_size {config.vision_width} is not a multiple of 4 x {config.vision_heads}")
 
 
-def described(config: TowerConfig, names: Mapping[str, str], rope: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of config.json that have the tower, by `names`, and the sections of RoPE beside `rope`."""
+def described(
+    config: TowerConfig, width: int, names: Mapping[str, str], rope: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the keys of config.json that have the tower, by `names`, and the sections of RoPE beside `rope`. width:
+    the channels that the language model takes."""
     vision = {theirs: getattr(config, ours) for theirs, ours in names.items()}
     return {
-        "vision_config": vision | {"out_hidden_size": config.hidden_size},
+        "vision_config": vision | {"out_hidden_size": width},
         "rope_scaling": {**rope, "mrope_section": config.mrope_section},
     }
+
+
+def joined_taps() -> Joins:
+    """Return the patch kernel, of which such a file has each tap in time."""
+    tap = f"{PREFIX}patch_embed.tap.weight"
+    return {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
 
 
 def flat_kernel(uses: Uses) -> Uses:

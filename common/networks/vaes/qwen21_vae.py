@@ -18,7 +18,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes import qwen_vae, wan_names
 from qwenimg.common.networks.vaes.qwen_vae import gain, mid, residual
 
 CLASS_NAME = "AutoencoderKLQwenImage21"
@@ -161,8 +161,8 @@ def manifest(config: Qwen21VAEConfig) -> Manifest:
 
 
 def rename(key: str) -> str:
-    """Return the manifest key of a file's key."""
-    return next((key.removeprefix(prefix) for prefix in _PREFIXES if key.startswith(prefix)), key)
+    """Return the manifest key of a file's key, in diffusers' names or in Wan's."""
+    return wan_names.rename(next((key.removeprefix(prefix) for prefix in _PREFIXES if key.startswith(prefix)), key))
 
 
 def _encoder(config: Qwen21VAEConfig) -> Manifest:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.headers import peek, read_header
@@ -82,7 +82,7 @@ def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool)
     """Open the text encoder `name` in the file `path`. Its configuration is `config` if that `is_known`, else its sizes
     are the file's, and `config` is its published type. Raises ModelError."""
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         layout = find(header.tensors)
         if layout is None:
             raise bad(path, NO_CLIP)
@@ -91,9 +91,6 @@ def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool)
             config = _own_config(header, prefix, open_clip, name, config)
         if open_clip:
             return _open_clip(header, prefix, name, config)
-    except BaseException:
-        header.file.close()
-        raise
     header.file.close()
 
     def rename(key: str) -> str | None:

@@ -16,6 +16,7 @@ class Piece:
     license: str
     purpose: str
     files: tuple[str, ...]
+    tokenizer: str = "tokenizer"  # the folder of it, if there is one
     family: str = ""  # the family of models whose small files they are
     controls: str = ""  # the family of models that they control, as a control network
 
@@ -38,13 +39,17 @@ T5_TOKENIZER = Piece(
     purpose="the words of T5, for a model in one file",
     files=("spiece.model", "tokenizer_config.json", "special_tokens_map.json"),
 )
-_SMALL_FILES = (
+_CONFIGURATIONS = (
     "model_index.json",
     "scheduler/scheduler_config.json",
     *(f"{part}/config.json" for part in ("transformer", "text_encoder", "vae")),
-    *(f"tokenizer/{name}.json" for name in ("vocab", "tokenizer", "tokenizer_config", "added_tokens")),
-    *(f"tokenizer/{name}" for name in ("merges.txt", "special_tokens_map.json")),
 )
+_TOKENIZER = (
+    *(f"{name}.json" for name in ("vocab", "tokenizer", "tokenizer_config", "added_tokens")),
+    "merges.txt",
+    "special_tokens_map.json",
+)
+_SMALL_FILES = (*_CONFIGURATIONS, *(f"tokenizer/{name}" for name in _TOKENIZER))
 QWEN_IMAGE_FILES = Piece(
     name="qwen-image-files",
     repo="Qwen/Qwen-Image",
@@ -75,4 +80,22 @@ FLUX_2_FILES = Piece(
     files=_SMALL_FILES,
     family="flux2",
 )
-PIECES = (CLIP_TOKENIZER, T5_TOKENIZER, QWEN_IMAGE_FILES, Z_IMAGE_FILES, FLUX_2_FILES)
+QWEN_IMAGE_21_FILES = Piece(
+    name="qwen-image-2.1-files",
+    repo="Qwen/Qwen-Image-2.1",
+    title="the small files of Qwen-Image-2.1",
+    bytes=15_900_000,
+    license="Qwen Research (non-commercial)",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=(*_CONFIGURATIONS, *(f"processor/{name}" for name in _TOKENIZER)),
+    tokenizer="processor",
+    family="qwen-image-2.1",
+)
+PIECES = (
+    CLIP_TOKENIZER,
+    T5_TOKENIZER,
+    QWEN_IMAGE_FILES,
+    Z_IMAGE_FILES,
+    FLUX_2_FILES,
+    QWEN_IMAGE_21_FILES,
+)

@@ -50,7 +50,7 @@ class TemplateTexts(PromptTexts[str]):
         return [list(tokens.ids), tokens.pads, template.dropped, template.seen, list(self.encoder.config.taps)]
 
     def cut(self, prompt: str) -> str:
-        """Return the number of tokens that are seen and of those that are not."""
+        """Return the numbers of tokens that are seen and that are not."""
         lost = self.fill(prompt).lost
         return f"the model sees its first {self.template.seen} tokens, not the last {lost}" if lost else ""
 

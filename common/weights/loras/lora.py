@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from qwenimg.common.base.safe_files import OpenFile, bad, is_file
+from qwenimg.common.base.safe_files import OpenFile, bad, closed_on_error, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
 from qwenimg.common.formats.safetensors import read_header
@@ -80,14 +80,11 @@ def read_lora(path: Path) -> LoraFile:
     inside = path / ADAPTER
     path = inside if is_file(inside) else path
     header = read_header(path)
-    try:
+    with closed_on_error(header.file):
         pieces = {key: TensorSlice(key, header.file, *stored) for key, stored in header.tensors.items()}
         modules = _modules(path, pieces)
         peft = read_config(path, header.metadata, modules)
         return LoraFile(file=header.file, modules=modules, metadata=header.metadata, peft=peft)
-    except BaseException:
-        header.file.close()
-        raise
 
 
 def fit(lora: LoraFile, names: Names) -> Deltas:

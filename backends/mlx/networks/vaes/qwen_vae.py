@@ -35,7 +35,7 @@ class ResidualBlock(mlx.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def __call__(self, x: Array) -> Array:
-        update = self.conv1(ops.norm_silu(self.norm1, x))
+        update = ops.eval(self.conv1(ops.norm_silu(self.norm1, x)))
         update = self.conv2(ops.norm_silu(self.norm2, update))
         return ops.residual(self.conv_shortcut(x) if hasattr(self, "conv_shortcut") else x, update)
 

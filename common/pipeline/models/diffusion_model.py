@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline.denoiser import Denoiser
-from qwenimg.common.pipeline.guidance import Guidance
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment
+from qwenimg.common.pipeline.steps.denoiser import Denoiser
+from qwenimg.common.pipeline.steps.guidance import Guidance
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
@@ -63,7 +63,7 @@ class DiffusionModel(Protocol):
     repeats_images: bool  # True: from the noise that an image of a request was made of, the model draws it again
     sees_mask: int
     few_steps: Mapping[str, FewSteps]  # by name
-    nets: Mapping[str, ControlNet]  # of the present request, by their names in it
+    nets: Mapping[str, Controller]  # the control networks and LoRAs of the present request, by their names in it
 
     @property
     def lora_names(self) -> Names:
@@ -104,7 +104,8 @@ class DiffusionModel(Protocol):
         ...
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
-        """Encode as many of `prompts` as fit now, the rest when they are needed. images: those of all requests."""
+        """Encode as many of `prompts` as fit now; the rest is encoded when it is needed. images: the images of all
+        requests."""
         ...
 
     def adapt(self, deltas: Deltas) -> None:
@@ -112,8 +113,9 @@ class DiffusionModel(Protocol):
         LoRAs change. Raises ModelError and NumericsError."""
         ...
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
-        """Replace the control networks of the last request by `nets`, by their names in the next one. Loads nothing."""
+    def control(self, nets: Mapping[str, Controller]) -> None:
+        """Replace the control networks and LoRAs of the last request by `nets`, by their names in the next one. Loads
+        nothing."""
         ...
 
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> AbstractContextManager[PreparedRun]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from qwenimg.common.parts.texts.padded_texts import SeparateTexts
-from qwenimg.common.pipeline.flow_model import FlowModel
-from qwenimg.common.pipeline.plan import SamplingPlan
+from qwenimg.common.pipeline.models.flow_model import FlowModel
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Modulation
 from qwenimg.common.runtime.stages import Stage

@@ -19,17 +19,17 @@ import numpy as np
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline import inpaint, start
-from qwenimg.common.pipeline.denoiser import Denoiser, Phase
-from qwenimg.common.pipeline.diffusion_model import Image
-from qwenimg.common.pipeline.evaluation import Evaluate, serial, strategy
-from qwenimg.common.pipeline.guidance import Branch, Guidance
-from qwenimg.common.pipeline.inpaint import Initial, Latents
-from qwenimg.common.pipeline.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.steps import inpaint
+from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase
+from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial, strategy
+from qwenimg.common.pipeline.steps.guidance import Branch, Guidance
+from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import group
@@ -62,7 +62,7 @@ class FlowModel(ABC):
     scale: int
     channels: int
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
-    nets: Mapping[str, ControlNet] = MappingProxyType({})
+    nets: Mapping[str, Controller] = MappingProxyType({})
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -125,7 +125,7 @@ class FlowModel(ABC):
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each image that is encoded."""
         references, controls = self.reference_shapes(request), [shape for _ in request.controls]
-        starts_from_image = request.image is not None and not (references and start.starts_from_noise(request))
+        starts_from_image = request.image is not None and not (references and request.starts_from_noise)
         return [*controls, *references, *([shape] if starts_from_image else [])]
 
     def prompt(self, text: str, images: Sequence[Image]) -> Hashable:
@@ -196,14 +196,17 @@ class FlowModel(ABC):
         if not before["transformer"].plan.same_deltas(now.plan):
             self.residents.adapt("transformer", now)
 
-    def control(self, nets: Mapping[str, ControlNet]) -> None:
-        before = [net.name for net in self.nets.values()]
-        if self.runtime.bits is not None:
-            nets = {
-                name: replace(net, component=net.component.quantised(self.runtime.bits)) for name, net in nets.items()
-            }
-        self.nets = nets
-        self.checkpoint = self.checkpoint.with_nets({net.name: net.component for net in nets.values()}, before)
+    def control(self, nets: Mapping[str, Controller]) -> None:
+        before = [net.name for net in networks(self.nets.values())]
+        self.nets = {name: self._reduced(net) for name, net in nets.items()}
+        components = {net.name: net.component for net in networks(self.nets.values())}
+        self.checkpoint = self.checkpoint.with_nets(components, before)
+
+    def _reduced(self, net: Controller) -> Controller:
+        """Return a control network with its weights quantized as those of the model are."""
+        if not isinstance(net, ControlNet) or self.runtime.bits is None:
+            return net
+        return replace(net, component=net.component.quantised(self.runtime.bits))
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.pipeline.guidance import Branch
+from qwenimg.common.pipeline.steps.guidance import Branch
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.pipeline.evaluation import Evaluate, serial
-from qwenimg.common.pipeline.guidance import Branch
-from qwenimg.common.pipeline.inpaint import Blend
-from qwenimg.common.pipeline.plan import SamplingPlan
-from qwenimg.common.pipeline.step_cache import Pass, StepCache
+from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial
+from qwenimg.common.pipeline.steps.guidance import Branch
+from qwenimg.common.pipeline.steps.inpaint import Blend
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.pipeline.steps.step_cache import Pass, StepCache
 from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.runtime import Runtime
 

@@ -26,7 +26,7 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Condition, Control, DenoiserNetwork, Engine, TimeStep
 
 if TYPE_CHECKING:
-    from qwenimg.common.pipeline.evaluation import Evaluate
+    from qwenimg.common.pipeline.steps.evaluation import Evaluate
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Guidance:
         return (prompt, unconditional, *self.more(request))
 
     def combined(self, engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
-        """Return the prediction of a step; that of a single branch unchanged."""
+        """Return the prediction of a step, combined from the branches'; a single branch's is unchanged."""
         return predictions[0] if len(predictions) == 1 else self.formula(engine, request, predictions)
 
 

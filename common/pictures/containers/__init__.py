@@ -1,0 +1,1 @@
+"""The structure of picture files, read before anything is decoded."""

@@ -1,0 +1,1 @@
+"""The steps of a run: schedules and guidance as data, predictions, the step cache, and masks."""
