@@ -209,7 +209,7 @@ def test_type_and_prediction(
     detected = opened.detected
     print("\n".join(detected.reasons))
     assert (detected.kind, detected.prediction, detected.zero_snr) == (kind, prediction, "ztsnr" in extra)
-    assert not detected.inpaint and not detected.lacks
+    assert not detected.lacks
     assert told in "\n".join(detected.reasons)
     fields = single_file.scheduler_fields(detected)
     assert fields["prediction_type"] == {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}[prediction]
@@ -231,7 +231,7 @@ def test_inpainting(tmp_path: Path) -> None:
     save_file(tiny_ldm.one_file("sd1", models), tmp_path / "a.safetensors")
     opened = open_file(tmp_path / "a.safetensors")
     opened.close()
-    assert opened.detected.inpaint and opened.unet is not None and opened.unet.in_channels == 9
+    assert opened.unet is not None and opened.unet.in_channels == 9
     assert "9 channels (inpainting" in "\n".join(opened.detected.reasons)
 
 

@@ -97,7 +97,7 @@ def write_published_flux2(folder: Path, name: str) -> Path:
 
 
 def write_published_flux(folder: Path, name: str) -> Path:
-    """Flux.1 `name`, without tokenizers."""
+    """Flux.1 `name`, with a folder for its tokenizer, which has no files."""
     model = flux.published(name)
     assert model is not None
     guided = model.components["transformer"].config.guidance_embeds
@@ -107,6 +107,7 @@ def write_published_flux(folder: Path, name: str) -> Path:
         _write_part(folder / part, network, config)
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=guided)))
+    (folder / "tokenizer").mkdir()
     (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
     return folder
 
