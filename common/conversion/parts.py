@@ -131,11 +131,15 @@ def _code_fields(code: Codes) -> dict[str, object]:
 def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     """Return pipeline, scheduler, tokenizers and license by their paths in the folder. Raises ModelError."""
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
-    of_family = opened.family.small_files(checkpoint) if opened.family.small_files is not None else {}
+    is_bare, ships = not is_file(source / "model_index.json"), opened.family.model_of is not None
+    of_family: Mapping[str, Any] = {}
+    if is_bare or ships:
+        assert opened.family.small_files is not None
+        of_family = opened.family.small_files(checkpoint)
     tables: dict[str, Any] = {}
     data_of: dict[str, bytes] = {}
-    if not is_file(source / "model_index.json"):
-        tables = of_family
+    if is_bare:
+        tables = dict(of_family)
     else:
         weights = {name for group in opened.family.components for name in group}  # of a part that was left out, too
         for path in repository.used(source):

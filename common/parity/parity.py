@@ -75,6 +75,7 @@ class BlockVerdict:
 
     figures: Figures
     allowed: float
+    allowed_largest: float
     reference_faults: tuple[str, ...]
     failures: tuple[str, ...]
 
@@ -95,6 +96,7 @@ def judge(case: Case, reference: NDArray[Any], output: Output, stream: NDArray[A
     return BlockVerdict(
         figures=figures,
         allowed=allowed,
+        allowed_largest=largest,
         reference_faults=tuple(_reference_faults(reference, update)),
         failures=(
             *_faults(case, output, reference.shape, figures),

@@ -138,11 +138,6 @@ def test_a_strength_below_1_starts_from_the_picture(tiny_flux2: dict[str, Path])
     assert relative(weak.latents, mean) < 0.5 * relative(strong.latents, mean)
 
 
-def test_float16_is_refused(tiny_flux2: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="float16 is not measured"):
-        qwenimg.load(tiny_flux2["flux2-klein"], backend="cpu", precision="fp16")
-
-
 # Sizes of references
 
 
