@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from family_cases import ASKED, PROMPT, STARTING, TASKS, opener, places
+from family_cases import ASKED, PROMPT, STARTING, TASKS, opener, places, see_few_pixels
 from in_bands import in_bands
 from pretend_device import DEVICE, Shell, WrongDeviceError, pretend_engine, pretending
 from relative import relative
@@ -41,6 +41,7 @@ def pipes(
 ) -> list[Pipeline]:
     """The same model on the CPU and on the pretend device."""
     add_toy(monkeypatch, tmp_path / "networks")
+    see_few_pixels(monkeypatch)
     kind, found = request.param, places(tiny, write_toy(tmp_path / "toy"))
     load = opener(kind, found[kind], tiny)
     on_cpu = load("cpu")
