@@ -56,7 +56,7 @@ picture: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py docs/pictures/first.png $(GRID)
 
 test: $(VENV)/.test-ready
-	@echo 'Lint, types and the tests, side by side: about five minutes on two idle recent cores, twelve on two older ones.'
+	@echo 'Lint, types and the tests, side by side: about twenty minutes on two cores.'
 	@$(MAKE) -j 2 lint suite
 
 suite: $(VENV)/.test-ready
