@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import mutants_qwen
-import mutants_sd
 import pytest
 from healthy import HEALTHY
 from mutant import PRECISIONS, Judge, Mutant
@@ -16,7 +15,7 @@ QUICK = ("sums_in_another_order", "attention_not_fused", "bias_after_a_rounding"
 
 @pytest.fixture(scope="module")
 def judges(folders: dict[str, Path]) -> dict[str, Judge]:
-    return {"qwen": Judge("shapes", mutants_qwen.prepare), "sd": Judge(folders["sdxl"], mutants_sd.prepare)}
+    return {"qwen": Judge("shapes", mutants_qwen.prepare), "sd": Judge(folders["sdxl"])}
 
 
 def pairs() -> list[Any]:

@@ -95,6 +95,32 @@ class Patch:
         original = getattr(owner, name)
         self.set(owner, name, lambda *arguments, **options: change(original, *arguments, **options))
 
+    def built(self, owner: Any, change: Callable[[Any], None]) -> None:
+        """Makes every new object of that class go through change(object)."""
+
+        def changed(init: Callable[..., None], made: Any, *arguments: Any, **options: Any) -> None:
+            init(made, *arguments, **options)
+            change(made)
+
+        self.around(owner, "__init__", changed)
+
+    def exchanged(self, owner: Any, name: str, one: str, other: str) -> None:
+        """Makes `owner.name` run with two attributes of its object exchanged."""
+
+        def exchange(layer: Any) -> None:
+            first, second = getattr(layer, one), getattr(layer, other)
+            setattr(layer, one, second)
+            setattr(layer, other, first)
+
+        def changed(call: Callable[..., Any], layer: Any, *arguments: Any) -> Any:
+            exchange(layer)
+            try:
+                return call(layer, *arguments)
+            finally:
+                exchange(layer)
+
+        self.around(owner, name, changed)
+
     def attention(self, change: Callable[..., Any]) -> None:
         """Makes every attention over heads change(the original, its arguments)."""
         for owner in (self.backend.ops, self.backend.attending):  # the networks' own calls, and those of a layer
@@ -150,11 +176,6 @@ class Probe(Patch):
         else:  # a constant: nothing calls it
             self.places += 1
             self.reached.add(self.fault)
-
-    def attention(self, change: Callable[..., Any]) -> None:
-        """Makes every attention over heads change(the original, its arguments)."""
-        for owner in (self.backend.ops, self.backend.attending):  # the networks' own calls, and those of a layer
-            self.around(owner, "attention", change)
 
     def layer(self, kind: str, change: Callable[[Any, Any, Any], Any], owner: Any = None) -> None:
         cls, calls = getattr(owner or self.backend.ops, kind), self.backend.calls

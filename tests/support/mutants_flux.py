@@ -14,36 +14,26 @@ from typing import Any
 import numpy as np
 import oracle_flux
 import pytest
-from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
-from mutants_qwen import (
-    PLAIN,
-    accumulated_in_half,
-    attention_scale,
-    gelu_erf,
-    no_place,
-    no_qk_norm,
-    no_residual,
-    no_rope,
-    norm_in_half,
-    packing_order,
-    pixels_truncated,
-    red_and_blue_exchanged,
-    rope_of_halves,
-    scale_without_one,
-    shift_off,
-    sigma_off_by_one,
-    text_not_causal,
-    vae_scale,
-    weight_transposed,
-)
-from mutants_sd3 import (
+from mutant import Judge, Mutant, Patch, PictureJudge, Plant, Scenes
+from mutants_shared import (
+    ARITHMETIC,
+    ATTENTION_WITH_ROPE,
+    NOISE_LEVELS,
+    SCALED_AND_DECODED,
+    branches_swapped,
     gates_swapped,
+    gelu_erf,
     last_scale_and_shift_swapped,
-    latents_scale_1_off,
-    no_latents_shift,
+    mask_inverted,
     of_modulation,
+    packing_order,
+    scale_without_one,
     scales_first,
     silu_left_out,
+    sines_first,
+    text_not_causal,
+    time_off,
+    velocity_sign,
 )
 from PIL import Image
 from safetensors.torch import save_file
@@ -59,7 +49,7 @@ from qwenimg.common.networks.encoders import t5
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline import control_pictures, start
+from qwenimg.common.pipeline import start
 from qwenimg.common.weights.keys import Place, Rows
 
 SIZES = ((48, 96), (64, 80), (64, 64), (80, 64), (96, 48))  # of a reference, in place of a megapixel
@@ -85,24 +75,20 @@ def pooled_text_not_read(patch: Patch) -> None:
     patch.around(owner, patch.backend.calls, without)
 
 
-def sines_first(patch: Patch) -> None:
-    owner = patch.backend.network("flux_dit").TimeTextEmbed
-
-    def exchanged(call: Any, layer: Any, times: Any, *rest: Any) -> Any:
-        return call(layer, patch.backend.join(patch.backend.halves(times), -1), *rest)
-
-    patch.around(owner, patch.backend.calls, exchanged)
-
-
 single_gate_first = of_modulation("single_gate_first", (2, 0, 1))
 
 
-def streams_modulation_exchanged(patch: Patch) -> None:
-    """The text's for the image, and the other way round."""
-    owner = patch.backend.network("flux_dit").TransformerBlock
-    patch.around(
-        owner, patch.backend.calls, lambda call, block, img, txt, mods, *rest: call(block, img, txt, mods[::-1], *rest)
-    )
+def streams_modulation_exchanged(network: str, block: str) -> Plant:
+    """Return a plant in the block of two streams: the text's for the image, and the other way round."""
+
+    def streams_modulation_exchanged(patch: Patch) -> None:
+        patch.around(
+            getattr(patch.backend.network(network), block),
+            patch.backend.calls,
+            lambda call, own, img, txt, mods, *rest: call(own, img, txt, mods[::-1], *rest),
+        )
+
+    return streams_modulation_exchanged
 
 
 def feed_forward_before_attention(patch: Patch) -> None:
@@ -123,27 +109,21 @@ def no_feed_forward_in_single_blocks(patch: Patch) -> None:
     )
 
 
-def image_first_in_single_blocks(patch: Patch) -> None:
-    """RoPE's rows: those of the image before the text's."""
-    owner = patch.backend.network("flux_dit").SingleTransformerBlock
+def image_first_in(network: str, block: str) -> Plant:
+    """Return a plant in the block of one stream: RoPE's rows of the image before the text's."""
 
-    def exchanged(call: Any, block: Any, img: Any, txt: Any, mod: Any, table: Any) -> Any:
-        return call(block, img, txt, mod, patch.backend.lib.roll(table, img.shape[1], 0))
+    def image_first_in_single_blocks(patch: Patch) -> None:
+        def exchanged(call: Any, own: Any, img: Any, txt: Any, mod: Any, table: Any) -> Any:
+            return call(own, img, txt, mod, patch.backend.lib.roll(table, img.shape[1], 0))
 
-    patch.around(owner, patch.backend.calls, exchanged)
+        patch.around(getattr(patch.backend.network(network), block), patch.backend.calls, exchanged)
+
+    return image_first_in_single_blocks
 
 
 def text_norms_of_the_image(patch: Patch) -> None:
     owner = patch.backend.network("diffusion_transformer").JointAttention
-
-    def exchanged(call: Any, layer: Any, *given: Any) -> Any:
-        layer.norm_added_q, layer.norm_q = layer.norm_q, layer.norm_added_q
-        try:
-            return call(layer, *given)
-        finally:
-            layer.norm_added_q, layer.norm_q = layer.norm_q, layer.norm_added_q
-
-    patch.around(owner, patch.backend.calls, exchanged)
+    patch.exchanged(owner, patch.backend.calls, "norm_q", "norm_added_q")
 
 
 def norm_eps(patch: Patch) -> None:
@@ -203,17 +183,6 @@ def clip_pooled_without_norm(patch: Patch) -> None:
 # The loop: what both backends share
 
 
-def velocity_sign(patch: Patch) -> None:
-    owner = patch.backend.network("flux_dit").Component
-    patch.around(owner, "predict", lambda predict, *given: -predict(*given))
-
-
-def time_off(patch: Patch) -> None:
-    patch.around(
-        model, "time_rows", lambda made, timesteps, dtype: made([0.999 * timestep for timestep in timesteps], dtype)
-    )
-
-
 def guidance_1_off(patch: Patch) -> None:
     patch.around(model, "guidance_row", lambda made, guidance, dtype: made(1.01 * guidance, dtype))
 
@@ -245,18 +214,13 @@ def text_of_256_tokens(patch: Patch) -> None:
 # Guidance by a negative prompt
 
 
-def _formula(patch: Patch, formula: Any) -> None:
-    patch.set(Flux, "guidance", replace(Flux.guidance, formula=formula))
-
-
-def branches_swapped(patch: Patch) -> None:
-    right = Flux.guidance.formula
-    _formula(patch, lambda engine, request, both: right(engine, request, both[::-1]))
-
-
 def guidance_from_the_prompt(patch: Patch) -> None:
     """pos + s (pos - neg)."""
-    _formula(patch, lambda engine, request, both: both[0] + request.true_cfg * (both[0] - both[1]))
+
+    def formula(engine: Any, request: Any, both: Any) -> Any:
+        return both[0] + request.true_cfg * (both[0] - both[1])
+
+    patch.set(Flux, "guidance", replace(Flux.guidance, formula=formula))
 
 
 def pooled_text_of_the_prompt(patch: Patch) -> None:
@@ -368,10 +332,6 @@ def mask_of_whole_latents(patch: Patch) -> None:
     patch.around(start, "_in_latents", lambda made, *given: 0 * made(*given) + made(*given)[:, :1])
 
 
-def mask_inverted(patch: Patch) -> None:
-    patch.around(control_pictures, "hole", lambda hole, *given: ~hole(*given))
-
-
 def hole_black(patch: Patch) -> None:
     """For grey."""
     patch.around(
@@ -387,25 +347,22 @@ def masked_picture_a_mean(patch: Patch) -> None:
 _ALL = (
     Mutant(guidance_not_read, "no embedding of the guidance"),
     Mutant(pooled_text_not_read, "no embedding of the pooled text"),
-    Mutant(sines_first, "sines before cosines of the time"),
+    Mutant(sines_first("flux_dit", "TimeTextEmbed"), "sines before cosines of the time"),
     Mutant(scales_first, "scales before shifts in blocks of two streams"),
     Mutant(gates_swapped, "the gates of attention and feed-forward exchanged"),
     Mutant(single_gate_first, "gates before shifts and scales in blocks of one stream"),
     Mutant(last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
-    Mutant(streams_modulation_exchanged, "each stream with the other's modulation"),
+    Mutant(streams_modulation_exchanged("flux_dit", "TransformerBlock"), "each stream with the other's modulation"),
     Mutant(scale_without_one, "`scale` for `1 + scale`"),
     Mutant(silu_left_out, "no SiLU"),
     Mutant(feed_forward_before_attention, "the feed-forward before the attention in `proj_out`"),
     Mutant(no_feed_forward_in_single_blocks, "blocks of one stream without their feed-forward"),
-    Mutant(image_first_in_single_blocks, "RoPE of blocks of one stream with the image first"),
+    Mutant(image_first_in("flux_dit", "SingleTransformerBlock"), "RoPE of blocks of one stream with the image first"),
     Mutant(text_norms_of_the_image, "the image's norm of queries for the text"),
     Mutant(norm_eps, "LayerNorm's epsilon 1e-5 for 1e-6"),
     Mutant(gelu_erf, "GELU by the error function for its tanh form"),
     Mutant(first_text_token_not_attended, "the first text token not attended"),
-    Mutant(attention_scale, "attention's scale 1 % too large"),
-    Mutant(no_qk_norm, "no norm of queries and keys"),
-    Mutant(no_rope, "no RoPE"),
-    Mutant(rope_of_halves, "RoPE on halves for pairs"),
+    *ATTENTION_WITH_ROPE,
     Mutant(t5_scores_scaled, "T5's scores divided by the root of the width"),
     Mutant(t5_bias_not_added, "T5 without the bias of positions"),
     Mutant(t5_gate_and_values_exchanged, "T5's gate and values exchanged"),
@@ -413,31 +370,21 @@ _ALL = (
     Mutant(clip_gelu_erf, "GELU by the error function in CLIP"),
     Mutant(text_not_causal, "a CLIP that sees what comes"),
     Mutant(clip_pooled_without_norm, "CLIP's pooled vector without the final norm"),
-    Mutant(weight_transposed, "square weights transposed"),
-    Mutant(accumulated_in_half, "products rounded to bfloat16"),
-    Mutant(no_place("final_norm"), "the head's float32 place lost", PLAIN),
-    Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
-    Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
-    Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
+    *ARITHMETIC,
     Mutant(t5_looks_the_other_way, "T5's distances with the other sign", picture=True),
     Mutant(t5_buckets_of_a_decoder, "T5's buckets for what came before alone", picture=True),
     Mutant(clip_pooled_at_the_last_token, "CLIP's pooled vector of the last token", picture=True),
-    Mutant(velocity_sign, "the velocity's sign", picture=True),
-    Mutant(time_off, "times 0.1 % off", picture=True),
+    Mutant(velocity_sign("flux_dit"), "the velocity's sign", picture=True),
+    Mutant(time_off(model), "times 0.1 % off", picture=True),
     Mutant(guidance_1_off, "the embedded guidance 1 % off", picture=True),
     Mutant(rows_and_columns_swapped, "rows and columns of the image exchanged", picture=True),
     Mutant(rows_centred, "rows and columns counted from the middle", picture=True),
     Mutant(text_numbered, "text tokens at positions of their own", picture=True),
     Mutant(text_of_256_tokens, "256 text tokens for 512", picture=True),
     Mutant(packing_order, "latents packed in another order", picture=True),
-    Mutant(sigma_off_by_one, "noise levels off by one", picture=True),
-    Mutant(shift_off, "the shift of the noise levels 2 % off", picture=True),
-    Mutant(no_latents_shift, "the latents' shift not added", picture=True),
-    Mutant(latents_scale_1_off, "the latents' scale 1 % off", picture=True),
-    Mutant(vae_scale, "latents 10 % off", picture=True),
-    Mutant(red_and_blue_exchanged, "red and blue exchanged", picture=True),
-    Mutant(pixels_truncated, "pixels truncated, not rounded", picture=True),
-    Mutant(branches_swapped, "the branches of guidance exchanged", scene="negative"),
+    *NOISE_LEVELS,
+    *SCALED_AND_DECODED,
+    Mutant(branches_swapped(Flux), "the branches of guidance exchanged", scene="negative"),
     Mutant(guidance_from_the_prompt, "guidance from the prompt's prediction", scene="negative"),
     Mutant(pooled_text_of_the_prompt, "the prompt's pooled text in both branches", scene="negative"),
     Mutant(text_of_the_prompt, "the prompt's text in both branches", scene="negative"),

@@ -13,34 +13,33 @@ import oracle_flux2
 from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
 from mutants_flux import (
     first_text_token_not_attended,
+    image_first_in,
     reference_a_sample,
     single_gate_first,
+    streams_modulation_exchanged,
     text_norms_of_the_image,
     velocity_of_other_tokens,
 )
-from mutants_qwen import (
-    PLAIN,
-    accumulated_in_half,
-    attention_scale,
+from mutants_shared import (
+    ARITHMETIC,
+    ATTENTION_WITH_ROPE,
+    DECODING,
+    NOISE_LEVELS,
+    cfg_branches_swapped,
+    cfg_from_the_prompt,
+    gates_swapped,
     keys_not_shared,
-    no_place,
-    no_qk_norm,
-    no_residual,
-    no_rope,
-    norm_in_half,
+    last_scale_and_shift_swapped,
+    of_modulation,
     padded_on_the_other_side,
-    pixels_truncated,
-    red_and_blue_exchanged,
-    rope_of_halves,
     scale_without_one,
-    shift_off,
-    sigma_off_by_one,
+    scales_first,
+    silu_left_out,
+    sines_first,
     text_not_causal,
     text_rope_of_pairs,
-    vae_scale,
-    weight_transposed,
+    velocity_sign,
 )
-from mutants_sd3 import gates_swapped, last_scale_and_shift_swapped, of_modulation, scales_first, silu_left_out
 
 from qwenimg.common.families.flux2 import model, references
 from qwenimg.common.families.flux2.model import Flux2
@@ -57,22 +56,6 @@ feed_forward_modulates_attention = of_modulation("feed_forward_modulates_attenti
 
 def _class(patch: Patch, name: str) -> Any:
     return getattr(patch.backend.network("flux2_dit"), name)
-
-
-def streams_modulation_exchanged(patch: Patch) -> None:
-    """The text's for the image, and the other way round."""
-    patch.around(
-        _class(patch, "DoubleBlock"),
-        patch.backend.calls,
-        lambda call, block, img, txt, mods, *rest: call(block, img, txt, mods[::-1], *rest),
-    )
-
-
-def sines_first(patch: Patch) -> None:
-    def exchanged(call: Any, layer: Any, features: Any) -> Any:
-        return call(layer, patch.backend.join(patch.backend.halves(features), -1))
-
-    patch.around(_class(patch, "TimeGuidanceEmbed"), patch.backend.calls, exchanged)
 
 
 def feed_forward_halves_exchanged(patch: Patch) -> None:
@@ -103,15 +86,6 @@ def feed_forward_first_out_of_single_blocks(patch: Patch) -> None:
     patch.entering("Linear", exchanged)
 
 
-def image_first_in_single_blocks(patch: Patch) -> None:
-    """RoPE's rows: those of the image before the text's."""
-
-    def exchanged(call: Any, block: Any, img: Any, txt: Any, mod: Any, table: Any) -> Any:
-        return call(block, img, txt, mod, patch.backend.lib.roll(table, img.shape[1], 0))
-
-    patch.around(_class(patch, "SingleBlock"), patch.backend.calls, exchanged)
-
-
 def norm_eps(patch: Patch) -> None:
     """Of the blocks of two streams."""
     owner = patch.backend.network("diffusion_transformer").JointBlock
@@ -126,11 +100,10 @@ def norm_eps(patch: Patch) -> None:
 def _taps(patch: Patch, change: Any) -> None:
     owner = patch.backend.network("qwen3").Qwen3TextEncoder
 
-    def changed(init: Any, encoder: Any, *given: Any) -> None:
-        init(encoder, *given)
+    def changed(encoder: Any) -> None:
         encoder.taps = change(encoder.taps)
 
-    patch.around(owner, "__init__", changed)
+    patch.built(owner, changed)
 
 
 def taps_one_layer_early(patch: Patch) -> None:
@@ -214,10 +187,6 @@ def patches_in_another_order(patch: Patch) -> None:
 
 
 # The loop: what both backends share
-
-
-def velocity_sign(patch: Patch) -> None:
-    patch.around(_class(patch, "Component"), "predict", lambda predict, *given: -predict(*given))
 
 
 def time_off(patch: Patch) -> None:
@@ -309,42 +278,30 @@ def template_that_thinks(patch: Patch) -> None:
     patch.set(model, "TEMPLATE", replace(model.TEMPLATE, text=model.TEMPLATE.text.partition("<think>")[0]))
 
 
-def branches_swapped(patch: Patch) -> None:
-    patch.around(model, "cfg", lambda cfg, engine, request, both: cfg(engine, request, both[::-1]))
-
-
-def guidance_from_the_prompt(patch: Patch) -> None:
-    """pos + s (pos - neg)."""
-    patch.set(model, "cfg", lambda engine, request, both: both[0] + request.guidance * (both[0] - both[1]))
-
-
 def tokens_columns_first(patch: Patch) -> None:
     """Columns before rows of an image's tokens."""
     patch.around(packing, "tokens", lambda made, latents: made(np.ascontiguousarray(latents.swapaxes(2, 3))))
 
 
 _ALL = (
-    Mutant(sines_first, "sines before cosines of the time"),
+    Mutant(sines_first("flux2_dit", "TimeGuidanceEmbed"), "sines before cosines of the time"),
     Mutant(scales_first, "scales before shifts in blocks of two streams"),
     Mutant(gates_swapped, "the gates of attention and feed-forward exchanged"),
     Mutant(feed_forward_modulates_attention, "the feed-forward's modulation for the attention's"),
     Mutant(single_gate_first, "gates before shifts and scales in blocks of one stream"),
     Mutant(last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
-    Mutant(streams_modulation_exchanged, "each stream with the other's modulation"),
+    Mutant(streams_modulation_exchanged("flux2_dit", "DoubleBlock"), "each stream with the other's modulation"),
     Mutant(scale_without_one, "`scale` for `1 + scale`"),
     Mutant(silu_left_out, "no SiLU"),
     Mutant(feed_forward_halves_exchanged, "the two halves of the feed-forward exchanged"),
     Mutant(keys_first_in_single_blocks, "keys before queries in blocks of one stream"),
     Mutant(values_first_in_single_blocks, "values after queries in blocks of one stream"),
     Mutant(feed_forward_first_out_of_single_blocks, "the feed-forward before the attention in `to_out`"),
-    Mutant(image_first_in_single_blocks, "RoPE of blocks of one stream with the image first"),
+    Mutant(image_first_in("flux2_dit", "SingleBlock"), "RoPE of blocks of one stream with the image first"),
     Mutant(text_norms_of_the_image, "the image's norm of queries for the text"),
     Mutant(norm_eps, "epsilons of blocks of two streams ten times too large"),
     Mutant(first_text_token_not_attended, "the first text token not attended"),
-    Mutant(attention_scale, "attention's scale 1 % too large"),
-    Mutant(no_qk_norm, "no norm of queries and keys"),
-    Mutant(no_rope, "no RoPE"),
-    Mutant(rope_of_halves, "RoPE on halves for pairs"),
+    *ATTENTION_WITH_ROPE,
     Mutant(taps_one_layer_early, "text states of one layer before"),
     Mutant(taps_the_last_three, "text states of the last three layers"),
     Mutant(text_not_causal, "a Qwen3 that sees what comes"),
@@ -358,20 +315,14 @@ _ALL = (
     Mutant(batch_statistics_of_one_latent, "the batch statistics of a patch's first channels for all"),
     Mutant(patches_in_another_order, "patches in the order (dy, dx, c)"),
     Mutant(padded_on_the_other_side, "zeros above and left for below and right"),
-    Mutant(weight_transposed, "square weights transposed"),
-    Mutant(accumulated_in_half, "products rounded to bfloat16"),
-    Mutant(no_place("final_norm"), "the head's float32 place lost", PLAIN),
-    Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
-    Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
-    Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
-    Mutant(velocity_sign, "the velocity's sign", picture=True),
+    *ARITHMETIC,
+    Mutant(velocity_sign("flux2_dit"), "the velocity's sign", picture=True),
     Mutant(time_off, "times 0.1 % off", picture=True),
     Mutant(mu_of_large_images, "the shift of large images, which has no steps in it", picture=True),
     Mutant(mu_of_one_step_more, "the shift for one step more", picture=True),
     Mutant(mu_of_pixels, "the shift for latents before patches", picture=True),
     Mutant(mu_by_size, "FLUX.1's shift", picture=True),
-    Mutant(sigma_off_by_one, "noise levels off by one", picture=True),
-    Mutant(shift_off, "the shift of the noise levels 2 % off", picture=True),
+    *NOISE_LEVELS,
     Mutant(rows_and_columns_swapped, "rows and columns exchanged", picture=True),
     Mutant(references_in_the_frame_of_the_image, "references in the frame of the image", picture=True),
     Mutant(references_in_one_frame, "all references in one frame", picture=True),
@@ -385,11 +336,9 @@ _ALL = (
     Mutant(text_not_numbered, "text tokens not numbered", picture=True),
     Mutant(text_without_pads, "text without its pads", picture=True),
     Mutant(template_that_thinks, "the template without its empty thought", picture=True),
-    Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
-    Mutant(guidance_from_the_prompt, "guidance from the prompt's prediction", picture=True),
-    Mutant(vae_scale, "latents 10 % off", picture=True),
-    Mutant(red_and_blue_exchanged, "red and blue exchanged", picture=True),
-    Mutant(pixels_truncated, "pixels truncated, not rounded", picture=True),
+    Mutant(cfg_branches_swapped(model), "the branches of guidance exchanged", picture=True),
+    Mutant(cfg_from_the_prompt(model), "guidance from the prompt's prediction", picture=True),
+    *DECODING,
     Mutant(reference_stretched, "a reference stretched for its middle", scene="odd"),
 )
 MUTANTS = tuple(replace(mutant, refused=("fp16",)) for mutant in _ALL)

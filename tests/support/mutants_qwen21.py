@@ -12,30 +12,6 @@ import numpy as np
 import oracle_qwen21
 from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
 from mutants_flux2 import text_not_normed, time_off
-from mutants_qwen import (
-    PLAIN,
-    accumulated_in_half,
-    attention_scale,
-    gelu_erf,
-    kernel_turned,
-    keys_not_shared,
-    latents_std_off,
-    no_latents_mean,
-    no_place,
-    no_qk_norm,
-    no_residual,
-    no_rope,
-    norm_in_half,
-    norm_without_root,
-    padded_on_the_other_side,
-    pixels_truncated,
-    queries_and_keys_swapped,
-    rope_of_halves,
-    shift_off,
-    sigma_off_by_one,
-    vae_scale,
-    weight_transposed,
-)
 from mutants_qwen_edit import (
     SMALL,
     merger_gelu_tanh,
@@ -46,6 +22,25 @@ from mutants_qwen_edit import (
     tower_not_rotated,
     tower_rope_of_pairs,
     tower_values_first,
+)
+from mutants_shared import (
+    ARITHMETIC,
+    ATTENTION_WITH_ROPE,
+    NOISE_LEVELS,
+    cfg_branches_swapped,
+    cfg_from_the_prompt,
+    gelu_erf,
+    kernel_turned,
+    keys_not_shared,
+    latents_std_off,
+    no_latents_mean,
+    norm_without_root,
+    padded_on_the_other_side,
+    pixels_truncated,
+    queries_and_keys_swapped,
+    sines_first,
+    vae_scale,
+    velocity_sign,
 )
 from mutants_zimage import feed_forward_exchanged, gates_before_scales, gates_swapped, gates_without_tanh
 from tiny_qwen21 import see_small_pictures
@@ -71,14 +66,6 @@ def scale_without_one(patch: Patch) -> None:
     patch.around(patch.backend.ops, "norm_scaled", lambda made, x, scale, *rest: made(x, scale - 1, *rest))
 
 
-def sines_first(patch: Patch) -> None:
-    patch.around(
-        patch.backend.network("diffusion_transformer").TimestepEmbedding,
-        patch.backend.calls,
-        lambda embed, layer, features: embed(layer, patch.backend.join(patch.backend.halves(features), -1)),
-    )
-
-
 def time_not_activated(patch: Patch) -> None:
     """By SiLU, behind its embedding."""
     owner = _class(patch, "TimeEmbed")
@@ -96,11 +83,10 @@ def text_gelu_erf(patch: Patch) -> None:
 
 
 def block_eps(patch: Patch) -> None:
-    def changed(init: Any, block: Any, config: Any) -> None:
-        init(block, config)
+    def changed(block: Any) -> None:
         block.eps *= 10
 
-    patch.around(_class(patch, "TransformerBlock"), "__init__", changed)
+    patch.built(_class(patch, "TransformerBlock"), changed)
 
 
 # Text and references in front of the image
@@ -234,11 +220,10 @@ def deep_slots_exchanged(patch: Patch) -> None:
 
 
 def deep_slots_of_the_layer_behind(patch: Patch) -> None:
-    def changed(init: Any, tower: Any, *given: Any) -> None:
-        init(tower, *given)
+    def changed(tower: Any) -> None:
         tower.deep_layers = tuple(layer + 1 for layer in tower.deep_layers)
 
-    patch.around(_tower(patch, "VisionTower"), "__init__", changed)
+    patch.built(_tower(patch, "VisionTower"), changed)
 
 
 def deep_slots_put_for_added(patch: Patch) -> None:
@@ -362,22 +347,6 @@ def channels_exchanged(patch: Patch) -> None:
     patch.around(pixels, "to_uint8", lambda made, values: made(values[[2, 1, 0, 3]]))
 
 
-# The loop: what both backends share
-
-
-def velocity_sign(patch: Patch) -> None:
-    patch.around(_class(patch, "Component"), "predict", lambda predict, *given: -predict(*given))
-
-
-def branches_swapped(patch: Patch) -> None:
-    patch.around(model, "cfg", lambda cfg, engine, request, both: cfg(engine, request, both[::-1]))
-
-
-def guidance_from_the_prompt(patch: Patch) -> None:
-    """pos + s (pos - neg)."""
-    patch.set(model, "cfg", lambda engine, request, both: both[0] + request.guidance * (both[0] - both[1]))
-
-
 # Soft alpha
 
 
@@ -398,7 +367,7 @@ def reference_on_white(patch: Patch) -> None:
 
 
 _ALL = (
-    Mutant(sines_first, "sines before cosines of the time"),
+    Mutant(sines_first("diffusion_transformer", "TimestepEmbedding"), "sines before cosines of the time"),
     Mutant(time_not_activated, "no SiLU behind the embedding of the time"),
     Mutant(scale_without_one, "`scale` for `1 + scale`"),
     Mutant(gates_swapped, "the gates of attention and feed-forward exchanged"),
@@ -408,10 +377,7 @@ _ALL = (
     Mutant(text_gain_without_one, "the gain of the text's norm without the one"),
     Mutant(text_gelu_erf, "GELU by the error function for the text"),
     Mutant(block_eps, "epsilons of blocks ten times too large"),
-    Mutant(attention_scale, "attention's scale 1 % too large"),
-    Mutant(no_qk_norm, "no norm of queries and keys"),
-    Mutant(no_rope, "no RoPE"),
-    Mutant(rope_of_halves, "RoPE on halves for pairs"),
+    *ATTENTION_WITH_ROPE,
     Mutant(text_not_causal, "text that sees what comes in the transformer"),
     Mutant(references_causal, "references whose tokens see those before them alone"),
     Mutant(kept_keys_not_rotated, "kept keys not rotated"),
@@ -433,12 +399,7 @@ _ALL = (
     Mutant(norm_without_root, "the VAE's norm without the root of the channels"),
     Mutant(queries_and_keys_swapped, "the VAE's queries, keys and values in another order"),
     Mutant(padded_on_the_other_side, "zeros above and left for below and right"),
-    Mutant(weight_transposed, "square weights transposed"),
-    Mutant(accumulated_in_half, "products rounded to bfloat16"),
-    Mutant(no_place("final_norm"), "the head's float32 place lost", PLAIN),
-    Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
-    Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
-    Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
+    *ARITHMETIC,
     Mutant(context_at_the_time_of_the_image, "text and references at the time of the image", picture=True),
     Mutant(kept_of_the_block_before, "keys and values kept of the block before", picture=True),
     Mutant(kept_of_the_other_branch, "keys and values kept of the other branch", picture=True, refused=SMALL),
@@ -465,12 +426,11 @@ _ALL = (
     Mutant(picture_of_another_mean, "a picture normalized as Qwen2.5-VL's", picture=True),
     Mutant(template_one_token_off, "the template cut one token off", picture=True),
     Mutant(pictures_without_names, "pictures without their names in the prompt", picture=True),
-    Mutant(velocity_sign, "the velocity's sign", picture=True),
+    Mutant(velocity_sign("qwen21_dit"), "the velocity's sign", picture=True),
     Mutant(time_off, "times 0.1 % off", picture=True),
-    Mutant(sigma_off_by_one, "noise levels off by one", picture=True),
-    Mutant(shift_off, "the shift of the noise levels 2 % off", picture=True),
-    Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
-    Mutant(guidance_from_the_prompt, "guidance from the prompt's prediction", picture=True),
+    *NOISE_LEVELS,
+    Mutant(cfg_branches_swapped(model), "the branches of guidance exchanged", picture=True),
+    Mutant(cfg_from_the_prompt(model), "guidance from the prompt's prediction", picture=True),
     Mutant(no_latents_mean, "the latents' mean not added", picture=True),
     Mutant(latents_std_off(0.01), "the latents' deviation 1 % off", picture=True),
     Mutant(vae_scale, "latents 10 % off", picture=True),

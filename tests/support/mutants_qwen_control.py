@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import oracle_control
 from mutant import Mutant, Patch, PictureJudge, Scenes
+from mutants_shared import mask_inverted
 from tiny_control import write_controlnet, write_patches
 
 from qwenimg.common.families.qwen_image import control
@@ -187,16 +188,7 @@ def controls_one_after_the_other(patch: Patch) -> None:
 
 
 def patch_norms_exchanged(patch: Patch) -> None:
-    owner = patch.backend.network("qwen_patches").Patch
-
-    def exchanged(call: Any, layer: Any, *given: Any) -> Any:
-        layer.x_rms, layer.y_rms = layer.y_rms, layer.x_rms
-        try:
-            return call(layer, *given)
-        finally:
-            layer.x_rms, layer.y_rms = layer.y_rms, layer.x_rms
-
-    patch.around(owner, patch.backend.calls, exchanged)
+    patch.exchanged(patch.backend.network("qwen_patches").Patch, patch.backend.calls, "x_rms", "y_rms")
 
 
 def patch_of_a_picture_not_normed(patch: Patch) -> None:
@@ -257,10 +249,6 @@ def picture_0_to_1(patch: Patch) -> None:
 
 
 # The mask
-
-
-def mask_inverted(patch: Patch) -> None:
-    patch.around(control_pictures, "hole", lambda hole, *given: ~hole(*given))
 
 
 def _masked(patch: Patch, change: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mutant import Judge, Mutant, Patch
 from mutants_flux import reference_a_sample, velocity_of_other_tokens
-from mutants_qwen import PLAIN, accumulated_in_half, no_place, no_residual, norm_in_half, weight_transposed
+from mutants_shared import ARITHMETIC, by_pairs
 
 from qwenimg.common.families.qwen_image import references, variants
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
@@ -53,13 +53,8 @@ def tower_not_rotated(patch: Patch) -> None:
 
 
 def tower_rope_of_pairs(patch: Patch) -> None:
-    pairs, freqs = patch.backend.ops.rotate_pairs, patch.backend.ops.rope_freqs
-
-    def of_pairs(rotate: Any, x: Any, *table: Any) -> Any:
-        wide, cos, sin = (patch.backend.cast(part, "float32") for part in (x, *table))
-        return pairs(wide, freqs(cos, sin), x.dtype)
-
-    _rotated(patch, of_pairs)
+    on_pairs = by_pairs(patch)
+    _rotated(patch, lambda rotate, x, *table: on_pairs(x, *table))
 
 
 def _qkv(patch: Patch, change: Any) -> None:
@@ -86,15 +81,7 @@ def tower_without_qkv_bias(patch: Patch) -> None:
 
 def tower_gate_and_values_exchanged(patch: Patch) -> None:
     owner = patch.backend.network("qwen_vl_vision").VisionMLP
-
-    def exchanged(call: Any, layer: Any, x: Any) -> Any:
-        layer.gate_proj, layer.up_proj = layer.up_proj, layer.gate_proj
-        try:
-            return call(layer, x)
-        finally:
-            layer.gate_proj, layer.up_proj = layer.up_proj, layer.gate_proj
-
-    patch.around(owner, patch.backend.calls, exchanged)
+    patch.exchanged(owner, patch.backend.calls, "gate_proj", "up_proj")
 
 
 def tower_norms_centred(patch: Patch) -> None:
@@ -147,11 +134,10 @@ def windows_not_kept(patch: Patch) -> None:
 def _full_layers(patch: Patch, change: Any) -> None:
     owner = patch.backend.network("qwen_vl_vision").VisionTower
 
-    def changed(init: Any, tower: Any, *given: Any) -> None:
-        init(tower, *given)
+    def changed(tower: Any) -> None:
         tower.full_layers = change(tower.full_layers)
 
-    patch.around(owner, "__init__", changed)
+    patch.built(owner, changed)
 
 
 def windows_in_every_layer(patch: Patch) -> None:
@@ -382,12 +368,7 @@ _ALL = (
     Mutant(merger_without_norm, "the merger without its norm"),
     Mutant(merger_columns_first, "columns before rows of a slot's patches"),
     Mutant(windows_not_kept, "every layer of the tower sees the whole picture"),
-    Mutant(weight_transposed, "square weights transposed"),
-    Mutant(accumulated_in_half, "products rounded to bfloat16"),
-    Mutant(no_place("final_norm"), "the head's float32 place lost", PLAIN),
-    Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
-    Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
-    Mutant(norm_in_half, "RMSNorm's float32 lost", PLAIN),
+    *ARITHMETIC,
     Mutant(windows_in_every_layer, "no layer of the tower sees the whole picture", picture=True),
     Mutant(full_layers_one_late, "the layer behind sees the whole picture", picture=True),
     Mutant(windows_from_the_other_corner, "windows counted from the bottom right", picture=True),

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 from mutant import Mutant, Patch
-from mutants_qwen import (
-    accumulated_in_half,
+from mutants_shared import (
+    PIXELS,
+    PLAIN,
+    WEIGHTS_AND_PLACES,
     attention_scale,
     kernel_turned,
     lora_without_alpha,
     no_place,
-    no_residual,
     padded_on_the_other_side,
-    pixels_truncated,
-    red_and_blue_exchanged,
     scales_of_the_next_group,
-    weight_transposed,
+    text_not_causal,
+    vae_scale,
 )
 
 from qwenimg.common.families.stable_diffusion import expert
@@ -28,7 +28,6 @@ from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.clip_texts import ClipTexts
-from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.steps.guidance import Guidance
 from qwenimg.common.sampling import discrete, schedules
 
@@ -145,10 +144,6 @@ def quick_gelu_for_gelu(patch: Patch) -> None:
     patch.set(ops, "gelu_erf", first)
 
 
-def text_not_causal(patch: Patch) -> None:
-    patch.attention(lambda attend, q, k, v, *rest, causal=False: attend(q, k, v, *rest))
-
-
 def text_without_final_norm(patch: Patch) -> None:
     patch.layer("LayerNorm", lambda layer, x, y: x if layer.path == "final_layer_norm" else y)
 
@@ -188,10 +183,6 @@ def attention_without_its_input(patch: Patch) -> None:
 
 def queries_and_keys_swapped(patch: Patch) -> None:
     patch.around(patch.backend.ops, "single_head_attention", lambda attend, q, k, v: attend(q, v, k))
-
-
-def vae_scale(patch: Patch) -> None:
-    patch.around(VAEHalves, "decode", lambda decode, halves, z: decode(halves, 1.1 * z))
 
 
 # The loop: what both backends share
@@ -292,7 +283,6 @@ def scale_of_another_model(name: str, ratio: float) -> Any:
     return plant
 
 
-PLAIN = "bf16"
 MUTANTS: Sequence[Mutant] = (
     Mutant(group_norm_eps, "GroupNorm's epsilon ten times as large"),
     Mutant(epsilons_of_others, "GroupNorm's epsilons 1e-6 and 1e-5 exchanged"),
@@ -317,11 +307,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(queries_and_keys_swapped, "the VAE's keys and values exchanged"),
     Mutant(padded_on_the_other_side, "zeros above and left for below and right"),
     Mutant(kernel_turned, "rows and columns of kernels exchanged"),
-    Mutant(weight_transposed, "square weights transposed"),
-    Mutant(accumulated_in_half, "products rounded to bfloat16"),
-    Mutant(no_place("final_norm"), "the head's float32 place lost", PLAIN),
-    Mutant(no_place("modulation"), "the modulation's float32 place lost", PLAIN),
-    Mutant(no_residual, "the residual streams' float32 place lost", PLAIN),
+    *WEIGHTS_AND_PLACES,
     Mutant(no_place("final_norm"), "the head's float32 place lost under -q 8", PLAIN, "8"),
     Mutant(scales_of_the_next_group, "scales of codes off by one group under -q 8", PLAIN, "8"),
     Mutant(pooled_at_the_wrong_end, "pooled at the last token", picture=True),
@@ -342,10 +328,5 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(scale_of_another_model("scale_exchanged", 0.18215 / 0.13025), "the latents' scale of SD 1.5", picture=True),
     Mutant(scale_of_another_model("scale_cut", 0.18 / 0.18215), "0.18 for 0.18215 as the latents' scale", picture=True),
     Mutant(scale_of_another_model("scale_5_off", 1.05), "the latents' scale 5 % off", picture=True),
-    Mutant(red_and_blue_exchanged, "red and blue exchanged", picture=True),
-    Mutant(pixels_truncated, "pixels truncated, not rounded", picture=True),
+    *PIXELS,
 )
-
-
-def prepare(pipe: Any) -> None:
-    """Both branches are in one batch anyway."""
