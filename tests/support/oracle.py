@@ -45,8 +45,23 @@ def generate(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
     """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64."""
-    pipe = pipeline(folder, dtype)
-    height, width = latents.shape[2] * 8, latents.shape[3] * 8
+    size, packed = (latents.shape[3] * 8, latents.shape[2] * 8), torch.from_numpy(pack(latents)).to(dtype)
+    asked: dict[str, Any] = {"negative_prompt": negative_prompt, "steps": steps, "guidance": guidance}
+    return drawn(pipeline(folder, dtype), prompt, size, **asked, latents=packed)
+
+
+def drawn(
+    pipe: Any,
+    prompt: str,
+    size: tuple[int, int],
+    *,
+    negative_prompt: str | None,
+    steps: int,
+    guidance: float,
+    **given: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the final latents [1, C, h, w] of one of diffusers' pipelines, and their pixels. given: its own inputs."""
+    width, height = size
     final = pipe(
         prompt=prompt,
         negative_prompt=negative_prompt,
@@ -54,11 +69,11 @@ def generate(
         width=width,
         height=height,
         num_inference_steps=steps,
-        latents=torch.from_numpy(pack(latents)).to(dtype),
         output_type="latent",
+        **given,
     ).images
-    final = unpack(final.float().numpy(), *latents.shape[2:])
-    return final, decoded(pipe, final)
+    latents = unpack(final.float().numpy(), height // 8, width // 8)
+    return latents, decoded(pipe, latents)
 
 
 def decoded(pipe: Any, final: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import oracle
 import torch
 from PIL import Image
 
-from qwenimg.common.numbers.packing import pack, unpack
+from qwenimg.common.numbers.packing import pack
 
 PARTS = ("scheduler", "vae", "text_encoder", "tokenizer", "transformer")
 
@@ -55,27 +55,23 @@ def generate(
     pipe = pipeline(folder, net, several, inpaints)
     images = [Image.fromarray(picture) for picture in pictures]
     starts, ends = ([float(window[i]) for window in windows] for i in range(2))
-    width, height = size
     given: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed)}
     if mask is not None:
         torch.manual_seed(seed)
         given = {"control_mask": Image.fromarray(mask)}
-    final = pipe(
-        prompt=prompt,
+    return oracle.drawn(
+        pipe,
+        prompt,
+        size,
         negative_prompt=negative_prompt,
-        true_cfg_scale=guidance,
-        width=width,
-        height=height,
-        num_inference_steps=steps,
+        steps=steps,
+        guidance=guidance,
         control_image=images if several else images[0],
         controlnet_conditioning_scale=scales if several else scales[0],
         control_guidance_start=starts if several else starts[0],
         control_guidance_end=ends if several else ends[0],
-        output_type="latent",
         **given,
-    ).images
-    latents = unpack(final.float().numpy(), height // 8, width // 8)
-    return latents, oracle.decoded(pipe, latents)
+    )
 
 
 # Control by a LoRA, for which diffusers has no pipeline: its own transformer with the LoRA, given the picture's tokens
@@ -123,16 +119,6 @@ def in_context(
         return (result[0][:, : hidden_states.shape[1]],)
 
     dit.forward = seeing
-    width, height = size
-    final = pipe(
-        prompt=prompt,
-        negative_prompt=negative_prompt,
-        true_cfg_scale=guidance,
-        width=width,
-        height=height,
-        num_inference_steps=steps,
-        generator=torch.Generator().manual_seed(seed),
-        output_type="latent",
-    ).images
-    latents = unpack(final.float().numpy(), height // 8, width // 8)
-    return latents, oracle.decoded(pipe, latents)
+    generator = torch.Generator().manual_seed(seed)
+    asked: dict[str, Any] = {"negative_prompt": negative_prompt, "steps": steps, "guidance": guidance}
+    return oracle.drawn(pipe, prompt, size, **asked, generator=generator)

@@ -85,21 +85,17 @@ def generate(
     guidance: float = 4.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """diffusers' final latents [1, C, h, w] and pixels [H, W, 3] as uint8 values in float64, for noise [1, C, h, w]."""
-    pipe = pipeline(folder)
     pictures = [Image.fromarray(image) for image in images]
-    final = pipe(
-        image=pictures if len(pictures) > 1 else pictures[0],
-        prompt=prompt,
+    return oracle.drawn(
+        pipeline(folder),
+        prompt,
+        (latents.shape[3] * 8, latents.shape[2] * 8),
         negative_prompt=negative_prompt,
-        true_cfg_scale=guidance,
-        height=latents.shape[2] * 8,
-        width=latents.shape[3] * 8,
-        num_inference_steps=steps,
+        steps=steps,
+        guidance=guidance,
+        image=pictures if len(pictures) > 1 else pictures[0],
         latents=torch.from_numpy(pack(latents)),
-        output_type="latent",
-    ).images
-    final = unpack(final.float().numpy(), *latents.shape[2:])
-    return final, oracle.decoded(pipe, final)
+    )
 
 
 SMALLER = 36  # by which areas are divided in tests: a picture is seen in 171 x 171 pixels, and its copy in 64 x 64
