@@ -14,6 +14,7 @@ import tiny_ldm
 import torch
 from comfy_files import comfy
 from family_cases import BACKENDS
+from folder_tensors import tensors
 from gguf_files import fitting, write
 from mflux_flux import save_as_mflux
 from opened_parts import network_of, open_part, stream_half
@@ -39,10 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("flux") / "wide"
     write_tiny_flux(made, "dev", wide=True)
     return made
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 def transformer(folder: Path) -> dict[str, torch.Tensor]:

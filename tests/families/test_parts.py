@@ -11,6 +11,7 @@ import torch
 from cli_runner import cli
 from comfy_files import LAYOUTS, comfy
 from crossed import crossed
+from folder_tensors import tensors
 from PIL import Image
 from recipe_cases import recipe_from_png
 from safetensors.torch import load_file, save_file
@@ -33,10 +34,6 @@ from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 BACKENDS = ("cpu", "mlx")
 PARTS = ("transformer", "text_encoder", "vae")
 ASKED = {"width": 48, "height": 32, "steps": 2, "seed": 4}
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
 def wan_names(config: QwenVAEConfig) -> dict[str, str]:

@@ -16,6 +16,7 @@ import tiny_flux2
 import tiny_sd3
 import tiny_zimage
 from cli_runner import cli
+from folder_tensors import tensors
 from PIL import Image
 from published import (
     write_published_flux,
@@ -125,12 +126,12 @@ def test_the_user_says_what_no_file_says(tmp_path: Path) -> None:
 
 def given(folder: Path, place: Path) -> dict[str, Path]:
     """The parts of a tiny model as files, those of CLIP in the names that their files have."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
     place.mkdir()
     made: dict[str, Path] = {}
     for part in sorted(path for path in folder.iterdir() if any(path.glob("*.safetensors"))):
-        weights = {key: value for file in part.glob("*.safetensors") for key, value in load_file(file).items()}
+        weights = tensors(part)
         is_clip = json.loads((part / "config.json").read_text()).get("model_type", "").startswith("clip")
         names = {key: f"text_model.{key}" if is_clip and key.split(".")[0] not in _TOP else key for key in weights}
         made[part.name] = place / f"{part.name}.safetensors"

@@ -13,11 +13,12 @@ import torch
 from cli_runner import cli
 from comfy_files import comfy
 from family_cases import BACKENDS, PICTURE
+from folder_tensors import tensors
 from gguf import MODEL_ARCH, get_tensor_name_map
 from gguf_files import fitting, write
 from refusals import refused
 from relative import relative
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tiny_qwen21 import VISION, small_pictures
 
 import qwenimg
@@ -51,11 +52,6 @@ def folder(tiny_qwen21: dict[str, Path]) -> Path:
 def whole(folder: Path) -> dict[str, np.ndarray]:
     with small_pictures():
         return {backend: drawn(folder, backend) for backend in BACKENDS}
-
-
-def tensors(folder: Path, part: str) -> Tensors:
-    files = sorted((folder / part).glob("*.safetensors"))
-    return {name: value for file in files for name, value in load_file(file).items()}
 
 
 def drawn(folder: Path | str | None, backend: str = "cpu", **parts: Path) -> np.ndarray:
@@ -107,7 +103,7 @@ def test_every_tensor_of_the_published_vae_has_one_name_of_wans() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_vae_in_wans_names(folder: Path, whole: dict[str, np.ndarray], tmp_path: Path, backend: str) -> None:
-    given = {f"vae.{wan(name, 1)}": value for name, value in tensors(folder, "vae").items()}
+    given = {f"vae.{wan(name, 1)}": value for name, value in tensors(folder / "vae").items()}
     save_file(given, tmp_path / "vae.safetensors")
     assert np.array_equal(drawn(folder, backend, vae=tmp_path / "vae.safetensors"), whole[backend])
     kind = registry.identify_file(tmp_path / "vae.safetensors")
@@ -125,7 +121,7 @@ def test_a_vae_in_wans_names(folder: Path, whole: dict[str, np.ndarray], tmp_pat
 def test_comfyuis_text_encoder_in_8_bits(folder: Path, tmp_path: Path, layout: str) -> None:
     """fp8 with scales, and int8, in bare names, in both halves."""
     bare = {name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
-            for name, value in tensors(folder, "text_encoder").items() if "lm_head" not in name}  # fmt: skip
+            for name, value in tensors(folder / "text_encoder").items() if "lm_head" not in name}  # fmt: skip
     made = comfy(bare, layout, lambda name: "norm" not in name and "embed" not in name)
     codes = {value.dtype for name, value in made.tensors.items() if name.startswith("visual.blocks")}
     assert codes & {torch.int8, torch.float8_e4m3fn}
@@ -180,7 +176,7 @@ def saved(place: Path, given: tuple[Arrays, Arrays], type: str = "F32") -> dict[
 
 @pytest.fixture(scope="module")
 def arrays(folder: Path) -> tuple[Arrays, Arrays]:
-    return halves(tensors(folder, "text_encoder"))
+    return halves(tensors(folder / "text_encoder"))
 
 
 def test_names_are_llama_cpps() -> None:
@@ -244,7 +240,7 @@ def snapshot(cache: Path) -> Path:
 
 def in_files(folder: Path, place: Path) -> dict[str, Path]:
     for part in ("transformer", "text_encoder", "vae"):
-        save_file(tensors(folder, part), place / f"{part}.safetensors")
+        save_file(tensors(folder / part), place / f"{part}.safetensors")
     return {part: place / f"{part}.safetensors" for part in ("transformer", "text_encoder", "vae")}
 
 

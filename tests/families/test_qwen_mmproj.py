@@ -12,10 +12,11 @@ import pytest
 from cli_runner import cli
 from comfy_files import LAYOUTS, comfy
 from family_cases import SEEN, see_few_pixels
+from folder_tensors import tensors
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
 from gguf_files import fitting, write
 from relative import relative
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
@@ -69,8 +70,8 @@ def halves(tensors: Arrays) -> tuple[Arrays, Arrays]:
 
 @pytest.fixture(scope="module")
 def arrays(tiny_edit: dict[str, Path]) -> tuple[Arrays, Arrays]:
-    files = sorted((tiny_edit["qwen-2511"] / "text_encoder").glob("*.safetensors"))
-    return halves({name: value.float().numpy() for file in files for name, value in load_file(file).items()})
+    stored = tensors(tiny_edit["qwen-2511"] / "text_encoder")
+    return halves({name: value.float().numpy() for name, value in stored.items()})
 
 
 def saved(place: Path, arrays: tuple[Arrays, Arrays], type: str = "F32") -> dict[str, Path]:
@@ -182,8 +183,7 @@ def test_info_and_wrong_files(
 def test_comfyuis_file_has_the_tower_too(tiny_edit: dict[str, Path], layout: str, tmp_path: Path) -> None:
     """In transformers' older names, with 8 bits in both halves."""
     folder = tiny_edit["qwen-2511"]
-    files = sorted((folder / "text_encoder").glob("*.safetensors"))
-    whole = {name: value for file in files for name, value in load_file(file).items()}
+    whole = tensors(folder / "text_encoder")
     older = {name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
              for name, value in whole.items()}  # fmt: skip
     made = comfy(older, layout, lambda name: "norm" not in name and "embed" not in name)

@@ -8,14 +8,9 @@ import shutil
 from pathlib import Path
 
 import mlx.core as mx
-import torch
-from safetensors.torch import load_file
+from folder_tensors import tensors
 
 CLIP, T5 = "text_encoder", "text_encoder_2"
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
 def mflux_name(name: str, part: str) -> str:
