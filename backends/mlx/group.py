@@ -55,10 +55,7 @@ class MLXGroup:
 
     def summed(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers of rank 0: each set is one rank."""
-        sent = np.frombuffer(pack(numbers), np.uint8)
-        with self._exchanging():
-            every = ops.numpy(mx.distributed.all_gather(mx.array(sent)[None], group=self._group, stream=mx.cpu))
-        return unpack(int(value) for value in every[0])
+        return unpack(self.told(pack(numbers)))
 
     def close(self) -> None:
         """Do nothing: MLX closes its sockets when the process ends."""

@@ -27,10 +27,7 @@ _LIST = "files.json"
 
 def take(folder: Path) -> tuple[Path, str]:
     """Check and lock `folder` for this process. Return it and "", or a temporary folder and a line for the user. Raises
-    OSError.
-
-    Raises OSError.
-    """
+    OSError."""
     reason = private_folder.make(folder) or _lock(folder)
     if reason:
         return private_folder.temporary("qwenimg"), f"compiled code is not kept for later runs: {reason}"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from qwenimg.cli.serve.messages import Draw, FromWorker, Settings, Start, Stepped
@@ -19,7 +18,6 @@ from qwenimg.cli.serve.orders import PictureOrder
 from qwenimg.cli.serve.workers import Lost
 from qwenimg.cli.signals import STOPPING
 from qwenimg.common.base.errors import BackendMissing, UsageError
-from qwenimg.common.families.opening import Opening
 
 STORE = 200 << 20  # bytes of Ray's store of objects on this machine: a finished picture of each worker
 ENDED = 1  # the exit code of an actor that has ended: Ray does not say which signal it was
@@ -28,12 +26,12 @@ ENDED = 1  # the exit code of an actor that has ended: Ray does not say which si
 class Drawer:
     """The actor: a worker's process whose messages are the results of its methods."""
 
-    def __init__(self, models: Mapping[str, Opening]) -> None:
-        """Create a worker that may open `models`."""
+    def __init__(self, start: Start) -> None:
+        """Create a worker that may open the models of `start`."""
         from qwenimg.cli.serve.drawing_process import DrawingProcess
 
         self.messages: list[FromWorker] = []
-        self.process = DrawingProcess(self, Start(models=models))
+        self.process = DrawingProcess(self, start)
 
     def send(self, message: FromWorker) -> None:
         if not isinstance(message, Stepped):
@@ -60,7 +58,7 @@ class RayWorker:
     def __init__(self, backend: str, settings: Settings) -> None:
         self.backend, self._threads = backend, settings.threads
         self.order: PictureOrder | None = None
-        self._models = {name: replace(opening, backend=backend) for name, opening in settings.models.items()}
+        self._start = Start(models=settings.models, backend=backend)
         self._actor: Any = None
         self._inbox: asyncio.Queue[FromWorker | Lost] = asyncio.Queue()
         self._calls: set[asyncio.Task[None]] = set()
@@ -77,7 +75,7 @@ class RayWorker:
             runtime_env=threads,
             scheduling_strategy="SPREAD",
         )(Drawer)
-        self.order, self._inbox, self._actor = None, asyncio.Queue(), actor.remote(self._models)
+        self.order, self._inbox, self._actor = None, asyncio.Queue(), actor.remote(self._start)
         self._call(self._actor.begin.remote())
         return self._inbox
 

@@ -166,9 +166,9 @@ def _loras(text: str, settings: Settings) -> str:
     return "; ".join(paths)
 
 
-def _controls(value: Any, pictures: int, settings: Settings) -> str:
-    """Return the controls of a request, which have served names and numbers of its pictures, with the paths of their
-    networks. Raises Fault."""
+def _controls(value: Any, count: int, settings: Settings) -> str:
+    """Return the controls of a request, which have served names and numbers of its `count` pictures, with the paths of
+    their networks. Raises Fault."""
     paths, used = list[str](), set[int]()
     try:
         parts = str(SAID["control"].converted(value)).split(";")
@@ -183,14 +183,14 @@ def _controls(value: Any, pictures: int, settings: Settings) -> str:
         if name not in settings.controls:
             served = ", ".join(settings.controls) or "none; start with --control NETWORK"
             raise Fault(400, f"no control network {clean(name, 60)!r} here; served are {served}", param="control")
-        if number > pictures:
-            raise Fault(400, f"control names picture {number} of {pictures} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
+        if number > count:
+            raise Fault(400, f"control names picture {number} of {count} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
         try:
             control_text.parse(one)
         except UsageError as error:
             raise Fault(400, str(error), param="control") from None
         used.add(number)
         paths.append(f"{settings.controls[name]}={match['before']}{number}{match['after']}")
-    if len(used) < pictures:
-        raise Fault(400, f"{pictures} pictures, of which control names {len(used)}", param=CONTROL_IMAGE)
+    if len(used) < count:
+        raise Fault(400, f"{count} pictures, of which control names {len(used)}", param=CONTROL_IMAGE)
     return "; ".join(paths)

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families.opening import Opening, opening_of
+
+if TYPE_CHECKING:
+    from qwenimg.common.hub.model_folders import ModelFolders
 
 _CODE = "from qwenimg.cli.serve.offered import main; main()"
 
@@ -40,12 +43,12 @@ class Offered:
     controls: Mapping[str, str]  # folders, or files
 
 
-def search_apart(wanted: Offer) -> Offered:
+def search_apart(offer: Offer) -> Offered:
     """Return the result of `search` in a process of its own. Raises its errors."""
     command = [sys.executable, "-c", _CODE]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as child, leftovers.running(child):
-        answer, _ = child.communicate(pickle.dumps(wanted))
+        answer, _ = child.communicate(pickle.dumps(offer))
     if not answer:
         raise QwenimgError(f"the search for the models has ended with exit code {child.returncode}")
     result = pickle.loads(answer)  # of our own process
@@ -64,11 +67,16 @@ def main() -> None:
     sys.stdout.buffer.write(pickle.dumps(result))
 
 
-def search(wanted: Offer) -> Offered:
+def search(offer: Offer) -> Offered:
     """Find models, LoRAs and control networks. Raises UsageError, and ModelError for a model that is not here."""
-    base = opening_of(wanted.options)
+    from qwenimg.common.hub.model_folders import read_folders
+
+    base = opening_of(offer.options)
+    folders = read_folders(base.models_dir)
     return Offered(
-        models=_models(wanted.names, base), loras=_loras(wanted.loras, base), controls=_controls(wanted.controls, base)
+        models=_models(offer.names, base),
+        loras=_loras(offer.loras, folders),
+        controls=_controls(offer.controls, folders),
     )
 
 
@@ -91,12 +99,10 @@ def _models(names: Sequence[str | None], base: Opening) -> dict[str, Opening]:
     return models
 
 
-def _loras(loras: Sequence[str], base: Opening) -> dict[str, str]:
+def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     from qwenimg.common.base.safe_files import is_file
-    from qwenimg.common.hub import part_files
     from qwenimg.common.request.loras import in_cache
 
-    folders, _ = part_files.located(base)
     files: dict[str, str] = {}
     for text in loras:
         file = folders.lora(text).removesuffix(":1.0")
@@ -108,15 +114,14 @@ def _loras(loras: Sequence[str], base: Opening) -> dict[str, str]:
     return files
 
 
-def _controls(controls: Sequence[str], base: Opening) -> dict[str, str]:
+def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     """Return the networks by their names: a known name, or that of a file or folder without its suffix."""
     from qwenimg.common.hub.control_search import find_control
-    from qwenimg.common.hub.model_folders import read_folders
 
     networks: dict[str, str] = {}
     for text in controls:
         try:
-            path = find_control(text, read_folders(base.models_dir))
+            path = find_control(text, folders)
         except ModelError as error:
             raise UsageError(str(error)) from None
         by_path = path.name == Path(text).name

@@ -62,8 +62,8 @@ def cached_name(path: Path) -> str | None:
 
 
 def told_name(path: Path) -> str:
-    """Return the name by which people know the folder or file `path`: of a component's folder with that of its model,
-    and of a file or folder in the cache by its place on the hub."""
+    """Return the name by which people know the folder or file `path`: a folder in the cache by its place on the hub, a
+    transformer's folder with that of its model, and all else by its own name."""
     whole = absolute(path)
     if is_folder(whole) and (cached := cached_name(whole)) is not None:
         return cached

@@ -131,16 +131,10 @@ def _code_fields(code: Codes) -> dict[str, object]:
 def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     """Return pipeline, scheduler, tokenizers and license by their paths in the folder. Raises ModelError."""
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
-    is_bare, ships = not is_file(source / "model_index.json"), opened.family.model_of is not None
-    of_family: Mapping[str, Any] = {}
-    if is_bare or ships:
-        assert opened.family.small_files is not None
-        of_family = opened.family.small_files(checkpoint)
-    tables: dict[str, Any] = {}
+    is_bare = not is_file(source / "model_index.json")
+    tables: dict[str, Any] = _of_family(opened) if is_bare else {}
     data_of: dict[str, bytes] = {}
-    if is_bare:
-        tables = dict(of_family)
-    else:
+    if not is_bare:
         weights = {name for group in opened.family.components for name in group}  # of a part that was left out, too
         for path in repository.used(source):
             inside = path.relative_to(source).as_posix()
@@ -159,8 +153,15 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
         inside = tokenizer.path.name if tokenizer.path.parent == source else folder
         if not any(path.startswith(f"{inside}/") for path in data_of):  # it is elsewhere
             data_of |= {f"{folder}/{path.name}": _read(path) for path in _vocabulary(tokenizer.path)}
-            tables |= {path: data for path, data in of_family.items() if path.startswith(f"{folder}/")}
+            if not is_bare:
+                tables |= {path: data for path, data in _of_family(opened).items() if path.startswith(f"{folder}/")}
     return data_of | {path: as_json(data) for path, data in tables.items()}
+
+
+def _of_family(opened: Opened) -> dict[str, object]:
+    """Return the family's own small files, for a model that lacks them."""
+    assert opened.family.small_files is not None
+    return opened.family.small_files(opened.checkpoint)
 
 
 def _vocabulary(folder: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +23,13 @@ def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
     passes: whoever opens it reports why. name: the user's name for it. completed: other parts are given too, so that
     the file of a family that reads whole models from one need not be whole."""
     try:
-        header = peek(path) if os.path.isfile(path) else None  # noqa: PTH113
-        kind = None if header is None else registry.identify(header)
+        if not is_file(path):
+            return
+        header = peek(path)
+        kind = registry.identify(header)
     except ModelError:
         return
-    if header is None or kind is None or kind.option == "model":
+    if kind is None or kind.option == "model":
         return
     if kind.parts_alone:
         opens = completed and any(family.reads_file and family.reads_file(header) for family in kind.families)
@@ -60,7 +61,7 @@ def completed(opening: Opening) -> Opening:
         return replace(opening, model=name)
     for path in opening.parts.values():
         try:
-            kind = registry.identify_file(path) if os.path.isfile(path) else None  # noqa: PTH113
+            kind = registry.identify_file(path) if is_file(path) else None
         except ModelError:
             continue
         if kind is not None and kind.families and catalog.KNOWN[catalog.DEFAULT].family not in _names(kind):

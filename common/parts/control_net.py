@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
@@ -19,10 +19,15 @@ class ControlNet:
     component: Component
     mask: Literal["none", "optional", "needed"] = "none"  # whether it takes a mask of its picture
     samples: bool = False  # whether the picture becomes a sample of its latents; else it becomes their mean
+    prompt: ClassVar[str] = ""  # it expects no start of its prompts
 
     @property
     def files(self) -> Iterable[OpenFile]:
         return self.component.plan.files
+
+    def quantised(self, text: str) -> ControlNet:
+        """Return the network with its weights quantized by `text`. Raises UsageError."""
+        return replace(self, component=self.component.quantised(text))
 
     def close(self) -> None:
         self.component.plan.close()
@@ -46,6 +51,10 @@ class ControlLora:
     @property
     def path(self) -> Path | None:
         return None if self.file is None else self.file.path
+
+    def quantised(self, text: str) -> ControlLora:
+        """Return the LoRA unchanged: it has no weights of its own in memory."""
+        return self
 
     def close(self) -> None:
         if self.file is not None:

@@ -58,7 +58,7 @@ class Controls:
         ModelError and UsageError."""
         for one in control_text.parse(control):
             net = self._open(one.model)
-            if isinstance(net, ControlLora) and one.scale and not text.startswith(net.prompt):
+            if one.scale and not text.startswith(net.prompt):
                 text = net.prompt + text
         return text
 

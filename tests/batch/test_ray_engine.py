@@ -17,7 +17,7 @@ from qwenimg.cli.batch import ray_engine
 from qwenimg.cli.batch.driver import TRIES, Driver
 from qwenimg.cli.batch.record import BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
-from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready, Settings
+from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready, Settings, Start
 from qwenimg.cli.serve.workers import Lost
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.families.opening import Opening
@@ -139,7 +139,7 @@ def test_ray_that_does_not_start_is_one_line(ray: PretendRay, monkeypatch: pytes
 def test_a_drawer_returns_what_a_worker_says() -> None:
     from qwenimg.cli.serve.messages import ModelOpened
 
-    drawer = ray_engine.Drawer({"model": Opening(model="shapes", backend="cpu")})
+    drawer = ray_engine.Drawer(Start(models={"model": Opening(model="shapes")}, backend="cpu"))
     opened, ready = drawer.begin()
     assert isinstance(opened, ModelOpened) and isinstance(ready, Ready)
     fields = {"prompt": "a red circle", "steps": 2, "width": 64, "height": 64}
@@ -148,5 +148,5 @@ def test_a_drawer_returns_what_a_worker_says() -> None:
     assert finished.error == ""  # type: ignore[union-attr]
     [failed] = drawer.draw(Draw(order="2", model="model", fields=fields | {"steps": 0}, seeds=(7,)))
     assert "steps" in failed.error  # type: ignore[union-attr]
-    [unusable] = ray_engine.Drawer({"model": Opening(model="missing.safetensors")}).begin()
+    [unusable] = ray_engine.Drawer(Start(models={"model": Opening(model="missing.safetensors")})).begin()
     assert unusable.exit_code == 5  # type: ignore[union-attr]

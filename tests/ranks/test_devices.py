@@ -100,6 +100,14 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+def ring(script: Path) -> list[str]:
+    """The start of a command of two ranks on MLX's ring."""
+    launcher = shutil.which("mlx.launch", path=str(Path(sys.executable).parent))
+    assert launcher is not None
+    paths = ["--env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
+    return [launcher, "-n", "2", "--backend", "ring", *paths, "--", str(script)]
+
+
 @pytest.mark.slow
 def test_under_torchrun(tmp_path: Path, script: Path, expected: Callable[[str], Path]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
@@ -109,12 +117,7 @@ def test_under_torchrun(tmp_path: Path, script: Path, expected: Callable[[str], 
 
 @pytest.mark.slow
 def test_under_mlx_launch(tmp_path: Path, script: Path, expected: Callable[[str], Path]) -> None:
-    launcher = shutil.which("mlx.launch", path=str(Path(sys.executable).parent))
-    assert launcher is not None
-    paths = ["--env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
-    check_drawn(
-        tmp_path, [launcher, "-n", "2", "--backend", "ring", *paths, "--", str(script)], "mlx", "--devices", "2"
-    )
+    check_drawn(tmp_path, ring(script), "mlx", "--devices", "2")
     check_same(tmp_path / "out", expected("mlx"))
 
 
@@ -126,13 +129,9 @@ def test_control(tmp_path: Path, backend: str, script: Path, tiny_folder: Path) 
     Image.fromarray(array).save(tmp_path / "edges.png")
     options = ["x", "-m", str(tiny_folder), "--backend", backend, "--precision", "fp32", "--size", "80x48"]
     options += ["--steps", "2", "--guidance", "3", "--seed", "3", "--control", "net=canny@edges.png:0.8"]
-    launcher = shutil.which("mlx.launch", path=str(Path(sys.executable).parent))
-    assert launcher is not None
-    paths = ["--env", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
-    ring = [launcher, "-n", "2", "--backend", "ring", *paths, "--", str(script)]
-    for command in ([*COMMAND, *options, "-o", "one.png"], [*(ring if backend == "mlx" else COMMAND), *options]):
-        more = [] if "one.png" in command else ["-o", "two.png", "--devices", "2"]
-        subprocess.run([*command, *more], cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, check=True)
+    two = ring(script) if backend == "mlx" else COMMAND
+    for command, *more in ((COMMAND, "-o", "one.png"), (two, "-o", "two.png", "--devices", "2")):
+        subprocess.run([*command, *options, *more], cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, check=True)
     assert (pixels(tmp_path / "one.png") == pixels(tmp_path / "two.png")).all()
 
 

@@ -92,10 +92,13 @@ class Watched:
     def check(self, *expected: str) -> None:
         unexpected = [text for text in self.said if not any(one in text for one in expected)]
         assert unexpected == [] and self.hosts <= {"127.0.0.1", ""}, self.said
-        overflow = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert overflow <= 0, f"{overflow} pixels wider than the window"
+        self.check_width()
         assert self.page.title() != "owned"
         self.context.close()
+
+    def check_width(self) -> None:
+        overflow = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert overflow <= 0, f"{overflow} pixels wider than the window"
 
 
 @pytest.fixture
@@ -140,6 +143,11 @@ def png(array: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(array.astype(np.uint8)).save(out, "PNG")
     return out.getvalue()
+
+
+def choose(page: Any, field: str, name: str, array: np.ndarray) -> None:
+    """Choose a picture as a file."""
+    page.set_input_files(field, {"name": name, "mimeType": "image/png", "buffer": png(array)})
 
 
 def dropped(page: Any, target: str, data: bytes, name: str, kind: str = "image/png") -> None:
@@ -345,11 +353,11 @@ def test_a_mask_is_painted(watched: Watched, server: RunningServer) -> None:
 def test_a_mask_from_a_file(watched: Watched, server: RunningServer) -> None:
     page = watched.page
     page.locator("#begin summary").click()
-    page.set_input_files("#pick", {"name": "a.png", "mimeType": "image/png", "buffer": png(np.full((32, 48, 3), 9))})
+    choose(page, "#pick", "a.png", np.full((32, 48, 3), 9))
     page.click("#paint")
     mask = np.zeros((32, 48, 3))
     mask[:, :24] = 255
-    page.set_input_files("#maskfile", {"name": "m.png", "mimeType": "image/png", "buffer": png(mask)})
+    choose(page, "#maskfile", "m.png", mask)
     page.wait_for_timeout(300)
     page.click("#painted")
     expect(page.locator("#inputs img")).to_have_count(2)
@@ -396,9 +404,7 @@ def test_a_grid_that_starts_from_a_picture(watched: Watched, server: RunningServ
     small(page)
     page.fill("#prompt", "a red circle")
     page.locator("#begin summary").click()
-    page.set_input_files(
-        "#pick", {"name": "grey.png", "mimeType": "image/png", "buffer": png(np.full((64, 64, 3), 90))}
-    )
+    choose(page, "#pick", "grey.png", np.full((64, 64, 3), 90))
     expect(page.locator("#inputs img")).to_have_count(1)
     page.click("#paint")
     page.click("#invert")
@@ -438,7 +444,7 @@ def test_a_picture_whose_shapes_are_kept(browser: Any, tmp_path: Path, tiny_fold
         for value in (60, 200):
             array = np.full((64, 64, 3), value)
             array[16:48, 16:48] = 255 - value
-            page.set_input_files("#keeppick", {"name": f"{value}.png", "mimeType": "image/png", "buffer": png(array)})
+            choose(page, "#keeppick", f"{value}.png", array)
         expect(page.locator(".keep")).to_have_count(2)
         page.get_by_label("Picture of picture 2").select_option("canny")
         page.get_by_label("Strength of picture 2").fill("0.5")
@@ -476,6 +482,7 @@ def test_hostile_prompts_are_texts(browser: Any, server: RunningServer, prompt: 
     with server.http as http:
         ids = [http.post("/api/jobs", json={"prompt": prompt, "steps": LONG}).json()["id"] for _ in range(2)]
         expect(page.locator("#waiting li")).to_have_count(1)
+        watched.check_width()
         page.locator(f"#gallery [data-id='{done['pictures'][0]}'] button").click()
         assert page.locator("#asked").evaluate("one => one.textContent") == prompt
         assert page.locator("#asked *").count() == 0

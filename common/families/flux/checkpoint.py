@@ -131,9 +131,9 @@ def _tokenizers(path: Path, choices: Choices, components: Mapping[str, Component
             CLIP: open_tokenizer(inside, clip_tokenizer.load, clip_config),
             T5: open_tokenizer(path / "tokenizer_2", t5_tokenizer.load, t5_config),
         }
-    near = choices.part("transformer") if is_folder(path) else path  # beside its files
-    words = find_clip_tokenizer(near or path, clip_config.vocab_size, choices.tokenizer)
-    pieces = find_t5_tokenizer(near or path, t5_config.vocab_size, choices.tokenizer)
+    near = (choices.part("transformer") if is_folder(path) else None) or path  # beside its files
+    words = find_clip_tokenizer(near, clip_config.vocab_size, choices.tokenizer)
+    pieces = find_t5_tokenizer(near, t5_config.vocab_size, choices.tokenizer)
     return {
         CLIP: open_tokenizer(words, partial(clip_tokenizer.load, pad=clip_tokenizer.EOS_PAD), clip_config),
         T5: open_tokenizer(pieces, t5_tokenizer.load, t5_config),

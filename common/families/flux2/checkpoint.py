@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux2 import vae_file
@@ -41,8 +41,6 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
     elsewhere are read from there; a file has the configuration of the model's own part. Raises ModelError and
     UsageError."""
-    if choices.tokenizer is not None and is_folder(folder / "tokenizer"):
-        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     tokenizer = find_tokenizer(folder, choices.tokenizer, FLUX_2_FILES)
     index, scheduler = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
     distilled = is_distilled(index)

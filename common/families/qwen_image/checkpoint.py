@@ -51,9 +51,6 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     UsageError."""
     choices = choices or Choices()
     whole = is_file(folder / "model_index.json")
-    has_tokenizer = whole and is_folder(folder / "tokenizer")
-    if has_tokenizer and choices.tokenizer is not None:
-        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     places, tower = {name: choices.part(name) or folder / name for name in _PARTS}, choices.part("text_encoder_2")
     if tower is not None:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
@@ -70,7 +67,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         configs["vae"] = variants.of_kind(configs["vae"], kind)
     _check_fit(folder, kind, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    tokenizer = folder / "tokenizer" if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
+    tokenizer = find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
     if kind.edits:
         _check_sees([places["text_encoder"], *([] if tower is None else [tower])])
     elif tower is not None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file, open_regular
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, VARIANTS
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_patches
 from qwenimg.common.networks.denoisers.qwen_controlnet import QwenControlNetConfig
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
@@ -90,11 +90,8 @@ def open_control(path: Path, checkpoint: Checkpoint) -> Controller:
         config = read_config(qwen_controlnet.NETWORK, path, _REFUSED) if has_config else None
         _check_is_ours(path, shapes)
         net = _controlnet(path, config or _config(path, shapes, like))
-    try:
+    with closed_on_error(net):
         _check_fit(path, net, like)
-    except BaseException:
-        net.component.plan.close()
-        raise
     return net
 
 
@@ -118,9 +115,7 @@ def _shapes(path: Path) -> Shapes:
     """Return the shapes of the tensors of all files at `path`. Raises ModelError."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in find_files(path).files:
-        header = read_header(file)
-        header.file.close()
-        shapes |= {name: tensor.shape for name, tensor in header.tensors.items()}
+        shapes |= {name: tensor.shape for name, tensor in peek(file).tensors.items()}
     return shapes
 
 

@@ -12,6 +12,7 @@ import re
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision, vision_tower
+from qwenimg.common.networks.vaes import wan_names
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Rename
 from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, language_model_names
@@ -35,21 +36,10 @@ MFLUX_SIGNS = (
 CHANNELS_LAST = {"vae": ".conv3d."}
 """Text in tensor names of a part that only mflux's files have, whose kernels have their channels last."""
 
-_ENDS = {
-    "conv_in": "conv1",
-    "norm_out": "head.0",
-    "conv_out": "head.2",
-    "mid_block.resnets.0": "middle.0",
-    "mid_block.attentions.0": "middle.1",
-    "mid_block.resnets.1": "middle.2",
-}
-_RESIDUAL = {
-    "norm1": "residual.0",
-    "conv1": "residual.2",
-    "norm2": "residual.3",
-    "conv2": "residual.6",
-    "conv_shortcut": "shortcut",
-}
+_ENDS, _RESIDUAL, _OUTSIDE = (  # Wan's names by those of diffusers
+    {ours: theirs for theirs, ours in table.items()}
+    for table in (wan_names.ENDS, wan_names.RESIDUAL, wan_names.OUTSIDE)
+)
 _UP = re.compile(r"up_blocks\.(?P<block>\d+)\.(?:resnets\.(?P<layer>\d+)|upsamplers\.0)\.(?P<rest>.+)")
 _DOWN = re.compile(r"encoder\.down_blocks\.(?P<index>\d+)")
 
@@ -116,7 +106,7 @@ def _wan(name: str, layers: int) -> str:
     """Return Wan's name of a tensor; `layers`: resnets in each of the decoder's blocks."""
     side, _, rest = name.partition(".")
     if side not in ("encoder", "decoder"):
-        return {"quant_conv": "conv1", "post_quant_conv": "conv2"}[side] + f".{rest}"
+        return f"{_OUTSIDE[side]}.{rest}"
     if up := _UP.fullmatch(rest):
         layer = layers if up["layer"] is None else int(up["layer"])  # an upsampler counts as the last layer
         return f"{side}.upsamples.{int(up['block']) * (layers + 1) + layer}.{_residual(up['rest'])}"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.found_once import found_once
-from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image_21.describe_file import is_tower
 from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
@@ -44,16 +44,15 @@ SAMPLE_SIGMAS = "sample_sigmas"  # in model_index.json: noise levels that the mo
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
-    elsewhere are read from there; one without a configuration has that of the model's own part. Raises ModelError."""
+    elsewhere are read from there; one without a configuration has that of the model's own part. Raises ModelError and
+    UsageError."""
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    if (has_tokenizer := is_folder(tokenizer(folder))) and choices.tokenizer is not None:
-        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     places, tower = {name: choices.part(name) or folder / name for name in NETWORKS}, choices.part("text_encoder_2")
     if tower is not None:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
     networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"], tower)}
     configs = {name: _config(network, [places[name], folder / name]) for name, network in networks.items()}
-    words = tokenizer(folder) if has_tokenizer else find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_21_FILES)
+    tokenizer = find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_21_FILES)
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
@@ -65,7 +64,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={"text_encoder": open_tokenizer(words, qwen.load, configs["text_encoder"])},
+        tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
         scheduler=replace(config, sample_sigmas=fixed),
         distilled=bool(fixed),
     )
@@ -79,11 +78,6 @@ def _opened(name: str, network: Network, place: Path, config: Any, tower: Path |
         return open_component(network, place, config, name, whole=whole)
     names = qwen3_vl_vision.names(config)
     return open_component(network, place, config, name, lambda manifest: names, whole=whole, beside=tower)
-
-
-def tokenizer(folder: Path) -> Path:
-    """Return the folder of the tokenizer: published models have it in the folder of their processor."""
-    return folder / "tokenizer" if is_folder(folder / "tokenizer") else folder / "processor"
 
 
 def sample_sigmas(index: Path) -> tuple[float, ...]:
@@ -104,8 +98,7 @@ def text_encoder(place: Path, tower: Path | None = None) -> Network:
     if tower is not None:
         return qwen3_vl_vision.NETWORK
     for path in find_files(place).files:
-        header = read_header(path)
-        header.file.close()
+        header = peek(path)
         if is_tower(header):
             raise bad(path, "is a vision tower alone: give its language model too, as a second --text-encoder FILE")
         if any((qwen3_vl_vision.rename(key) or "").startswith(vision_tower.PREFIX) for key in header.tensors):

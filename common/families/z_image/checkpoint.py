@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import told_name
-from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import mflux
@@ -40,9 +40,6 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
     elsewhere are read from there. Raises ModelError and UsageError."""
     whole = is_file(folder / "model_index.json")
-    has_tokenizer = whole and is_folder(folder / "tokenizer")
-    if has_tokenizer and choices.tokenizer is not None:
-        raise UsageError(f"--tokenizer is for a model that has none; {clean(folder, 80)} has its own")
     tokenizer = find_tokenizer(folder, choices.tokenizer, Z_IMAGE_FILES)
     components = {}
     with closed_on_failure() as keep:

@@ -87,14 +87,14 @@ def check(config: TowerConfig, head_dim: int) -> None:
 
 
 def described(
-    config: TowerConfig, width: int, names: Mapping[str, str], rope: Mapping[str, object]
+    config: TowerConfig, width: int, names: Mapping[str, str], scaling: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the keys of config.json that have the tower, by `names`, and the sections of RoPE beside `rope`. width:
-    the channels that the language model takes."""
+    """Return the keys of config.json that have the tower, and the sections of RoPE. width: the channels that the
+    language model takes; names: the fields of `config` by the file's names; scaling: the other keys of RoPE."""
     vision = {theirs: getattr(config, ours) for theirs, ours in names.items()}
     return {
         "vision_config": vision | {"out_hidden_size": width},
-        "rope_scaling": {**rope, "mrope_section": config.mrope_section},
+        "rope_scaling": {**scaling, "mrope_section": config.mrope_section},
     }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
@@ -19,7 +18,7 @@ import numpy as np
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import Controller, ControlNet, networks
+from qwenimg.common.parts.control_net import Controller, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -198,15 +197,10 @@ class FlowModel(ABC):
 
     def control(self, nets: Mapping[str, Controller]) -> None:
         before = [net.name for net in networks(self.nets.values())]
-        self.nets = {name: self._reduced(net) for name, net in nets.items()}
+        bits = self.runtime.bits
+        self.nets = nets if bits is None else {name: net.quantised(bits) for name, net in nets.items()}
         components = {net.name: net.component for net in networks(self.nets.values())}
         self.checkpoint = self.checkpoint.with_nets(components, before)
-
-    def _reduced(self, net: Controller) -> Controller:
-        """Return a control network with its weights quantized as those of the model are."""
-        if not isinstance(net, ControlNet) or self.runtime.bits is None:
-            return net
-        return replace(net, component=net.component.quantised(self.runtime.bits))
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:

@@ -16,17 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qwenimg.common.base.amounts import counted
+from qwenimg.common.pipeline.steps.evaluation import Evaluate
 from qwenimg.common.request import cached_calls
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Condition, Control, DenoiserNetwork, Engine, TimeStep
-
-if TYPE_CHECKING:
-    from qwenimg.common.pipeline.steps.evaluation import Evaluate
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,8 @@ class StepCache:
             prediction, outputs[number] = one.network.skipping.run(call, partial(self._reused, number))
             return prediction
 
-        results = evaluate([partial(predicted, *numbered) for numbered in enumerate(passes)], x, sigma, control)
+        numbered = [partial(predicted, number, one) for number, one in enumerate(passes)]
+        results = evaluate(numbered, x, sigma, control)
         self._kept = outputs
         return results
 
