@@ -4,6 +4,7 @@ with AVX-512 and with AVX2 alone (--add).
 python tools/measure_constants.py              # two minutes, on the built-in model and the tests' tiny ones
 python tools/measure_constants.py --add        # the same, and keeps what was recorded on another machine and is larger
 python tools/measure_constants.py --check      # measures, and fails where a K has grown by half
+python tools/measure_constants.py --add sd15   # of these models alone
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
 import frameworks  # noqa: F401
+import numpy as np
+from tiny_control import write_controlnet, write_patches
 from tiny_edit import write_tiny_edit
 from tiny_flux import write_tiny_flux
 from tiny_flux2 import write_tiny_flux2
@@ -35,17 +39,19 @@ from tiny_zimage import write_tiny_zimage
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.families.qwen_image import references
-from qwenimg.common.parity import check, constants, record
+from qwenimg.common.parity import check, constants, inputs, record
 from qwenimg.common.parity.parity import STORED
 from qwenimg.common.parity.passport.passport import Figure
 
-ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
+ASKED: dict[str, Any] = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
+CONTROLS = ("qwen_controlnet.", "qwen_patches.")  # alone of a run with loud control networks, as the tests' are
 NO_FP16 = ("flux2", "z-image", "qwen21", "qwen21-text")  # they refuse the dtype
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
 WRITERS = {
     "qwen": write_tiny_model,
+    "qwen-control": write_tiny_model,
     "qwen21": write_tiny_qwen21,
     "qwen21-text": partial(write_tiny_qwen21, tower=False),
     "edit": partial(write_tiny_edit, kind="2511"),
@@ -61,9 +67,10 @@ MODELS = ("shapes", *WRITERS)
 
 def main() -> None:
     references.AREA = 128**2  # of the pictures that a model sees
+    chosen = [name for name in sys.argv[1:] if not name.startswith("--")]
     found: dict[str, dict[str, float]] = constants.document()["k"] if "--add" in sys.argv else {}
     with small_pictures(), tempfile.TemporaryDirectory() as folder:
-        for kind, dtype, k in measured(Path(folder)):
+        for kind, dtype, k in measured(Path(folder), chosen or MODELS):
             row = found.setdefault(kind, {})
             row[dtype] = max(row.get(dtype, 0.0), k)
     rounded = {kind: {d: float(f"{k:.3g}") for d, k in sorted(row.items())} for kind, row in sorted(found.items())}
@@ -89,22 +96,32 @@ def grown(found: Iterable[tuple[str, str, float]]) -> list[str]:
     ]
 
 
-def measured(folder: Path) -> Iterator[tuple[str, str, float]]:
-    """Kind, dtype and K of every block of every model under every policy, on both backends."""
-    for name in MODELS:
+def measured(folder: Path, models: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+    """Kind, dtype and K of every block of `models` under every policy, on both backends."""
+    for name in models:
         place = "shapes" if name == "shapes" else str(folder / name)
         if name != "shapes":
             WRITERS[name](folder / name)
+        controls = written_controls(folder) if name == "qwen-control" else []
         for policy in POLICIES[:2] if name in NO_FP16 else POLICIES:
-            yield from of_model(place, policy)
+            found = of_model(place, policy, controls)
+            yield from (row for row in found if not controls or row[0].startswith(CONTROLS))
 
 
-def of_model(place: str, policy: str) -> Iterator[tuple[str, str, float]]:
+def written_controls(folder: Path) -> list[str]:
+    """Write control networks of each kind, and return their paths."""
+    nets = (write_controlnet(folder / f"net{seed}", seed) for seed in (11, 12))
+    return [*map(str, nets), str(write_patches(folder / "patches.safetensors"))]
+
+
+def of_model(place: str, policy: str, controls: list[str] | None = None) -> Iterator[tuple[str, str, float]]:
     pipe, other = (qwenimg.load(place, backend, policy) for backend in ("cpu", "mlx"))
-    passport = record.record(pipe, ASKED, exact=pipe.engine, notify=lambda text: None)
-    theirs = list(check.blocks(passport, other))
-    assert pipe.checkpoint is not None
-    parts = check.parts(pipe.checkpoint, pipe.precision)
+    picture = np.random.default_rng(2).integers(0, 256, (ASKED["height"], ASKED["width"], 3), np.uint8)
+    more = {"control": "; ".join(f"{net}=a" for net in controls)} if controls else {}
+    asked = ASKED | more | ({"control_images": (picture,) * len(controls)} if controls else {})
+    passport = record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
+    theirs = list(check.blocks(passport, other, networks=controls or ()))
+    parts = check.parts(inputs.weights(pipe, asked), pipe.precision)
     for recorded, judged in zip(passport.blocks, theirs, strict=True):
         part = parts[recorded.component]
         block = part.block(recorded.block, recorded.path)

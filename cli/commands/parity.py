@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +52,8 @@ def _opening(command: _F) -> _F:
 
 def _asking(command: _F) -> _F:
     """Declare the options of a recording."""
-    command = options.of_picture(ALL["lora_mode"])(command)
+    for name in ("mask", "control", "true_cfg", "lora_mode"):
+        command = options.of_picture(ALL[name])(command)
     for option in reversed(
         (
             places.declared("precision", default="fp32", help="As for a picture. Default fp32."),
@@ -100,6 +101,7 @@ def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int
 @click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write it with this backend's figures, to report.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--control", "networks", multiple=True, metavar="NETWORK", help="A control network that was recorded.")
 @_opening
 @places.with_opening
 def check(
@@ -110,10 +112,11 @@ def check(
     overwrite: bool,
     as_json: bool,
     lora: tuple[str, ...],
+    networks: tuple[str, ...],
 ) -> int:
     """Repeat the computations in PASSPORT, judge every block, and name the first that fails.
 
-    Give recorded parts and LoRAs again; those in the Hugging Face cache are found."""
+    Give recorded parts, LoRAs and control networks again; those in the Hugging Face cache are found."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.hub.resolve import named, named_part
     from qwenimg.common.parity.given import completed
@@ -123,12 +126,12 @@ def check(
         atomic_files.check_output(_named(output), overwrite=overwrite)
     recorded = passport_file.read(passport)
     passport_file.needs_exact(passport, recorded)
-    opening, loras = completed(recorded.model, opening, _lora({"lora": lora}), named_part)
+    opening, loras = completed(recorded.model, opening, _text({"lora": lora}, "lora"), named_part)
     if opening.model is None:
         model = named(recorded.model.name, without=components_of(recorded.model.parts))
         opening = replace(opening, model=model)
     with _opened(replace(opening, precision=recorded.precision)) as session:
-        checked = session.check(recorded, loras, picture=not only_blocks)
+        checked = session.check(recorded, loras, networks, picture=not only_blocks)
     if output is not None:
         passport_file.write(output, checked.passport, overwrite=overwrite)
     return _told([checked], as_json)
@@ -152,6 +155,7 @@ def run(
     from qwenimg.backends import installed
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity.passport import passport_file
+    from qwenimg.common.request import control_text
 
     if not installed("cpu"):
         raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
@@ -163,7 +167,8 @@ def run(
     done = []
     for name in names[1:]:
         with _opened(replace(opening, backend=name, precision=passport.precision)) as session:
-            done.append(session.check(passport, _lora(asked), picture=True))
+            networks = {one.model for one in control_text.parse(_text(asked, "control"))}
+            done.append(session.check(passport, _text(asked, "lora"), sorted(networks), picture=True))
         passport = done[-1].passport
     if output is not None:
         passport_file.write(output, passport, overwrite=overwrite)
@@ -228,6 +233,7 @@ class Session:
     def record(self, asked: dict[str, Any]) -> Passport:
         from qwenimg import backends
         from qwenimg.common.numbers.sizes import parse_size
+        from qwenimg.common.parity import inputs
         from qwenimg.common.parity import record as recording
 
         pipe, exact = self.pipe, None
@@ -244,22 +250,32 @@ class Session:
         width, height = parse_size(size)
         request = {"prompt": asked["prompt"], "width": width, "height": height}
         request |= {"steps": asked["steps"], "seed": asked["seed"]}
-        if self.pipe.defaults.negative_prompt:
+        guided = {} if asked["true_cfg"] is None else {"true_cfg": asked["true_cfg"]}
+        if self.pipe.defaults.negative_prompt or guided:
             request["negative_prompt"] = self.pipe.defaults.negative_prompt
-        request["guidance"] = self.pipe.defaults.guidance
-        if lora := _lora(asked):
+        request |= {"guidance": self.pipe.defaults.guidance} | self.pipe.model.guidance.settled(guided)
+        pictures, notes = inputs.read(_text(asked, "control"), asked["mask"], width, height)
+        for note in notes:
+            streams.say(f"qwenimg: {note}")
+        request |= pictures
+        if lora := _text(asked, "lora"):
             request |= {"lora": lora, "lora_mode": asked["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)
 
-    def check(self, passport: Passport, lora: str, *, picture: bool) -> Checked:
+    def check(self, passport: Passport, lora: str, networks: Sequence[str], *, picture: bool) -> Checked:
+        from qwenimg.common.hub.control_search import named_control
         from qwenimg.common.parity import check as checking
+        from qwenimg.common.parity import given
 
         changed = checking.check_model(passport, self.pipe, lora)
+        controls = () if passport.picture is None else passport.picture.controls
+        networks = given.networks(controls, networks, self.pipe.controls, named_control)
+        checking.check_run(passport, self.pipe, lora, networks)
         for name in changed:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
         engine = self.pipe.engine
-        judged = list(checking.blocks(passport, self.pipe, lora))
-        drawn = checking.picture(passport, self.pipe, lora) if picture and passport.picture else None
+        judged = list(checking.blocks(passport, self.pipe, lora, networks))
+        drawn = checking.picture(passport, self.pipe, lora, networks) if picture and passport.picture else None
         stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
         return Checked(stamped, engine, judged, drawn, changed)
 
@@ -274,9 +290,9 @@ def _opened(opening: Opening) -> Iterator[Session]:
         yield Session(pipe)
 
 
-def _lora(given: dict[str, Any]) -> str:
-    """Return --lora in a request's form."""
-    return str(ALL["lora"].converted(given["lora"])) if given["lora"] else ""
+def _text(given: dict[str, Any], name: str) -> str:
+    """Return the option `name`, which may be given several times, in a request's form; "" if it is not given."""
+    return str(ALL[name].converted(given[name])) if given[name] else ""
 
 
 def _quietly(text: str) -> None:

@@ -63,6 +63,7 @@ class Family:
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
     control: Callable[[Path, Checkpoint], Controller] | None = None  # opens the folder or file of --control
+    control_networks: tuple[Network, ...] = ()  # of what `control` opens
     # The known control network of this name, as it is published and without files; None for another name
     published_control: Callable[[str], Controller | None] | None = None
     described: Callable[[Path], str]  # the purpose of a folder

@@ -14,6 +14,13 @@ from qwenimg.common.families import catalog
 from qwenimg.common.hub.model_folders import ModelFolders
 
 
+def named_control(name: str) -> Path | None:
+    """Return the folder or file of the control network that a recipe calls `name`, if the cache has it: a path in a
+    recipe is never opened."""
+    known = next((piece for piece in catalog.CONTROLS if name == piece.name), None)
+    return None if os.path.lexists(name) else find_cached(known.repo if known else name)
+
+
 def find_control(name: str, folders: ModelFolders) -> Path:
     """Return the folder or file of the control network `name`: a path, a known name, a hub id or a file of one in the
     cache, or a name in the folders of --models-dir. Raises ModelError."""

@@ -4,7 +4,7 @@ of a residual stream. Errors grow with the root of that number."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,8 +21,16 @@ from qwenimg.common.weights.plan import Entry, LoadPlan
 
 def network(component: Component) -> Network:
     """Return the description of a component's network."""
-    rows = {row.name: row for family in registry.FAMILIES for row in family.networks}
+    rows = {row.name: row for family in registry.FAMILIES for row in (*family.networks, *family.control_networks)}
     return rows[component.network]
+
+
+def name_of(plan: LoadPlan, components: Mapping[str, Component]) -> str:
+    """Return the name of the component that `plan` is of. Control networks have the same name in their plans: they are
+    told by their files."""
+    if plan.component in components:
+        return plan.component
+    return next(name for name, component in components.items() if component.plan.files == plan.files)
 
 
 @dataclass(frozen=True)

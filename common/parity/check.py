@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from qwenimg.common.base.amounts import counted
-from qwenimg.common.base.errors import ModelError, QwenimgError
+from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity import given, parity
+from qwenimg.common.parity import given, inputs, parity
 from qwenimg.common.parity.blocks import ComponentPolicy, parts, shapes_sum
 from qwenimg.common.parity.judged import figures, returned
 from qwenimg.common.parity.lookups import are_inside
 from qwenimg.common.parity.passport.passport import Figure, Passport, Recorded
-from qwenimg.common.parity.record import operations, side, values, with_loras
-from qwenimg.common.parity.sample import called
+from qwenimg.common.parity.record import operations, side, values
 from qwenimg.common.parity.stations import Passed
 from qwenimg.common.parity.stations import judged as stations_judged
 from qwenimg.common.parity.tape import DECODE, Tape, taped
@@ -73,11 +72,22 @@ def check_model(passport: Passport, pipe: Pipeline, lora: str = "") -> list[str]
     return others
 
 
-def blocks(passport: Passport, pipe: Pipeline, lora: str = "") -> Iterator[Judged]:
-    """Yield each recorded block, in order, computed on the engine of `pipe`, with `lora` for the recorded LoRAs. A
-    block in 16 bit is computed in float32 too, where a fault is larger than the roundings. Raises ModelError if the
-    passport does not fit the model."""
-    policies, engine = parts(with_loras(pipe, _asked(passport, lora)), pipe.precision), pipe.engine
+def check_run(passport: Passport, pipe: Pipeline, lora: str = "", networks: Sequence[str] = ()) -> None:
+    """Raise ModelError if the model does not draw the recorded run. networks: what that of each recorded control is
+    called here."""
+    if passport.picture is not None:
+        try:
+            pipe.check(**_asked(passport, lora, networks))
+        except UsageError as error:
+            raise ModelError(f"the passport's run is none for {clean(pipe.model_name, 60)}: {error}") from None
+
+
+def blocks(passport: Passport, pipe: Pipeline, lora: str = "", networks: Sequence[str] = ()) -> Iterator[Judged]:
+    """Yield each recorded block, in order, computed on the engine of `pipe`, with `lora` for the recorded LoRAs and
+    `networks` for those of its controls. A block in 16 bit is computed in float32 too, where a fault is larger than the
+    roundings. Raises ModelError if the passport does not fit the model."""
+    policies = parts(inputs.weights(pipe, _asked(passport, lora, networks)), pipe.precision)
+    engine = pipe.engine
     components = {name: part.open(engine) for name, part in policies.items()}
     widened = {} if pipe.tf32 else {name: part.open(engine, "float32") for name, part in policies.items()}
     recorded_figures = passport.sides[0].figures if passport.sides else ()
@@ -132,10 +142,10 @@ def _failed(judged: tuple[Figure, ...], failures: list[str]) -> tuple[Figure, ..
     return (replace(judged[0], failures=(*judged[0].failures, *failures)), *judged[1:]) if failures else judged
 
 
-def _asked(passport: Passport, lora: str) -> dict[str, Any]:
-    """Return the keywords of the recorded call, with `lora` as the names of its LoRAs here."""
+def _asked(passport: Passport, lora: str, networks: Sequence[str]) -> dict[str, Any]:
+    """Return the keywords of the recorded call, with the names that its LoRAs and control networks have here."""
     recorded = passport.picture
-    return ({} if recorded is None else called(recorded.asked)) | {"lora": lora}
+    return {"lora": lora} if recorded is None else inputs.keywords(recorded, lora, networks)
 
 
 def _others(counts: Mapping[str, int], recorded: Mapping[str, int]) -> str:
@@ -191,10 +201,10 @@ class RedrawnImage:
         return [one.name for one in self.stations if one.output_error is not None and one.allowed is None]
 
 
-def picture(passport: Passport, pipe: Pipeline, lora: str = "") -> RedrawnImage:
-    """Generate the recorded image with `pipe` and `lora`, from station to station if the passport has stations. Noise,
-    noise levels, and the pixels of the recorded values must have the same bits."""
-    recorded, asked, tape = passport.picture, _asked(passport, lora), Tape(passport.run)
+def picture(passport: Passport, pipe: Pipeline, lora: str = "", networks: Sequence[str] = ()) -> RedrawnImage:
+    """Generate the recorded image with `pipe`, `lora` and `networks`, from station to station if the passport has
+    stations. Noise, noise levels, and the pixels of the recorded values must have the same bits."""
+    recorded, asked, tape = passport.picture, _asked(passport, lora, networks), Tape(passport.run)
     assert recorded is not None
     if not passport.run:
         return _whole(passport, pipe, asked)

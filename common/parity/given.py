@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +10,8 @@ from typing import Any, cast
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.parity.passport.passport import Model
+from qwenimg.common.parity.passport.passport import Model, RecordedControl
+from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.request.loras import Loras, in_cache
 from qwenimg.common.request.parts import PARTS, components_of
 
@@ -67,6 +68,29 @@ def check_files(recorded: Model, others: Collection[str], loras: Loras, lora: st
         raise ModelError(
             f"--lora {clean(shown, 80)}: another file or strength than was recorded, {clean(recorded.lora, 80)}"
         )
+
+
+def networks(
+    recorded: Sequence[RecordedControl], names: Sequence[str], controls: Controls, find: Callable[[str], Path | None]
+) -> tuple[str, ...]:
+    """Return what the network of each recorded control is called here: one of `names` with its files, or else the one
+    that `find` has. Raises UsageError for one that is missing or too much, and ModelError for other files."""
+    for name in names:
+        if not recorded:
+            raise UsageError("the passport was recorded without --control; leave it out")
+        if ";" in name or "=" in name:
+            raise UsageError(f"--control {clean(name, 60)}: the passport has the picture; give the network alone")
+    by_print = {controls.fingerprint(name): name for name in names}
+    for mark, name in by_print.items():
+        if mark not in {one.fingerprint for one in recorded}:
+            then = ", ".join(dict.fromkeys(clean(one.name, 60) for one in recorded))
+            raise ModelError(f"--control {clean(name, 60)}: another network than was recorded, {then}")
+    for one in recorded:
+        if one.fingerprint not in by_print and (path := find(one.name)) is not None:
+            by_print[controls.fingerprint(str(path))] = str(path)
+        if one.fingerprint not in by_print:
+            raise UsageError(f"the passport was recorded with --control {clean(one.name, 60)}; give the same")
+    return tuple(by_print[one.fingerprint] for one in recorded)
 
 
 def _strengths(text: str) -> list[str]:

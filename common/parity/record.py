@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from qwenimg.common.base.block import Block
 from qwenimg.common.base.version import __version__
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity.blocks import ComponentPolicy, network, parts, shapes_sum
+from qwenimg.common.parity import inputs
+from qwenimg.common.parity.blocks import ComponentPolicy, name_of, network, parts, shapes_sum
 from qwenimg.common.parity.judged import figures
 from qwenimg.common.parity.parity import dtype_name
 from qwenimg.common.parity.passport.passport import (
@@ -78,7 +79,10 @@ class BlockRecorder:
         return self.trace.done <= self.until and (seen is None or seen[0] < self.trace.done)
 
     def take(self, call: Call) -> None:
+        """Keep the call, without changes by control networks, which are functions behind its other arguments: the block
+        is computed again without them."""
         name = self._name(call.path, call.block)
+        call = replace(call, arguments=tuple(one for one in call.arguments if not _has_function(one)))
         if not self.trace.whole[self.component]:
             stand_ins: Any = tuple(_sampled(call, name))  # descriptions of random arrays, no arrays of a backend
             call = replace(call, arguments=stand_ins, results=None)
@@ -86,6 +90,10 @@ class BlockRecorder:
 
     def _name(self, path: str, block: Block) -> str:
         return f"{self.component}.{block.called(path)}"
+
+
+def _has_function(argument: object) -> bool:
+    return any(map(_has_function, argument)) if isinstance(argument, tuple) else callable(argument)
 
 
 class Watched:
@@ -99,8 +107,9 @@ class Watched:
 
     def open(self, name: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         opened = self._engine.open(name, config, plan, precision)
-        blocks = network(self._trace.checkpoint[plan.component]).traced
-        self._engine.watch(opened, blocks, self._trace.of(plan.component))
+        component = name_of(plan, self._trace.checkpoint.components)
+        blocks = network(self._trace.checkpoint[component]).traced
+        self._engine.watch(opened, blocks, self._trace.of(component))
         return opened
 
 
@@ -118,15 +127,17 @@ def watched(runtime: Runtime, trace: Trace) -> Iterator[None]:
 def record(
     pipe: Pipeline, asked: Mapping[str, Any], *, exact: Engine | None, sampled: bool = False, notify: Notify
 ) -> Passport:
-    """Generate an image with the arguments `asked`, `prompt` and LoRAs included, and record it. `pipe` has loaded
-    nothing yet.
+    """Generate an image with the arguments `asked`, `prompt`, LoRAs and those of `inputs.read` included, and record it.
+    `pipe` has loaded nothing yet.
 
     exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
     small models too. Raises QwenimgError."""
     if pipe.model.images[0]:
         asked = {**asked, "pictures": min(pipe.model.images[1], len(SEEN))}
+    if "mask" in asked and "pictures" in asked:
+        asked = {"strength": pipe.defaults.mask_strength, **asked}
     asked = {**asked, "seed": pipe.check(**called(asked)).seed}  # the same for all runs, even without one in `asked`
-    checkpoint = with_loras(pipe, asked)
+    checkpoint = inputs.weights(pipe, asked)
     policies = parts(checkpoint, pipe.precision)
     small = all(part.plan.parameters < LARGE for part in policies.values())
     whole = dict.fromkeys(policies, small and not sampled)
@@ -136,7 +147,7 @@ def record(
     with watched(pipe.runtime, trace):
         with taped(pipe, tape):
             result = _drawn(pipe, called(asked), trace)
-        if not asked.get("pictures"):  # of which the encoder has seen one
+        if not (asked.get("pictures") or asked.get("control")):  # of which the encoder has seen one
             again = {**asked, "steps": 2, "strength": 0.5, "image": result.pixels}
             pipe(**again)  # for the VAE's encoder
     pipe.free_transformer()
@@ -166,18 +177,14 @@ def _drawn(pipe: Pipeline, asked: Mapping[str, Any], trace: Trace) -> Result:
 
 def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> RecordedImage:
     return RecordedImage(
-        asked=AskedJson(**{name: value for name, value in asked.items() if name != "lora"}).said(),  # which has paths
+        asked=AskedJson(**{name: value for name, value in asked.items() if name not in inputs.FILES}).said(),
         sigmas=pipe.model.plan(pipe.check(**called(asked))).sigmas,
         noise=result.recipe["noise_sha256"],
         latents=result.latents,
         pixels=result.pixels,
+        controls=inputs.recorded_controls(pipe, asked),
+        mask=asked.get("mask"),
     )
-
-
-def with_loras(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
-    """Return the weights of `pipe` with the LoRAs in `asked`."""
-    assert pipe.checkpoint is not None
-    return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ""), asked.get("lora_mode", "auto")))
 
 
 def model(pipe: Pipeline, asked: Mapping[str, Any]) -> Model:

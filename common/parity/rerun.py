@@ -45,6 +45,7 @@ def _in_float32(pipe: Pipeline) -> Pipeline:
         family=pipe.family,
         options=pipe.options,
         checkpoint=pipe.checkpoint,
+        controls=pipe.controls,
     )
 
 

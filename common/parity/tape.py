@@ -1,8 +1,8 @@
 """Recording of a run's stations while a pipeline generates, and continuation from the recorded outputs of each.
 
 Stations are at places where machines agree, however many branches of guidance they compute in a batch: the calls of the
-text encoders and of what sees pictures in them, of the denoiser with guidance applied, and of the VAE, and the rows of
-the denoiser's time.
+text encoders and of what sees pictures in them, of the denoiser with guidance applied, and of the VAE, the rows of the
+denoiser's time, and the changes by control networks behind each of its blocks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.block import Block
-from qwenimg.common.parity.blocks import network
+from qwenimg.common.numbers.noise import TorchCPUGenerator
+from qwenimg.common.parity import inputs
+from qwenimg.common.parity.blocks import name_of, network
+from qwenimg.common.parity.sample import PROJECTIONS, projected
 from qwenimg.common.parity.stations import Arrays, Station
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, PreparedRun
+from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.steps.denoiser import Denoiser
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.engine import Array, Control, Engine
 from qwenimg.common.runtime.traced import Call, leaves
 from qwenimg.common.weights.plan import LoadPlan
 
@@ -90,20 +94,23 @@ class _Engine:
 
     def __init__(self, engine: Engine, tape: Tape, pipe: Pipeline):
         assert pipe.checkpoint is not None
-        self._engine, self._tape, self._checkpoint = engine, tape, pipe.checkpoint
+        self._engine, self._tape, self._pipe = engine, tape, pipe
+        self._components = pipe.checkpoint.components
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def open(self, name: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         opened = self._engine.open(name, config, plan, precision)
-        component = self._checkpoint[plan.component]
+        components = {**self._components, **inputs.control_networks(self._pipe.model)}
+        in_passport = name_of(plan, components)
+        component = components[in_passport]
         if component.role == "text":
-            return _TextEncoder(opened, self._engine, self._tape, plan.component)
+            return _TextEncoder(opened, self._engine, self._tape, in_passport)
         if component.role == "vae":
             return _VAE(opened, self._tape)
         times = [block for block in network(component).traced if block.name == "time"]
-        self._engine.watch(opened, times, _Times(self._tape, plan.component))
+        self._engine.watch(opened, times, _Times(self._tape, in_passport))
         return opened
 
 
@@ -175,18 +182,42 @@ class _Model:
     @contextmanager
     def prepare(self, *asked: Any) -> Iterator[Any]:
         with self._model.prepare(*asked) as run:
-            yield _Run(run, self._tape, self._model.runtime.engine)
+            yield _Run(run, self._tape, self._model)
 
 
 class _Run:
-    def __init__(self, run: PreparedRun, tape: Tape, engine: Engine):
-        self._run, self._tape, self._engine = run, tape, engine
+    def __init__(self, run: PreparedRun, tape: Tape, model: DiffusionModel):
+        self._run, self._tape, self._model, self._engine = run, tape, model, model.runtime.engine
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run, name)
 
     def denoiser(self, *asked: Any) -> Any:
-        return _Denoiser(self._run.denoiser(*asked), self._tape, self._engine)
+        denoiser = self._run.denoiser(*asked)
+        if denoiser.control is not None:
+            network = next(iter(inputs.control_networks(self._model).values()))
+            denoiser.control = _Controlling(denoiser.control, network.config.dim, self._tape, self._engine)
+        return _Denoiser(denoiser, self._tape, self._engine)
+
+
+class _Controlling:
+    """The changes by control networks. The station has projections of those behind each block, of one stream for all
+    blocks that is drawn from a seed: patches depend on the stream."""
+
+    def __init__(self, control: Controlling, width: int, tape: Tape, engine: Engine):
+        self._control, self._width, self._tape, self._engine = control, width, tape, engine
+
+    def __call__(self, x: Array, sigma: float) -> Control:
+        changes = self._control(x, sigma)
+        drawn = TorchCPUGenerator(0).normal((1, x.shape[1], self._width))
+        behind = [self._projected(some, self._engine.array(drawn)) for some in changes or ()]
+        self._tape.passed("control", [np.asarray(sigma)], (np.stack(behind),) if behind else ())
+        return changes
+
+    def _projected(self, changes: Sequence[Any], stream: Array) -> NDArray[np.float64]:
+        """Return projections of the sum of the changes behind one block."""
+        values = (projected(self._engine.numpy(change(stream)).astype(np.float64), 0) for change in changes)
+        return sum(values, np.zeros(PROJECTIONS))
 
 
 class _Denoiser:

@@ -105,7 +105,7 @@ class Controls:
         pictures."""
         if not request.controls:
             return {}
-        nets, asked = self.nets(request), request.controls
+        asked = request.controls
         names = [
             f"{label(one.model)}={f'{one.preprocessor}@' * bool(one.preprocessor)}{PurePath(one.picture).name}"
             f"{one.numbers}"
@@ -113,15 +113,18 @@ class Controls:
         ]
         return {
             "control": "; ".join(names),
-            "control_fingerprints": [fingerprint(nets[one.model].files) for one in asked],
+            "control_fingerprints": [self.fingerprint(one.model) for one in asked],
             "control_sha256": [sha256(picture) for picture in request.control_images],
         }
+
+    def fingerprint(self, name: str) -> str:
+        """Return the fingerprint of the files of the network or LoRA `name`. Raises ModelError and UsageError."""
+        return fingerprint(self._open(name).files)
 
     def hashes(self, request: Request) -> dict[str, object]:
         """Return the fingerprint of each network's files, by what a message calls them. Raises ModelError and
         UsageError."""
-        nets = self.nets(request).items()
-        return {f"--control {clean(name, 60)}": fingerprint(net.files) for name, net in nets}
+        return {f"--control {clean(name, 60)}": self.fingerprint(name) for name in self.nets(request)}
 
     def close(self) -> None:
         for _, net in self._opened.values():

@@ -14,7 +14,8 @@ from qwenimg.common.parity.parity import LIMIT, MARGIN
 
 
 def test_every_kind_of_block_is_recorded_with_date_and_command() -> None:
-    kinds = {f"{row.name}.{block.name}" for f in registry.FAMILIES for row in f.networks for block in row.traced}
+    rows = [row for family in registry.FAMILIES for row in (*family.networks, *family.control_networks)]
+    kinds = {f"{row.name}.{block.name}" for row in rows for block in row.traced}
     document = constants.document()
     assert document["k"].keys() == kinds
     assert all("float32" in row for row in document["k"].values())

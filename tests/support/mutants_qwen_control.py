@@ -1,6 +1,6 @@
 """Faults in control of Qwen-Image by pictures: in a ControlNet, in block-wise patches, and in what becomes of pictures,
-masks and scales. No passport has them: they are held against pictures of diffusers, and where that has no such network,
-of ours without a fault."""
+masks and scales. Some are looked for in a passport by `test_passport_control`; all are held against pictures of
+diffusers, and where that has no such network, of ours without a fault."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
-from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_dit, qwen_patches
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -123,6 +123,7 @@ FAMILY = Family(
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
     control=control_files.open_control,
+    control_networks=(qwen_controlnet.NETWORK, qwen_patches.NETWORK),
     published_control=control_files.published,
     described=_described,
     part=part_of,

@@ -83,6 +83,24 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordedControl:
+    """One control of a recorded run."""
+
+    name: str  # of its network or LoRA, without folders
+    fingerprint: str  # of its files
+    preprocessor: str
+    scale: float
+    start: float
+    end: float
+    picture: NDArray[np.uint8]  # [H, W, 3] of the image's size, before the preprocessor
+
+    def text(self, network: str, picture: str) -> str:
+        """Return it in the form of `--control`, with the names that its network and its picture have here."""
+        before = f"{self.preprocessor}@" if self.preprocessor else ""
+        return f"{network}={before}{picture}:{self.scale!r}:{self.start!r}-{self.end!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordedImage:
     """The run that was recorded, and its image."""
 
@@ -91,6 +109,8 @@ class RecordedImage:
     noise: str  # SHA-256 of the initial noise
     latents: NDArray[np.float32]
     pixels: NDArray[np.uint8]
+    controls: tuple[RecordedControl, ...] = ()
+    mask: NDArray[np.uint8] | None = None  # [H, W] of the picture that it belongs to
 
 
 @dataclass(frozen=True, kw_only=True)

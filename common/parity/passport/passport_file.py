@@ -26,13 +26,14 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parity import run_file
+from qwenimg.common.parity import inputs, run_file
 from qwenimg.common.parity.passport.passport import (
     Argument,
     Figure,
     Model,
     Passport,
     Recorded,
+    RecordedControl,
     RecordedImage,
     RecordedResult,
     Side,
@@ -41,6 +42,7 @@ from qwenimg.common.parity.passport.passport_schema import (
     ARGUMENTS,
     LARGEST,
     BlockJson,
+    ControlJson,
     DrawnJson,
     FigureJson,
     NamedJson,
@@ -118,13 +120,18 @@ def encoded(passport: Passport) -> bytes:
 
 
 def _drawn(picture: RecordedImage, arrays: _Arrays) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "asked": picture.asked,
         "sigmas": list(picture.sigmas),
         "noise": picture.noise,
         "latents": arrays.name(picture.latents, "F32"),
         "pixels": arrays.name(picture.pixels, "U8"),
     }
+    if picture.controls:
+        fields["controls"] = [vars(one) | {"picture": arrays.name(one.picture, "U8")} for one in picture.controls]
+    if picture.mask is not None:
+        fields["mask"] = arrays.name(picture.mask, "U8")
+    return fields
 
 
 def _written(side: Side) -> dict[str, Any]:
@@ -272,7 +279,21 @@ def _picture(data: PictureJson, arrays: Arrays) -> RecordedImage:
         raise ValueError(f"latents of shape {clean(latents.shape, 40)}, expected four axes of finite numbers")
     if pixels.shape not in [(data.asked.height, data.asked.width, channels) for channels in (3, 4)]:
         raise ValueError(f"pixels of shape {clean(pixels.shape, 40)}, which is not the size that was asked for")
-    return RecordedImage(asked=data.asked.said(), sigmas=data.sigmas, noise=data.noise, latents=latents, pixels=pixels)
+    picture = RecordedImage(
+        asked=data.asked.said(),
+        sigmas=data.sigmas,
+        noise=data.noise,
+        latents=latents,
+        pixels=pixels,
+        controls=tuple(_control(one, arrays) for one in data.controls),
+        mask=None if data.mask is None else _tensor(arrays, data.mask, "U8"),
+    )
+    inputs.check_call(picture)
+    return picture
+
+
+def _control(data: ControlJson, arrays: Arrays) -> RecordedControl:
+    return RecordedControl(**vars(data) | {"picture": _tensor(arrays, data.picture, "U8")})
 
 
 def _recorded(data: BlockJson, arrays: Arrays) -> Recorded:

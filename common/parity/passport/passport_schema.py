@@ -6,6 +6,7 @@ an image's recipe: no field opens a path.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -17,7 +18,7 @@ from qwenimg.common.parity.sample import called
 from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
 from qwenimg.common.prompts.check import check_said
-from qwenimg.common.request import lora_text
+from qwenimg.common.request import control_text, lora_text
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Request
 from qwenimg.common.weights import quantise
@@ -39,6 +40,8 @@ _NUMBER = {"min": -LARGEST, "max": LARGEST}
 _SIZE = {"min": 0, "max": LARGEST}
 _GAIN = {"min": 1, "max": MAX_GAIN}
 _OWN = {"min": 0, "max": FARTHEST}
+_SCALE = {"min": 0, "max": control_text.MAX_SCALE}
+_SHARE = {"min": 0, "max": 1}
 
 
 # An argument of a block is null, true or false, a number, a list of arguments, or one of these.
@@ -145,8 +148,8 @@ class ModelJson:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJson:
-    """The arguments of the recorded call, without image, noise and LoRA, which are files. `pictures`: how many of those
-    in `sample.SEEN` the model sees."""
+    """The arguments of the recorded call, without LoRAs, controls and mask, which are files. `pictures`: how many of
+    those in `sample.SEEN` the model sees or the mask belongs to; `strength`: that of a mask."""
 
     prompt: str
     width: int = field(metadata=_COUNT)
@@ -155,6 +158,8 @@ class AskedJson:
     seed: int | None = field(default=None, metadata={"min": 0, "max": 2**64 - 1})
     negative_prompt: str | None = None
     guidance: float | None = None
+    true_cfg: float | None = None
+    strength: float | None = None
     lora_mode: str | None = None
     pictures: int | None = field(default=None, metadata={"min": 1, "max": 2})
 
@@ -169,12 +174,41 @@ class AskedJson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ControlJson:
+    """A control of the recorded call: its network by name and fingerprint, its numbers, and the tensor `picture`."""
+
+    name: str
+    fingerprint: str
+    preprocessor: str
+    scale: float = field(metadata=_SCALE)
+    start: float = field(metadata=_SHARE)
+    end: float = field(metadata=_SHARE)
+    picture: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise ValueError(f"a control called {clean(self.name, 30)!r}")
+        if re.fullmatch("[0-9a-f]{64}", self.fingerprint) is None:
+            raise ValueError(f"control {clean(self.name, 30)!r} has the fingerprint {clean(self.fingerprint, 30)!r}")
+        if self.preprocessor not in ("", *control_text.PREPROCESSORS):
+            raise ValueError(f"the preprocessor {clean(self.preprocessor, 30)!r} is not one of this version")
+        if self.start > self.end:
+            raise ValueError(f"control {clean(self.name, 30)!r} starts at {self.start:g}, behind its end")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PictureJson:
     asked: AskedJson
     sigmas: tuple[float, ...] = field(metadata=_SIZE)
     noise: str
     latents: str
     pixels: str
+    controls: tuple[ControlJson, ...] = ()
+    mask: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.controls) > control_text.MOST:
+            raise ValueError(f"{len(self.controls)} controls; at most {control_text.MOST} are taken")
 
 
 @dataclass(frozen=True, kw_only=True)

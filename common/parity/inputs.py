@@ -1,0 +1,100 @@
+"""The control pictures and the mask of a recorded run: read from the user's files, kept in a passport at the size at
+which the run sees them, and given to a run of another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.formats.fingerprint import fingerprint
+from qwenimg.common.parity.passport.passport import RecordedControl, RecordedImage
+from qwenimg.common.parity.sample import called
+from qwenimg.common.parts.control_net import networks
+from qwenimg.common.pictures import input, pixels
+from qwenimg.common.pipeline.controls import label
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
+from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.request import given
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+
+CONTROL, IMAGES, MASK = "control", given.READ, "mask"
+FILES = ("lora", CONTROL, IMAGES, MASK)
+"""The keywords of a call that are not among the numbers of a passport."""
+_NAMED = "picture"  # the file that a control of a call names: its pixels are given beside it
+
+
+def read(control: str, mask: Path | None, width: int, height: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the keywords of a call of width x height for the text `control` and the file `mask`, and a line for each
+    conversion of a picture. Without a control, the mask is that of a picture of `sample`. Raises UsageError, and
+    ModelError for a file."""
+    asked, notes = dict[str, Any](), list[str]()
+    if control:
+        text, pictures, notes = given.controls(control)
+        asked = {CONTROL: text, IMAGES: tuple(pixels.fit(one, width, height) for one in pictures)}  # type: ignore[arg-type]
+    if mask is not None:
+        asked |= {} if control else {"pictures": 1}
+        like = asked[IMAGES][0] if control else called(asked)["image"][0]
+        asked[MASK], lines = input.read_mask(mask, like)
+        notes += lines
+    return asked, notes
+
+
+def weights(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
+    """Return the weights of `pipe` with the LoRAs and the control networks of the call `asked`, which has no prompt in
+    a trace of another program. Raises QwenimgError."""
+    assert pipe.checkpoint is not None
+    if "prompt" not in asked:
+        return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", "")))
+    request = pipe.check(**called(asked))
+    pipe.controls.give(pipe.model, request)
+    deltas = pipe.loras.deltas(*pipe.controls.loras(request))
+    return pipe.checkpoint.with_deltas(deltas).with_nets(control_networks(pipe.model))
+
+
+def control_networks(model: DiffusionModel) -> dict[str, Component]:
+    """Return the control networks of the model's present request, by their names in a passport."""
+    prints = {fingerprint(net.files): net.component for net in networks(model.nets.values())}
+    return {f"controlnet {i}": component for i, component in enumerate(prints.values(), 1)}
+
+
+def recorded_controls(pipe: Pipeline, asked: Mapping[str, Any]) -> tuple[RecordedControl, ...]:
+    """Return the controls of the call `asked` of `pipe`."""
+    request = pipe.check(**called(asked))
+    return tuple(
+        RecordedControl(
+            name=label(one.model),
+            fingerprint=pipe.controls.fingerprint(one.model),
+            preprocessor=one.preprocessor,
+            scale=one.scale,
+            start=one.start,
+            end=one.end,
+            picture=picture,
+        )
+        for one, picture in zip(request.controls, request.control_images, strict=True)
+    )
+
+
+def keywords(recorded: RecordedImage, lora: str, networks: Sequence[str]) -> dict[str, Any]:
+    """Return the keywords of the recorded call. lora, networks: what its LoRAs and the network of each of its controls
+    are called here."""
+    asked = called(recorded.asked) | {"lora": lora}
+    if recorded.controls:
+        pairs = zip(networks, recorded.controls, strict=True)
+        asked |= {CONTROL: "; ".join(one.text(name, _NAMED) for name, one in pairs)}
+        asked |= {IMAGES: tuple(one.picture for one in recorded.controls)}
+    return asked if recorded.mask is None else asked | {MASK: recorded.mask}
+
+
+def check_call(recorded: RecordedImage) -> None:
+    """Raise UsageError if the pictures do not go together with the recorded call, or with each other."""
+    asked = keywords(recorded, "", ["x"] * len(recorded.controls))
+    size = (recorded.asked["height"], recorded.asked["width"])
+    for one in recorded.controls:
+        if one.picture.shape != (*size, 3):
+            shown = f"{list(one.picture.shape)}, expected {[*size, 3]}"
+            raise UsageError(f"the picture of control {clean(one.name, 40)!r} is {shown}")
+    Request(**asked | ({"image": tuple(asked["image"])} if "image" in asked else {}))
