@@ -25,6 +25,7 @@ from mutant_tables import TABLES
 from tiny_edit import write_tiny_edit
 from tiny_flux import write_tiny_flux
 from tiny_flux2 import write_tiny_flux2
+from tiny_layered import write_tiny_layered
 from tiny_model import write_tiny_model
 from tiny_qwen21 import write_tiny_qwen21
 from tiny_sd import write_tiny_sd
@@ -46,6 +47,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "flux2-base": lambda folder: write_tiny_flux2(folder, distilled=False),
     "qwen": write_tiny_model,
     "qwen-2511": lambda folder: write_tiny_edit(folder, "2511"),
+    "qwen-layered": write_tiny_layered,
     "qwen21": write_tiny_qwen21,
 }
 

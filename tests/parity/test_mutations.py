@@ -49,6 +49,7 @@ QUICK = {
     "flux": {"fp32": ("guidance_not_read", "text_numbered", "linear1_feed_forward_first", "mask_columns_first")},
     "flux2": {"fp32": ("taps_the_last_three", "mu_of_pixels", "batch_eps_of_others")},
     "qwen-edit": {"fp32": ("windows_from_the_other_corner", "slots_one_token_late", "zero_cond_t_ignored")},
+    "qwen-layered": {"fp32": ("picture_two_frames_before", "addition_of_the_other_kind", "picture_without_alpha")},
     "qwen21": {"fp32": ("kept_of_the_block_before", "deep_slots_put_for_added", "shortcut_of_the_first_frame")},
     "qwen-control": {
         "fp32": (

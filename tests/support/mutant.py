@@ -22,6 +22,7 @@ from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.sample import called
 from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.pipeline.result import Result
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ASKED = {"prompt": "a large blue star", "width": 48, "height": 64, "steps": 2, "seed": 0, "guidance": 3.0}
@@ -371,12 +372,15 @@ class PictureJudge:
         asked: Mapping[str, Any],
         theirs: Theirs,
         setting: Setting = as_it_is,
+        seen: Callable[[Result], Any] = lambda made: made.pixels,
+        most: float = LATENTS,
         **parts: Path,
     ):
         """asked: for our pipeline. theirs: makes the other program's final latents and pixels; None: ours on torch
-        without a fault, where no other program has the model. parts: files in place of the folder's."""
+        without a fault, where no other program has the model. seen: the pixels of a result that are compared. most:
+        the relative L2 by which its latents may differ. parts: files in place of the folder's."""
         self.folder, self.asked, self._made_by, self.setting = str(folder), dict(asked), theirs, setting
-        self.parts = parts
+        self.parts, self.seen, self.most = parts, seen, most
 
     @cached_property
     def theirs(self) -> tuple[Any, Any]:
@@ -392,7 +396,7 @@ class PictureJudge:
             planted(patch)
             with closing(qwenimg.load(self.folder, backend, "fp32", **self.parts)) as pipe:
                 made = pipe(**self.asked)
-        return made.latents, made.pixels
+        return made.latents, self.seen(made)
 
     def caught(self, backend: str, mutant: Mutant, *, planted: bool = True) -> list[str]:
         latents, pixels = self.theirs
@@ -407,7 +411,7 @@ class PictureJudge:
         if [one.shape for one in ours] != [one.shape for one in (latents, pixels)]:
             return ["it has another size"]
         error, worst = relative(ours[0], latents), np.abs(ours[1] - pixels.astype(float)).max()
-        failures = [f"latents: differ by {error:.1e}, at most {LATENTS}"] if not error <= LATENTS else []
+        failures = [f"latents: differ by {error:.1e}, at most {self.most}"] if not error <= self.most else []
         return failures + ([f"pixels: differ by {worst:.0f}, at most {PIXELS}"] if worst > PIXELS else [])
 
     def draw(self, backend: str, precision: str, quantize: str) -> None:

@@ -12,6 +12,7 @@ import mutants_qwen
 import mutants_qwen21
 import mutants_qwen_control
 import mutants_qwen_edit
+import mutants_qwen_layered
 import mutants_sd
 import mutants_sd3
 import mutants_zimage
@@ -45,6 +46,7 @@ TABLES: Mapping[str, Table] = {
     "flux": Table(mutants_flux.MUTANTS, mutants_flux.judge),
     "flux2": Table(mutants_flux2.MUTANTS, mutants_flux2.judge),
     "qwen-edit": Table(mutants_qwen_edit.MUTANTS, mutants_qwen_edit.judge),
+    "qwen-layered": Table(mutants_qwen_layered.MUTANTS, mutants_qwen_layered.judge),
     "qwen21": Table(mutants_qwen21.MUTANTS, mutants_qwen21.judge),
     "qwen-control": Table(mutants_qwen_control.MUTANTS, mutants_qwen_control.judge),
 }
