@@ -23,7 +23,8 @@ from tiny_model import tiny_dit
 
 import qwenimg
 from qwenimg import ModelError, Pipeline
-from qwenimg.common.parity import check, record, summary
+from qwenimg.common.hub.control_search import named_control
+from qwenimg.common.parity import check, given, record, summary
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Passport
 
@@ -146,10 +147,10 @@ RUNS = {
 @pytest.mark.parametrize("run", RUNS)
 def test_both_in_one_process(tiny_folder: Path, files: dict[str, str], tmp_path: Path, run: str) -> None:
     backends, precision, options = RUNS[run]
-    given = [option.format(**files) for option in options]
+    asked = [option.format(**files) for option in options]
     size = ("--steps", "2", "--size", f"{WIDTH}x{HEIGHT}", "--sampled", "--precision", precision)
     path = tmp_path / "a.safetensors"
-    ran = cli("parity", "run", str(tiny_folder), "--backends", backends, *size, *given, "-o", str(path), "--json")
+    ran = cli("parity", "run", str(tiny_folder), "--backends", backends, *size, *asked, "-o", str(path), "--json")
     assert ran.code == 0, ran.err
     (found,) = ran.events
     stations = [one["name"] for one in found["picture"]["stations"]]
@@ -181,8 +182,8 @@ def test_what_is_missing_or_another_is_refused(
     passport_file.write(path, passport, overwrite=False)
 
     def checked(*networks: object) -> Ran:
-        given = [argument for network in networks for argument in ("--control", str(network))]
-        return cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", "--blocks", *given)
+        more = [argument for network in networks for argument in ("--control", str(network))]
+        return cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", "--blocks", *more)
 
     checked().refused(2, "recorded with --control union; give the same")
     checked(nets["union"]).refused(2, "recorded with --control patches.safetensors; give the same")
@@ -193,6 +194,21 @@ def test_what_is_missing_or_another_is_refused(
     assert cli(*plain, "-o", str(tmp_path / "b.safetensors")).code == 0
     ran = cli("parity", "check", str(tmp_path / "b.safetensors"), "--backend", "cpu", "--control", "a")
     ran.refused(2, "recorded without --control; leave it out")
+
+
+def test_networks_in_the_cache_are_found(
+    passport: Passport, tiny_folder: Path, nets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a path of that name is not opened."""
+    cached = {"union": nets["union"], "patches.safetensors": nets["patches"]}
+    assert passport.picture is not None
+    with closing(load(tiny_folder, "cpu")) as pipe:
+        assert given.networks(passport.picture.controls, (), pipe.controls, cached.get) == names(nets)
+        mixed = given.networks(passport.picture.controls, [str(nets["patches"])], pipe.controls, cached.get)
+        assert mixed == names(nets)
+    shutil.copytree(nets["union"], tmp_path / "owner" / "union")
+    monkeypatch.chdir(tmp_path)
+    assert named_control("owner/union") is None and named_control("~/union") is None
 
 
 # Hostile files
@@ -260,8 +276,8 @@ def test_a_wrong_file_is_refused(original: Original, nets: dict[str, Path], tmp_
     change(document)
     path = written(original, document, tmp_path / "wrong.safetensors")
     assert words in refused(passport_file.read, path)
-    given = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
-    cli("parity", "check", str(path), "--backend", "cpu", *given).refused(5, "record it again")
+    asked = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
+    cli("parity", "check", str(path), "--backend", "cpu", *asked).refused(5, "record it again")
 
 
 def test_another_controls_hash_and_a_missing_control(
@@ -274,8 +290,8 @@ def test_another_controls_hash_and_a_missing_control(
         document = json.loads(json.dumps(original.document))
         change(document)
         written(original, document, path)
-        given = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
-        return cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", *given)
+        asked = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
+        return cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", *asked)
 
     checked(lambda d: first(d).update(fingerprint="0" * 64)).refused(5, "union: another network than was recorded")
     exchanged = checked(lambda d: first(d).update(fingerprint=d["picture"]["controls"][1]["fingerprint"]))
@@ -292,7 +308,7 @@ def test_every_mutant_of_the_controls_is_refused_or_judged(
     original: Original, nets: dict[str, Path], tiny_folder: Path, tmp_path: Path
 ) -> None:
     path, codes = tmp_path / "mutant.safetensors", Counter[str]()
-    given = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
+    asked = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
     for mutant in original.mutants():
         if not mutant.place.startswith("picture.controls.0"):
             continue
@@ -303,7 +319,7 @@ def test_every_mutant_of_the_controls_is_refused_or_judged(
             codes["refused"] += 1
             assert str(error).isprintable() and len(str(error)) <= 300, (mutant.place, error)
             continue
-        ran = cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", "--blocks", *given)
+        ran = cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", "--blocks", *asked)
         codes[f"exit {ran.code}"] += 1
         assert ran.code in (0, 2, 5, 6) and len(ran.err.splitlines()) <= 1 and "Traceback" not in ran.err, ran
         assert ran.code != 2 or "--control" in ran.err, ran.err
