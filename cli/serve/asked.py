@@ -83,7 +83,7 @@ def ordered(
     images, control_images: the numbers of those that came with it. Raises Fault."""
     if not (values.get("prompt", "").strip() or images):  # some models describe a picture
         raise Fault(400, "a prompt is missing", param="prompt")
-    values = {"prompt": ""} | values
+    values = Fields({"prompt": ""} | values)
     if control_images or values.get("control"):
         values["control"] = _controls(values.get("control", ""), control_images, settings)
     for name, value in values.items():
