@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ ASKED: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captions, "DESCRIBING", replace(captions.DESCRIBING, limit=LIMIT))
+    monkeypatch.setattr(captions, "LIMIT", LIMIT)
 
 
 def opened(folder: Path, backend: str = "cpu", **more: Any) -> Pipeline:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ ASKED: dict[str, Any] = {"image": PICTURE, "width": 96, "height": 64, "layers": 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captions, "DESCRIBING", replace(captions.DESCRIBING, limit=LIMIT))
+    monkeypatch.setattr(captions, "LIMIT", LIMIT)
 
 
 def opened(folder: Path, backend: str) -> Pipeline:
@@ -164,7 +163,7 @@ def test_captions_are_those_of_diffusers(tiny_layered: Path, language: str) -> N
 def test_instructions_are_those_of_diffusers(tiny_layered: Path) -> None:
     pipe = oracle_layered.pipeline(tiny_layered)
     published = {"en": pipe.image_caption_prompt_en, "zh": pipe.image_caption_prompt_cn}
-    for language, around in captions.DESCRIBING.texts.items():
+    for language, around in captions.describing().texts.items():
         assert around.template.text.replace("{}", around.before(1)) == published.pop(language)
     assert not published
 

@@ -20,6 +20,8 @@ from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import LoadPlan
 
+LIMIT = 512  # tokens of a caption, as published
+
 # Its texts as published, with their breaks of lines
 _START = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
 _END = "{}<|im_end|>\n<|im_start|>assistant\n"
@@ -57,9 +59,9 @@ def lacks(paths: Iterable[Path]) -> str:
     """Return what the files of a text encoder lack to describe a picture; "": nothing. Raises ModelError."""
     rename = RENAMES["text_encoder"](qwen_vl_caption.manifest(QwenCaptionConfig()))
     names = {rename(key) or "" for path in paths for key in peek(path).tensors}
-    if not any(name.startswith(vision_tower.PREFIX) for name in names):
-        return "vision tower"
-    return "" if qwen_vl_caption.HEAD in names else f"head ({qwen_vl_caption.HEAD})"
+    if qwen_vl_caption.HEAD not in names:
+        return f"head ({qwen_vl_caption.HEAD})"
+    return "" if any(name.startswith(vision_tower.PREFIX) for name in names) else "vision tower"
 
 
 def check(text: Component) -> None:
@@ -83,8 +85,6 @@ def language(text: Component) -> Component:
     return replace(text, network=qwen_vl.NETWORK.name, plan=_language(text.plan))
 
 
-DESCRIBING = Describing(
-    texts={name: _around(text) for name, text in TEXTS.items()},
-    limit=512,
-    language=language,
-)
+def describing() -> Describing:
+    """Return how the text encoder is asked."""
+    return Describing(texts={name: _around(text) for name, text in TEXTS.items()}, limit=LIMIT, language=language)

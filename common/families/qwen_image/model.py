@@ -58,7 +58,7 @@ class QwenImage(FlowModel):
         if kind.edits:
             texts = PictureTexts(residents, checkpoint, kind.around)
         elif kind.layered:
-            texts = CaptionTexts(residents, checkpoint, kind.template, captions.DESCRIBING)
+            texts = CaptionTexts(residents, checkpoint, kind.template, captions.describing())
         else:
             texts = TemplateTexts(residents, checkpoint, kind.template)
         super().__init__(runtime, checkpoint, residents, texts, halves)

@@ -31,7 +31,7 @@ SHOWN = 4000  # characters of a caption in a message
 
 @dataclass(frozen=True, kw_only=True)
 class Describing:
-    """How a text encoder is asked to describe a picture: by language, the text around it."""
+    """The question by which a text encoder describes a picture: by language, the text around the picture."""
 
     texts: Mapping[str, PictureTemplate]
     limit: int  # tokens of a caption
@@ -98,16 +98,16 @@ class CaptionTexts(TemplateTexts):
         scores = encoder.begin(ids, places, slots)
         self.runtime.check_finite(scores, "text encoder", "text", lambda: encoder.begin(ids, places, slots))
         stops, penalty = self._stops(), self.encoder.config.repetition_penalty
-        said = set(ids)
+        earlier = set(ids)
         for _ in range(self.how.limit):
             values = self.runtime.engine.numpy(scores)
             if not np.isfinite(values).all():
                 raise self.runtime.overflow("text encoder", "text", None)
-            token = best(values, said, penalty)
+            token = best(values, earlier, penalty)
             if token in stops:
                 return
             yield token
-            said.add(token)
+            earlier.add(token)
             scores = encoder.follow(token)
 
     def _stops(self) -> frozenset[int]:
@@ -133,12 +133,12 @@ class CaptionTexts(TemplateTexts):
         self._written.clear()
 
 
-def best(scores: NDArray[np.float32], said: set[int], penalty: float) -> int:
-    """Return the token with the highest of `scores` [V], the first of several. The scores of tokens that are `said` are
+def best(scores: NDArray[np.float32], earlier: set[int], penalty: float) -> int:
+    """Return the token with the highest of `scores` [V], the first of several. The scores of `earlier` tokens are
     lowered: divided by `penalty`, or multiplied if they are negative (N. S. Keskar et al., "CTRL", 2019)."""
     if penalty == 1:
         return int(np.argmax(scores))
-    again = sorted(said)
+    again = sorted(earlier)
     lowered = scores.copy()
     lowered[again] = np.where(scores[again] < 0, scores[again] * penalty, scores[again] / penalty)
     return int(np.argmax(lowered))
