@@ -130,6 +130,7 @@ FAMILY = Family(
     defaults=_defaults,
     control=control_files.open_control,
     published_control=control_files.published,
+    names_control=control_files.names_control,
     described=_described,
     part=part_of,
     model_of=lambda transformer, choices: "qwen-image",
