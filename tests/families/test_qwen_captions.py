@@ -240,7 +240,7 @@ def test_refused(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
         2, "the prompt is empty; say what to draw: only qwen-image-layered describes a picture itself"
     )
     cli("-m", str(tiny_layered)).refused(2, "no prompt; give one")
-    cli("", "-m", str(tiny_layered)).refused(2, "needs a picture")
+    cli("", "-m", str(tiny_layered)).refused(2, "the prompt is empty")
     cli("-m", str(tiny_layered), "-i", picture, "--caption", "la").refused(2, "caption", "choose en or zh")
     ran = cli("a ring", "-m", str(tiny_folder), "--caption", "zh", *SHORT[:4], "--backend", "cpu", "-o", "-")
     assert "caption has no effect: this model describes no picture" in ran.err
