@@ -199,6 +199,13 @@ def test_wrong_settings(tiny_layered: Path, tmp_path: Path, values: dict[str, An
     assert "generation_config.json" in str(caught.value) and said in str(caught.value)
 
 
+def test_several_devices(tiny_layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = opened(tiny_layered)
+    monkeypatch.setattr(pipe.engine, "group", object())
+    with pytest.raises(UsageError, match="--devices: several devices do not describe a picture: give a prompt"):
+        pipe.check("", **ASKED)
+
+
 def test_other_names_of_the_head() -> None:
     for name in ("lm_head.weight", "output.weight", "language_model.lm_head.weight"):
         assert qwen_vl_caption.rename(name) == qwen_vl_caption.HEAD
