@@ -76,15 +76,15 @@ def check(text: Component) -> None:
 
 
 @found_once
-def _language(plan: LoadPlan) -> LoadPlan:
+def _alone(plan: LoadPlan) -> LoadPlan:
     return plan.only(qwen_vl_caption.is_language)
 
 
-def language(text: Component) -> Component:
-    """Return the part of a text encoder that encodes prompts."""
-    return replace(text, network=qwen_vl.NETWORK.name, plan=_language(text.plan))
+def alone(text: Component) -> Component:
+    """Return the part of a text encoder that prompts need: the language model without head and vision tower."""
+    return replace(text, network=qwen_vl.NETWORK.name, plan=_alone(text.plan))
 
 
 def describing() -> Describing:
     """Return how the text encoder is asked."""
-    return Describing(texts={name: _around(text) for name, text in TEXTS.items()}, limit=LIMIT, language=language)
+    return Describing(texts={name: _around(text) for name, text in TEXTS.items()}, limit=LIMIT, alone=alone)

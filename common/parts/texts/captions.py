@@ -35,7 +35,7 @@ class Describing:
 
     texts: Mapping[str, PictureTemplate]
     limit: int  # tokens of a caption
-    language: Callable[[Component], Component]  # the part that encodes texts, a TextEncoder
+    alone: Callable[[Component], Component]  # the part of the text encoder that prompts need, a TextEncoder
 
 
 class CaptionTexts(TemplateTexts):
@@ -68,8 +68,8 @@ class CaptionTexts(TemplateTexts):
         counted, since a plan may have no tokenizer."""
         asked, prompt = self._asked[language], PicturePrompt("", (picture,))
         [stage] = asked.encodings([prompt], counted=False)
-        config, bits = self.encoder.config, BYTES[self.runtime.precision.compute_dtype("text")]
-        keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * bits
+        config, value = self.encoder.config, BYTES[self.runtime.precision.compute_dtype("text")]
+        keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * value
         [length] = asked.lengths([prompt], counted=False)
         more = (length + self.how.limit) * keys + 2 * config.vocab_size * BYTES["float32"]
         splits = tuple(replace(split, activations=split.activations + more) for split in stage.splits)
@@ -117,7 +117,7 @@ class CaptionTexts(TemplateTexts):
     # States
 
     def _encoding(self, length: int) -> Stage:
-        return self.stage(self.how.language(self.encoder), 1, length)
+        return self.stage(self.how.alone(self.encoder), 1, length)
 
     def renew(self, encoders: Mapping[str, Component]) -> None:
         super().renew(encoders)
