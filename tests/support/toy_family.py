@@ -100,7 +100,7 @@ class ToyModel:
     sees_alpha = False
     repeats_images = False
     writes_prompts = False
-    sees_mask = False
+    sees_mask = 0
     images = (0, 1)
     guidance = Guidance(formula=cfg)
     lora_names = ()
