@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT, VARIANTS
 from qwenimg.common.networks.denoisers import flux_dit
@@ -46,4 +47,4 @@ def published(name: str) -> Checkpoint | None:
 
 def defaults(variant: str, *, guided: bool) -> Defaults:
     """Return the defaults of a variant that is told its guidance, or of schnell, which is not."""
-    return VARIANTS[variant].defaults if guided else Defaults(steps=4, guidance=0.0, negative_prompt="")
+    return VARIANTS[variant].defaults if guided else Defaults(**SCHNELL.usual)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.flux2.checkpoint import NETWORKS, TAPS
+from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.small_files import SCHEDULER
 from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
@@ -77,5 +78,4 @@ def published(name: str) -> Checkpoint | None:
 
 def defaults(distilled: bool) -> Defaults:
     """Return the defaults: an image is a reference, and the run starts from noise."""
-    steps, guidance = (4, 1.0) if distilled else (50, 4.0)
-    return Defaults(steps=steps, guidance=guidance, negative_prompt="", strength=1.0, mask_strength=0.8)
+    return Defaults(**(KLEIN_4B if distilled else BASE_4B).usual, strength=1.0, mask_strength=0.8)

@@ -8,6 +8,7 @@ from pathlib import Path
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.qwen_image_21 import references, small_files
 from qwenimg.common.families.qwen_image_21.checkpoint import NETWORKS
+from qwenimg.common.families.qwen_image_21.known import BASE, TURBO
 from qwenimg.common.parts.components import absent_tokenizer, on_paper
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -37,11 +38,6 @@ def published(name: str) -> Checkpoint | None:
 
 def defaults(checkpoint: Checkpoint) -> Defaults:
     """Return the defaults: an image is a reference, and the run starts from noise."""
-    return Defaults(
-        steps=len(checkpoint.scheduler.sample_sigmas) or 40,
-        guidance=1.0,
-        negative_prompt="",
-        strength=1.0,
-        mask_strength=0.8,
-        edited=references.AREA,
-    )
+    usual = (TURBO if checkpoint.scheduler.sample_sigmas else BASE).usual
+    steps = len(checkpoint.scheduler.sample_sigmas) or usual["steps"]
+    return Defaults(**usual | {"steps": steps}, strength=1.0, mask_strength=0.8, edited=references.AREA)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.families.sd3.known import LARGE, LARGE_TURBO, MEDIUM, SD3_MEDIUM
 from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats.files import find_files
@@ -81,9 +82,8 @@ def published(name: str) -> Checkpoint | None:
 def defaults(checkpoint: Checkpoint) -> Defaults:
     """Return the defaults of a variant, which its layers show; of the distilled one, its name."""
     config: SD3Config = checkpoint["transformer"].config
-    usual = Defaults(steps=28, guidance=7.0, negative_prompt="")
     if TURBO in checkpoint.source.name.lower():
-        return replace(usual, steps=4, guidance=0.0)
+        return Defaults(**LARGE_TURBO.usual)
     if config.num_layers == LARGE_LAYERS:
-        return replace(usual, guidance=3.5)
-    return replace(usual, steps=40, guidance=4.5) if config.dual_attention_layers else usual
+        return Defaults(**LARGE.usual)
+    return Defaults(**(MEDIUM if config.dual_attention_layers else SD3_MEDIUM).usual)

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.families.z_image.known import BASE, TURBO
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
@@ -21,7 +22,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
-SHIFTS = {"z-image-turbo": 3.0, "z-image": 6.0}
+SHIFTS = {TURBO.name: 3.0, BASE.name: 6.0}
 """The shift of each published model's scheduler."""
 _DTYPES = {"z-image-turbo": "float32", "z-image": "bfloat16"}  # of the transformer's files
 
@@ -56,6 +57,4 @@ def published(name: str) -> Checkpoint | None:
 
 def defaults(shift: float) -> Defaults:
     """Return the defaults of a model whose scheduler has this shift."""
-    if shift == SHIFTS["z-image-turbo"]:
-        return Defaults(steps=8, guidance=0.0, negative_prompt="")
-    return Defaults(steps=50, guidance=4.0, negative_prompt="")
+    return Defaults(**(TURBO if shift == SHIFTS[TURBO.name] else BASE).usual)
