@@ -15,7 +15,7 @@ from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -67,13 +67,9 @@ def published(name: str) -> Checkpoint | None:
         "text_encoder": replace(variant.text_encoder, taps=TAPS),
         "vae": Flux2VAEConfig(),
     }
-    return Checkpoint(
-        source=Path(name),
-        components={part: on_paper(network, configs[part], "bfloat16") for part, network in NETWORKS.items()},
-        tokenizers={"text_encoder": absent_tokenizer(name)},
-        scheduler=parse(FlowMatchConfig, SCHEDULER, source=name),
-        distilled=variant.distilled,
-    )
+    parts = {part: (network, configs[part]) for part, network in NETWORKS.items()}
+    levels = parse(FlowMatchConfig, SCHEDULER, source=name)
+    return replace(paper_checkpoint(name, parts, levels), distilled=variant.distilled)
 
 
 def defaults(distilled: bool) -> Defaults:

@@ -19,7 +19,7 @@ from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -71,12 +71,7 @@ def published(name: str) -> Checkpoint | None:
         T5: (t5.NETWORK, text(T5)),
         "vae": (kl_vae.NETWORK, kl_vae.STABLE_DIFFUSION_3),
     }
-    return Checkpoint(
-        source=Path(name),
-        components={part: on_paper(*row, _DTYPES[name]) for part, row in rows.items()},
-        tokenizers={part: absent_tokenizer(name) for part in rows if "text" in part},
-        scheduler=parse(FlowMatchConfig, SCHEDULER, source=name),
-    )
+    return paper_checkpoint(name, rows, parse(FlowMatchConfig, SCHEDULER, source=name), _DTYPES[name])
 
 
 def defaults(checkpoint: Checkpoint) -> Defaults:
