@@ -133,7 +133,7 @@ class Controls:
             raise UsageError(f"--control {clean(name, 60)}: {self._refusal}")
         path = self._find(name)
         before = self._opened.pop(name, None)
-        if before is None or before[0] != path or _changed(before[1]):
+        if before is None or before[0] != path or any(file.is_replaced() for file in before[1].files):
             before = path, self._named(self._open_net(path), name)
         self._opened[name] = before
         while len(self._opened) > KEPT:  # not closed here: weights may be read from it again
@@ -169,13 +169,5 @@ def _numbered(name: str, number: int) -> str:
 
 def label(name: str) -> str:
     """Return a recipe's name for the network `name`: a hub id unchanged, or the last name of a path."""
-    return clean(name if _is_hub_id(name) else PurePath(name).name, 100)
-
-
-def _is_hub_id(name: str) -> bool:
-    return re.fullmatch(REPO, name) is not None and not os.path.lexists(name)
-
-
-def _changed(net: Controller) -> bool:
-    """Return whether a file of the network or LoRA was replaced or changed since it was opened."""
-    return any(file.is_replaced() for file in net.files)
+    is_hub_id = re.fullmatch(REPO, name) is not None and not os.path.lexists(name)
+    return clean(name if is_hub_id else PurePath(name).name, 100)

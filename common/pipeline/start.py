@@ -93,8 +93,8 @@ def check_images(model: DiffusionModel, name: str, count: int) -> None:
         )
 
 
-def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
-    """Encode the request's pictures, if it has any, and draw the noise. Raises UsageError and NumericsError."""
+def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
+    """Return the pictures of the request, encoded, and the noise. Raises UsageError and NumericsError."""
     pictures = control_pictures.prepared(request)
     controls = control_pictures.latents(model, request, pictures, generator)
     started = partial(Initial, controls=controls, control_pictures=pictures)

@@ -79,7 +79,7 @@ def _numbers(text: str, rest: str) -> tuple[str, str, str]:
     head, colon, last = rest.rpartition(":")
     if not colon:
         return rest, "1", "0-1"
-    if not _WINDOW.fullmatch(last) and not ("-" in last and _is_scale(head.rpartition(":")[2])):
+    if not _WINDOW.fullmatch(last) and not ("-" in last and _float(head.rpartition(":")[2]) is not None):
         return _given(text, head), last, "0-1"
     picture, colon, scale = head.rpartition(":")
     if not colon:
@@ -91,10 +91,6 @@ def _given(text: str, picture: str) -> str:
     if not picture:
         raise UsageError(f"--control {clean(text, 80)}: no picture before the colon; {_FORM}")
     return picture
-
-
-def _is_scale(text: str) -> bool:
-    return _float(text) is not None
 
 
 def _float(text: str) -> float | None:

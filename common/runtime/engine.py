@@ -238,10 +238,6 @@ class Engine(Protocol):
         """Return the name of the kernel for attention over heads of 128 in bfloat16, for `--debug timing`."""
         ...
 
-    def check_fp32(self) -> float:
-        """Return the relative error of a 256^3 float32 matrix product against float64."""
-        ...
-
     def versions(self) -> dict[str, str]:
         """Return the versions of the framework and its libraries, for the recipe."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 from qwenimg.common.families.qwen_image import captions, layouts, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
@@ -36,7 +36,6 @@ from qwenimg.common.runtime.group import ALONE, Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.weights.loras.lora_names import Names
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
@@ -47,6 +46,7 @@ class QwenImage(FlowModel):
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     guidance = Guidance(formula=cfg_with_norm)
     options = frozenset({"step_cache", "cached_calls"})
+    layer_names = staticmethod(layouts.lora_names)
     texts: TemplateTexts | PictureTexts
     config: QwenDiTConfig
 
@@ -66,10 +66,6 @@ class QwenImage(FlowModel):
         self.controls = ControlNetworks(residents, self.config.num_layers)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = variants.few_steps(str(checkpoint.source), kind)
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return layouts.lora_names(self.checkpoint)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the control networks and of the transformer."""

@@ -39,7 +39,7 @@ class QwenCaptioner(QwenPictureEncoder):
 
 
 class Component(qwen_vl_vision.Component):
-    encoder = QwenCaptioner
+    network = QwenCaptioner
     model: QwenCaptioner
     past: list[KeyValues]
     length: int  # of the text so far, in tokens

@@ -38,7 +38,7 @@ class QwenCaptioner(QwenPictureEncoder):
 
 
 class Component(qwen_vl_vision.Component):
-    encoder = QwenCaptioner
+    network = QwenCaptioner
     model: QwenCaptioner
     past: list[KeyValues]
     length: int  # of the text so far, in tokens
