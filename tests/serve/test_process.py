@@ -209,10 +209,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def controlled(folder: Path, tiny_folder: Path) -> Iterator[RunningServer]:
-    """A server of a tiny model with all of them, started in their folder."""
+def controlled(folder: Path, tiny_folder: Path, tiny_layered: Path) -> Iterator[RunningServer]:
+    """A server of two tiny models with all of them, started in their folder."""
     options = [text for name in ("union", LONG_NAME, "broken.safetensors") for text in ("--control", folder / name)]
-    with serving(folder / "g", "-m", tiny_folder, *options, "--lora", "strange.safetensors", cwd=folder) as server:
+    models = ("-m", tiny_folder, "-m", tiny_layered)
+    with serving(folder / "g", *models, *options, "--lora", "strange.safetensors", cwd=folder) as server:
         yield server
 
 
@@ -322,6 +323,29 @@ def test_what_does_not_fit_the_model_is_told(
     message = answer.json()["error"]["message"]
     print(ran.err, message)
     assert message.startswith(name) and ran.err.strip().endswith(message.removeprefix(name)) and "/" not in message
+
+
+def test_layers_are_pictures_of_their_own(controlled: RunningServer, folder: Path, tiny_layered: Path) -> None:
+    """By each API those of the command line, with their alpha."""
+    base = ("x", "-m", tiny_layered, "-i", "edges.png", "--backend", "cpu", "--steps", "1", "--size", "48x48")
+    code, _, err = qwenimg(*base, "--layers", "2", "-s", "1-2", "-o", "layers-{seed}-{layer}.png", cwd=folder)
+    assert code == 0, err
+    expected = [pixels(folder / f"layers-{seed}-{layer}.png") for seed in (1, 2) for layer in (0, 1)]
+    name, picture = "tiny-qwen-layered", base64.b64encode(png(EDGES)).decode()
+    asked = {"prompt": "x", "model": name, "steps": 1, "layers": 2, "size": "48x48", "seed": "1-2"}
+    with controlled.http as http:
+        done = until_end(http, http.post("/api/jobs", json=asked | {"image": picture}).json()["id"])
+        assert done["state"] == "done", done
+        drawn = [http.get(f"/api/pictures/{one}").content for one in done["pictures"]]
+        [model] = [row for row in http.get("/api/models").json()["models"] if "options" in row]
+        assert model["id"] == name and "layers" in model["options"], "a page offers them"
+    client = openai.OpenAI(base_url=f"{controlled.address}/v1", api_key="none", max_retries=0)
+    edited = client.images.edit(image=png(EDGES), **{key: asked[key] for key in ("prompt", "model", "size")},
+                                extra_body={key: asked[key] for key in ("steps", "layers", "seed")})  # fmt: skip
+    drawn += [base64.b64decode(one.b64_json) for one in edited.data]
+    assert len(drawn) == 8 and expected[0].shape == (48, 48, 4)
+    for one, theirs in zip(drawn, expected * 2, strict=True):
+        assert (np.asarray(Image.open(io.BytesIO(one))) == theirs).all()
 
 
 @pytest.mark.slow
