@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from qwenimg.cli.serve.messages import Settings
 
 _PATH = re.compile(r"""(?:^|[\s'"(=:])(?:~|\.{0,2}/|…)[^\s'"]*[/.]""")
-SHORTEST = 8  # characters of a path that a message has cut
+SHORTEST = 16  # characters of a path that a message has cut
 HIDDEN = "this cannot be drawn; the server's log says why"
 
 
