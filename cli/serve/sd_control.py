@@ -22,14 +22,14 @@ _THRESHOLDS = ((100, 200), (-1, -1), (64, 64))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Units:
+class ControlUnits:
     """The controls that a request asks for, with their pictures."""
 
     texts: tuple[str, ...]  # as `control` of a request has them
     pictures: tuple[bytes, ...]  # of each
 
 
-def units(scripts: object, images: Sequence[bytes]) -> Units:
+def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
     """Return the enabled units of `alwayson_scripts`. One without a picture has the first of `images`, from which the
     request starts. Raises Fault."""
     if not isinstance(scripts, dict):
@@ -46,7 +46,7 @@ def units(scripts: object, images: Sequence[bytes]) -> Units:
             if unit.get("enabled", True):
                 pictures.append(_picture(unit, images))
                 texts.append(_text(unit, len(pictures)))
-    return Units(texts=tuple(texts), pictures=tuple(pictures))
+    return ControlUnits(texts=tuple(texts), pictures=tuple(pictures))
 
 
 def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
