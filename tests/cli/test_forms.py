@@ -34,7 +34,7 @@ MISSING = (["--from", "missing.png"], ["x", "-i", "missing.png", "-m", "/missing
 def test_every_option_with_a_value_is_here() -> None:
     options = {one.name for one in generate.params if isinstance(one, click.Option) and not one.is_flag}
     hidden = {one.name for one in generate.params if isinstance(one, click.Option) and one.hidden}
-    assert options - hidden == set(WRONG) | NAMES
+    assert options - hidden == set(WRONG) | NAMES, "give a wrong value of each option in WRONG"
 
 
 @pytest.mark.parametrize("name", WRONG)

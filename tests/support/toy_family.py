@@ -99,7 +99,7 @@ class ToyModel:
     options: ClassVar[frozenset[str]] = frozenset()
     sees_alpha = False
     repeats_images = False
-    sees_mask = False
+    sees_mask = 0
     images = (0, 1)
     guidance = Guidance(formula=cfg)
     lora_names = ()

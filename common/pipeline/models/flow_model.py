@@ -1,7 +1,8 @@
 """What flow-match models with one transformer share: sampling, stages, LoRAs, and the run of one image.
 
 A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs, and `start`: it encodes the
-texts, opens the transformer and returns a `FlowRun`.
+texts, opens the transformer and returns a `FlowRun`. The transformer's configuration has its width as `dim`, and its
+heads as `num_attention_heads`, unless the family defines `heads`.
 """
 
 from __future__ import annotations
