@@ -131,8 +131,13 @@ class SdApi:
         controls = sd_control.units(data.get("alwayson_scripts", {}), images)
         if controls.texts:
             values["control"] = list(controls.texts)
-        count = len(controls.pictures)
-        fields, seeds = asked.ordered(asked.options(values), self.settings, most=MOST, control_images=count)
+        fields, seeds = asked.ordered(
+            asked.options(values),
+            self.settings,
+            most=MOST,
+            images=len(images),
+            control_images=len(controls.pictures),
+        )
         order = PictureOrder(
             model=self._model(overrides.get("sd_model_checkpoint")),
             fields=fields,

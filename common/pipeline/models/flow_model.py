@@ -54,6 +54,7 @@ class FlowModel(ABC):
     multiple = MULTIPLE
     sees_alpha = False
     repeats_images = False
+    writes_prompts = False
     sees_mask = 0
     images: tuple[int, int] = (0, 1)
     guidance: Guidance
@@ -136,12 +137,22 @@ class FlowModel(ABC):
         """Return the keys of the states of the branches' prompts."""
         return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
 
+    # A prompt that the model writes itself
+
+    def writing(self, request: Request) -> list[Stage]:
+        """Return the stages in which the model writes the prompt of `request`."""
+        return []
+
+    def with_prompt(self, request: Request) -> Request:
+        return request
+
     # A run
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         prompts = self.prompts(request)
         return [
             *(self.vae.encoding(one) for one in self.encoded(request, shape)),
+            *self.writing(request),
             *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
             *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
             self.vae.decoding(shape),
