@@ -148,7 +148,7 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
         report.plan(pipe, wanted)
         if flags.preview:
             report.previews(pipe)
-        prepare(pipe, wanted, job.images)
+        prepare(pipe, wanted, job)
         with stop.waits(step):
             listener = RunReport(report, stop, failed, alone=leader is None)
             return listener.code(run(pipe, job, wanted, listener))

@@ -53,10 +53,10 @@ class Controls:
         more = (NamedLora(str(net.path), scale) for net, scale in named if isinstance(net, ControlLora) and net.path)
         return request.lora, request.lora_mode, tuple(more)
 
-    def prompt(self, text: str, control: str) -> str:
-        """Return a prompt with the start that the LoRAs in the text `control` expect, unless it begins so. Raises
-        ModelError and UsageError."""
-        for one in control_text.parse(control):
+    def prompt(self, text: str, controls: Sequence[NamedControl]) -> str:
+        """Return a prompt with the start that the LoRAs of `controls` expect, unless it begins so. Raises ModelError
+        and UsageError."""
+        for one in controls:
             net = self._open(one.model)
             if one.scale and not text.startswith(net.prompt):
                 text = net.prompt + text
@@ -64,7 +64,7 @@ class Controls:
 
     def prompted(self, request: Request) -> Request:
         """Return `request` with the start of its prompt that its LoRAs expect. Raises ModelError and UsageError."""
-        return replace(request, prompt=self.prompt(request.prompt, request.control)) if request.controls else request
+        return replace(request, prompt=self.prompt(request.prompt, request.controls)) if request.controls else request
 
     def give(self, model: DiffusionModel, request: Request) -> None:
         """Give `model` the networks of a request, in place of those of an earlier one. Raises ModelError and

@@ -232,7 +232,7 @@ class Request:
         help="have a network keep to a PICTURE of edges, depth or a pose; canny@PICTURE finds the edges",
         call="MODEL=PICTURE:SCALE:START-END, a tuple (model, picture, scale, (start, end)), or a list of these",
         python="Controls", section="Control", metavar="MODEL=PICTURE[:SCALE[:START-END]]",
-        longest=8_000, joined="; ", checks=control_text.parse, recorded="changed",
+        longest=8_000, joined="; ", checks=control_text.parse_files, recorded="changed",
     ))  # fmt: skip
     refine_at: float = option(0.8, Option(
         help="{bounds}, where the refiner takes over: 0.8 leaves it the last fifth", section="Model", metavar="X",
