@@ -88,12 +88,7 @@ def _elsewhere(name: str, memory: int | None, machine: Machine) -> OnPaper:
     total = share.on_the_box(memory) if memory else machine.memory[0] * share.GIB
     if needed == "mlx":
         return _apple(share.of_mac(total), machine.title, total)
-    return _nvidia(share.of_card(total), machine.title, _capability(machine), total)
-
-
-def _capability(machine: Machine) -> tuple[int, int]:
-    """Return the compute capability of a card that is not here, as far as precision depends on it."""
-    return TURING if machine.name.startswith("20") else MODERN
+    return _nvidia(share.of_card(total), machine.title, TURING if machine.name.startswith("20") else MODERN, total)
 
 
 def _apple(free: int, name: str, memory: int) -> OnPaper:

@@ -225,11 +225,21 @@ def _places(picture: Picture) -> dict[str, object]:
     return places | {"layers": files[: picture.layers]} | dict(views)
 
 
-class StepBar:
-    """A bar of steps on standard error. A terminal that fails is ignored: the images matter more."""
+class Bar:
+    """A bar on standard error. A terminal that fails is ignored: the images matter more."""
 
     def __init__(self) -> None:
         self._bar: Any = None
+
+    def close(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError, ValueError):
+                bar.close()
+
+
+class StepBar(Bar):
+    """A bar of steps."""
 
     def step(self, total: int, seconds: float = 0.0) -> None:
         """Advance the bar by one of `total` steps. The first appears with the `seconds` that it took."""
@@ -244,9 +254,3 @@ class StepBar:
                 )
                 self._bar.start_t -= seconds  # it appears when the first step is done
             self._bar.update(1)
-
-    def close(self) -> None:
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            with contextlib.suppress(OSError, ValueError):
-                bar.close()

@@ -38,6 +38,7 @@ from qwenimg import backends
 from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
 from qwenimg.common.codes.coded import unpack
 from qwenimg.common.families.qwen_image.family import KIND
+from qwenimg.common.measure import exactness
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import bases
@@ -59,7 +60,7 @@ def load(path: Path, backend: str) -> dict[str, int]:
     plan = quantise.quantised(plan, quantise.parse(POLICY)["transformer"], qwen_dit.NETWORK.blocks)
     plan = plan.stored(bases(KIND)["bf16"], "transformer")
     engine = backends.load(backend)
-    engine.check_fp32()
+    exactness.error(engine, "float32", "matmul")
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the largest size so far
     opened = engine.open("qwen_dit", config, plan, bases(KIND)["bf16"])

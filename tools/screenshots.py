@@ -27,7 +27,7 @@ PROMPTS = (
     "two blue circles", "an orange triangle below a white star", "a green ring left of a red square",
     "a yellow square on blue", "a white circle on black", "a red triangle", "a blue ring above a yellow star",
 )  # fmt: skip
-SIZES = {"wide": (1200, 940), "narrow": (360, 740)}
+SIZES = {"wide": (1200, 1000), "narrow": (360, 740)}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

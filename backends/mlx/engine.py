@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import compile, load, ops, stream
@@ -53,7 +52,7 @@ class MLXEngine:
         self.workspace = MLX_GPU if self.on_gpu else MLX_CPU
         self.group: Group | None = None
         self._neighbours = 1  # ranks on this machine
-        self.device = _device_name() if self.on_gpu else "CPU (mlx)"
+        self.device = str(mx.device_info().get("device_name", "GPU")) if self.on_gpu else "CPU (mlx)"
         self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
 
     def meet(self, place: RankPlace, store: None = None) -> None:
@@ -185,18 +184,8 @@ class MLXEngine:
     def attention(self) -> str:
         return "MLX's fused kernel" if self.on_gpu else "MLX's operations in float32, in chunks of queries"
 
-    def check_fp32(self) -> float:
-        generator = np.random.RandomState(0)
-        a, b = (generator.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
-        exact = a.astype(np.float64) @ b.astype(np.float64)
-        return float(np.linalg.norm(np.array(mx.matmul(mx.array(a), mx.array(b))) - exact) / np.linalg.norm(exact))
-
     def versions(self) -> dict[str, str]:
         return {"mlx": mx.__version__, **({"macos": platform.mac_ver()[0]} if platform.mac_ver()[0] else {})}
-
-
-def _device_name() -> str:
-    return str(mx.device_info().get("device_name", "GPU"))
 
 
 def _facts(name: str) -> Device:

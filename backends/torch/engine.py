@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -222,12 +221,6 @@ class TorchEngine:
 
     def attention(self) -> str:
         return ops.attention_kernel(self._device)
-
-    def check_fp32(self) -> float:
-        generator = np.random.RandomState(0)
-        a, b = (generator.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
-        exact = a.astype(np.float64) @ b.astype(np.float64)
-        return float(np.linalg.norm(self.numpy(self.array(a) @ self.array(b)) - exact) / np.linalg.norm(exact))
 
     def _facts(self) -> Device:
         if self.on_gpu:

@@ -26,8 +26,6 @@ from qwenimg.common.base.amounts import duration
 from qwenimg.common.families.opening import opening_of
 from qwenimg.common.jobs.prompt_file import read_prompts
 
-_OF_ALL = (*places.WEIGHTS, "refiner", "models_dir", "preset", "precision", "compile", "fallback", "max_memory")
-
 
 @click.command("batch")
 @click.argument("file", metavar="FILE")
@@ -40,7 +38,7 @@ _OF_ALL = (*places.WEIGHTS, "refiner", "models_dir", "preset", "precision", "com
 @click.option("--retry-failed", is_flag=True, help="Draw what an earlier run has given up.")
 @places.declared("model")
 @places.declared("backend", multiple=True, help="What computes; again for workers on cuda:0 and cuda:1.")
-@places.declared(*_OF_ALL, "offline")
+@places.declared(*places.OF_WORKERS, "offline")
 @click.pass_context
 def batch(
     ctx: click.Context,

@@ -8,17 +8,15 @@ import click
 
 from qwenimg.cli import places, streams
 from qwenimg.cli.commands.pull import ByteBar
-from qwenimg.cli.options import TEXTS
+from qwenimg.cli.options import FILE, TEXTS
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.request.parts import PARTS
 
-_PATH = click.Path(path_type=Path, readable=False)  # an unreadable file is reported later, with its exit code
-
 
 @click.command("convert")
 @click.argument("model")
-@click.argument("out", type=_PATH)
+@click.argument("out", type=FILE)
 @click.option("-q", "--quantize", metavar="8|6|4", help="Weights in so many bits; by part: text=8,transformer=4.")
 @click.option(
     "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qwenimg.cli import places
+from qwenimg.cli.options import FILE
 from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
     from qwenimg.common.hub.open_model import ModelFiles
     from qwenimg.common.measure.precision import PrecisionReport
 
-_FILE = click.Path(path_type=Path, readable=False)
 STEPS = 5  # the first and the last are observed, those between are timed
 
 
@@ -30,9 +30,9 @@ STEPS = 5  # the first and the last are observed, those between are timed
 @click.option("--steps", type=click.IntRange(3, 1000), default=STEPS, metavar="N", help=f"Default {STEPS}.")
 @click.option("-s", "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="N", help="Default 0.")
 @places.weights
-@click.option("--json", "as_json", type=_FILE, metavar="FILE", help="Write all figures.")
-@click.option("--plot", type=_FILE, metavar="FILE", help="Write the charts as an SVG.")
-@click.option("--html", "as_html", type=_FILE, metavar="FILE", help="Write a page with tables and charts.")
+@click.option("--json", "as_json", type=FILE, metavar="FILE", help="Write all figures.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Write the charts as an SVG.")
+@click.option("--html", "as_html", type=FILE, metavar="FILE", help="Write a page with tables and charts.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @places.with_opening
 def precision(

@@ -6,22 +6,22 @@ import contextlib
 import os
 import sys
 import time
-from typing import Any
 
 import click
 
 from qwenimg.cli import streams
+from qwenimg.cli.progress import Bar
 from qwenimg.common.base.errors import UsageError
 
 EVERY = 10.0  # seconds between two lines without a terminal
 
 
-class ByteBar:
+class ByteBar(Bar):
     """A bar of bytes on a terminal, else a line now and then; nothing when `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
+        super().__init__()
         self.quiet = quiet
-        self._bar: Any = None
         self._printed = time.monotonic()
 
     def line(self, text: str) -> None:
@@ -41,12 +41,6 @@ class ByteBar:
             elif time.monotonic() - self._printed >= EVERY:
                 self._printed = time.monotonic()
                 streams.say(f"{done / 1e9:.2f} of {total / 1e9:.2f} GB ({done / max(total, 1):.0%}), {path}")
-
-    def close(self) -> None:
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            with contextlib.suppress(OSError, ValueError):
-                bar.close()
 
     def _draw(self, path: str, done: int, total: int) -> None:
         if self._bar is not None and self._bar.total != total:  # checking is over, fetching begins

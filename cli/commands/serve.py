@@ -14,7 +14,6 @@ import click
 
 from qwenimg.cli import places, streams
 from qwenimg.cli.options import FILE
-from qwenimg.cli.places import WEIGHTS
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean, shown_path
@@ -22,18 +21,6 @@ from qwenimg.common.base.text import clean, shown_path
 MAX_TOKEN = 4096  # bytes of the file
 MIN_TOKEN = 16  # characters
 _NEEDED = ("starlette", "uvicorn", "python_multipart", "prometheus_client")
-_OF_ALL = (
-    *WEIGHTS,
-    "refiner",
-    "models_dir",
-    "preset",
-    "precision",
-    "compile",
-    "fallback",
-    "max_memory",
-    "cache_prompts",
-    "offline",
-)
 
 
 @click.command("serve")
@@ -69,7 +56,7 @@ _OF_ALL = (
 )
 @places.declared("model", multiple=True, help="A model to serve; again for more, of which one is in memory at a time.")
 @places.declared("backend", multiple=True, help="What computes; again for more workers, as cuda:0 and cuda:1.")
-@places.declared(*_OF_ALL)
+@places.declared(*places.OF_WORKERS, "cache_prompts", "offline")
 @click.pass_context
 def serve(
     ctx: click.Context,

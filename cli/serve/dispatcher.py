@@ -16,7 +16,7 @@ from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Finished, ModelOpened, PictureDrawn, Ready, Settings, Stepped, Unusable
 from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.orders import Event, Fault, PictureOrder, State
-from qwenimg.cli.serve.public import public
+from qwenimg.cli.serve.public import HIDDEN, public
 from qwenimg.cli.serve.workers import Lost, Worker
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.text import clean
@@ -217,6 +217,8 @@ class Dispatcher:
         worker.order, worker.peak = None, max(worker.peak, message.peak)
         self._seconds.append(time.monotonic() - order.arrived)
         fault = _fault(message, self.settings) if message.error else None
+        if fault is not None and fault.text == HIDDEN and fault.status != 500:  # else the worker has said it
+            self.say(f"error: {message.error}")
         self._end(order, "done" if fault is None else "failed", fault)
         self._assign()
 
@@ -297,7 +299,7 @@ class Dispatcher:
 
 def _fault(finished: Finished, settings: Settings) -> Fault:
     """Return the fault of an order that a worker could not draw."""
-    if finished.exit_code == 2:
+    if finished.refused:
         return Fault(400, public(finished.error, settings))
     if finished.exit_code == 4:
         return Fault(507, public(finished.error, settings), kind=_BUSY, code="does_not_fit")

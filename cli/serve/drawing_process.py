@@ -18,7 +18,7 @@ import qwenimg
 from qwenimg.cli import failures
 from qwenimg.cli.serve import messages
 from qwenimg.common.base import leftovers
-from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
+from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
 from qwenimg.common.base.safe_files import in_memory
 from qwenimg.common.jobs.pace import PreviewPace, is_due
 from qwenimg.common.jobs.pictures import Picture
@@ -137,15 +137,17 @@ class DrawingProcess:
 
     def draw(self, order: messages.Draw) -> None:
         """Draw the pictures of `order`, and say how it ended."""
-        code, text = 0, ""
+        code, text, refused, is_checking = 0, "", False, False
         try:
             pipe = self._opened(order.model)
+            is_checking = True
             job, notes = _job(order)
             wanted = [completed(_picture(order, index), pipe, job) for index in range(len(order.seeds))]
             wanted = wanted[order.first // max(1, wanted[0].layers) :]  # layers are kept one by one
             if wanted:  # else a server was killed between the last picture and the end of the job
                 _check(pipe, job, wanted[0], order.suffix)
-                prepare(pipe, wanted, job.images)
+                prepare(pipe, wanted, job)
+            is_checking = False
             for picture in wanted:
                 if order.order in self._halts:
                     break
@@ -153,10 +155,13 @@ class DrawingProcess:
                 self._draw_one(pipe, job, order, picture, notes)
         except Exception as error:
             code, text = failures.explain(error)
-            if code not in (2, 4) or not isinstance(error, QwenimgError):
+            # The model is open: a file that is wrong now is a LoRA or a control network that the request names.
+            refused = isinstance(error, UsageError) or (is_checking and isinstance(error, ModelError))
+            if not (refused or isinstance(error, DoesNotFit)):
                 failures.report(error, "while drawing for the server: ")
         self._halts.discard(order.order)
-        self._send(messages.Finished(order=order.order, error=text, exit_code=code, peak=_peak()))
+        finished = messages.Finished(order=order.order, error=text, exit_code=code, refused=refused, peak=_peak())
+        self._send(finished)
 
     def _draw_one(
         self, pipe: Pipeline, job: Job, order: messages.Draw, picture: Picture, notes: tuple[str, ...]

@@ -128,6 +128,7 @@ class Finished:
     order: str
     error: str = ""
     exit_code: int = 0  # of the error, as the command line would return it
+    refused: bool = False  # True: the request asks for what the model cannot do, or names what does not fit it
     peak: int = 0  # bytes, of the worker so far
 
 

@@ -8,17 +8,23 @@ from collections.abc import Mapping
 from qwenimg.cli.serve.messages import Settings
 
 _PATH = re.compile(r"""(?:^|[\s'"(=:])(?:~|\.{0,2}/|…)[^\s'"]*[/.]""")
+SHORTEST = 16  # characters of a path that a message has cut
+HIDDEN = "this cannot be drawn; the server's log says why"
 
 
 def public(text: str, settings: Settings) -> str:
     """Return `text` with LoRAs and control networks by their served names, or a text without it if another file is
     named in it."""
     text = named(named(text, settings.loras), settings.controls)
-    return "this cannot be drawn; the server's log says why" if _PATH.search(text) else text
+    return HIDDEN if _PATH.search(text) else text
 
 
 def named(text: str, files: Mapping[str, str]) -> str:
-    """Return `text` with `files` by their served names; of two paths that begin alike the longer one is meant."""
+    """Return `text` with `files` by their served names; of two paths that begin alike the longer one is meant. A long
+    path may have lost its start or its end, as messages cut it."""
     for name in sorted(files, key=lambda name: -len(files[name])):
-        text = text.replace(files[name], name)
+        path = files[name]
+        text = text.replace(path, name)
+        for length in range(len(path) - 1, SHORTEST, -1) if "…" in text else ():
+            text = text.replace(f"{path[:length]}…", name).replace(f"…{path[-length:]}", name)
     return text

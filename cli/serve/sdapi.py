@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve import answers, asked
+from qwenimg.cli.serve import answers, asked, sd_control
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.images_api import client_of
 from qwenimg.cli.serve.messages import Settings
@@ -40,16 +40,15 @@ EMPTY: Mapping[str, Any] = {
     "script-info": [],
     "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1.0}],
     "embeddings": {"loaded": {}, "skipped": {}},
-    "scripts": {"txt2img": [], "img2img": []},
     "memory": {"ram": {}, "cuda": {}},
     "cmd-flags": {},
 }
+CONTROLNET = ("version", "model_list", "module_list")  # of its extension, which has routes of its own
 # Fields that are not done here, unless their value means that nothing is asked for.
 OFF: Mapping[str, tuple[Any, ...]] = {
     "enable_hr": (False,),
     "restore_faces": (False,),
     "tiling": (False,),
-    "alwayson_scripts": ({},),
     "script_name": ("", "None"),
     "script_args": ([],),
     "styles": ([],),
@@ -58,6 +57,7 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "inpainting_mask_invert": (0, False),
     "inpaint_full_res": (False, 0, True),
 }
+_PICTURES = ("init_images", "mask", "alwayson_scripts")  # fields with pictures, which an answer does not repeat
 _NAMES = {
     "prompt": "prompt",
     "negative_prompt": "negative_prompt",
@@ -93,10 +93,15 @@ class SdApi:
             "schedulers": self.schedulers,
             "sd-models": self.models,
             "loras": self.loras,
+            "scripts": self.scripts,
         }
         routes = [Route(f"{PREFIX}/{path}", endpoint, methods=["POST"]) for path, endpoint in rows.items()]
         routes += [Route(f"{PREFIX}/{path}", endpoint, methods=["GET"]) for path, endpoint in gets.items()]
         routes += [Route(f"{PREFIX}/{path}", self.empty, methods=["GET"]) for path in EMPTY]
+        routes += [
+            Route(f"/controlnet/{path}", self.controlnet, methods=["GET"])
+            for path in ("version", "model_list", "module_list")
+        ]
         return [*routes, Route("/internal/ping", self.nothing, methods=["GET"])]
 
     # Pictures
@@ -123,12 +128,22 @@ class SdApi:
         if not isinstance(overrides, dict):
             raise Fault(400, "override_settings is not an object", param="override_settings")
         values = self._values(data, overrides, with_image=bool(images))
-        fields, seeds = asked.ordered(asked.options(values), self.settings, most=MOST)
+        controls = sd_control.units(data.get("alwayson_scripts", {}), images)
+        if controls.texts:
+            values["control"] = list(controls.texts)
+        fields, seeds = asked.ordered(
+            asked.options(values),
+            self.settings,
+            most=MOST,
+            images=len(images),
+            control_images=len(controls.pictures),
+        )
         order = PictureOrder(
             model=self._model(overrides.get("sd_model_checkpoint")),
             fields=fields,
             seeds=seeds,
             images=tuple(images),
+            control_images=controls.pictures,
             mask=mask,
             preview_suffix=".jpg",
             kind="sdapi",
@@ -137,7 +152,7 @@ class SdApi:
         )
         self.dispatcher.submit(order)
         await answers.wait(self.dispatcher, order, request)
-        sent = {name: value for name, value in data.items() if name not in ("init_images", "mask")}
+        sent = {name: value for name, value in data.items() if name not in _PICTURES}
         pictures = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
         return JSONResponse({"images": pictures, "parameters": sent, "info": json.dumps(_info(order))})
 
@@ -241,6 +256,16 @@ class SdApi:
     async def loras(self, request: HttpRequest) -> Response:
         """List the served LoRAs."""
         return JSONResponse([{"name": n, "alias": n, "path": n, "metadata": {}} for n in self.settings.loras])
+
+    async def scripts(self, request: HttpRequest) -> Response:
+        """List the scripts: by their names clients see whether there are control networks."""
+        names = ["controlnet", "controlnet m2m"] if self.settings.controls else []
+        return JSONResponse({"txt2img": names, "img2img": names})
+
+    async def controlnet(self, request: HttpRequest) -> Response:
+        """List the served control networks and the preprocessors, and say which version of the extension this is."""
+        about = {"version": 2, "model_list": [*self.settings.controls], "module_list": [*sd_control.MODULES]}
+        return JSONResponse(about)
 
     async def samplers(self, request: HttpRequest) -> Response:
         """List the samplers by A1111's names of them."""

@@ -25,9 +25,9 @@ E8M0_BIAS = 127
 
 
 class BlockFloat(NamedTuple):
-    """Floats of `bits` bits, of which `group` along a row share a scale."""
+    """Floats of a few bits, of which a group along a row shares a scale."""
 
-    mode: str
+    mode: str  # of MODES, which has the bits and the group
 
     @property
     def bits(self) -> int:

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +32,7 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.registry import NOTE, Opened
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.request.loras import Loras
-from qwenimg.common.weights.write import Progress, is_whole, write_shard
+from qwenimg.common.weights.write import is_whole, write_shard
 
 FORMAT = "1"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -223,7 +224,7 @@ def _write(
             listener.kept(inside, sizes[part.name, name])
             continue
         make_folder(path.parent)
-        write_shard(path, shard, _metadata(part, note), _telling(listener, inside))
+        write_shard(path, shard, _metadata(part, note), partial(listener.written, inside))
     for part in parts:
         if len(part.shards) > 1:
             _put(work / part.name / f"{part.stem}.safetensors.index.json", as_json(_shard_index(work, part)))
@@ -231,10 +232,6 @@ def _write(
     for inside, data in sorted(small.items(), key=lambda item: (item[0] == "model_index.json", item[0])):
         _put(work / inside, data)
     sync_folder(work)
-
-
-def _telling(listener: ConversionListener, inside: str) -> Progress:
-    return lambda size: listener.written(inside, size)
 
 
 def _metadata(part: ConvertedPart, note: dict[str, object]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from qwenimg.common.families.description import Description, in_memory, listed, 
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
@@ -184,7 +184,7 @@ def _opened(files: Iterable[Path]) -> Iterator[list[Header]]:
     with ExitStack() as stack:
         headers = []
         for path in files:
-            headers.append(read_header(path))
+            headers.append(open_header(path))
             stack.callback(headers[-1].file.close)
         yield headers
 

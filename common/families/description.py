@@ -13,8 +13,8 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.codes.gguf_blocks import storage_of
-from qwenimg.common.formats.stored import Stored
-from qwenimg.common.weights.plan import Source
+from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.weights.plan import LoadPlan, Source
 
 SHOWN = 5  # names of a list that are shown
 
@@ -25,6 +25,20 @@ class Description:
 
     lines: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+
+
+def of_file(layout: str, header: Header, looked_up: Callable[[str], bool] = lambda name: False) -> Description:
+    """Return the description of a file in this `layout`: its weights, and for GGUF their size in memory. looked_up: as
+    for `in_memory`."""
+    whole = Description(lines=[f"layout: {layout}", summary("file", header.tensors)])
+    if header.format == "GGUF":
+        whole.lines.append(in_memory(header.tensors, looked_up))
+    return whole
+
+
+def component_line(name: str, plan: LoadPlan) -> str:
+    """Return the summary of a component in the file of a model."""
+    return f"{name}: {counted(len(plan.entries), 'tensor')}, {plan.parameters / 1e6:,.1f} M parameters"
 
 
 def summary(name: str, tensors: Mapping[str, Stored]) -> str:

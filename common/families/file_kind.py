@@ -18,7 +18,7 @@ FLAGS = {
     "lora": "--lora",
     "control": "--control",
 }
-"""The option that takes each kind of file."""
+"""The option that takes each kind of file. A file of several kinds is of the first."""
 _NAMES = {
     "control": "control network",
     "transformer": "transformer",
@@ -87,7 +87,7 @@ def identify(header: Header, families: Iterable[Family]) -> FileKind | None:
     if header.format == "safetensors" and is_lora(header):
         return FileKind(option="lora")
     claims = [(family, option) for family in families if (option := family.part(header)) is not None]
-    option = next((flag for flag in FLAGS if any(flag == option for _, option in claims)), None)
+    option = min((option for _, option in claims), key=list(FLAGS).index, default=None)
     if option is None:
         return None
     return FileKind(option=option, families=tuple(family for family, claimed in claims if claimed == option))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,13 +15,18 @@ class KnownModel:
     title: str
     license: str
     purpose: str
-    width: int  # pixels
-    height: int
+    width: int = 1024  # pixels
+    height: int = 1024
     steps: int
     guidance: float
-    negative_prompt: str
+    negative_prompt: str = ""
     bytes: int  # of the files that are used, about; for messages
     memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
     family: str
     aliases: tuple[str, ...] = ()  # other names, in lower case
     files: tuple[str, ...] = ()  # names of its files in other programs, without suffix and in lower case
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The values of its model card, by the names of `Defaults`."""
+        return {name: getattr(self, name) for name in ("width", "height", "steps", "guidance", "negative_prompt")}

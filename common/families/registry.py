@@ -52,16 +52,7 @@ class Opened:
         """Return the defaults of the `known` model, or of the one that this model was converted from, else of its
         family."""
         defaults, known = self.family.defaults(self.checkpoint), known or self.made_of
-        if known is None:
-            return defaults
-        return replace(
-            defaults,
-            width=known.width,
-            height=known.height,
-            steps=known.steps,
-            guidance=known.guidance,
-            negative_prompt=known.negative_prompt,
-        )
+        return defaults if known is None else replace(defaults, **known.usual)
 
 
 def open_model(path: Path, choices: Choices | None = None) -> Opened:

@@ -20,7 +20,7 @@ from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.gguf_types import TYPES
-from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
+from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored, check_cover
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the same layout
@@ -67,7 +67,7 @@ def may_be(header: Header, architectures: Collection[str]) -> bool:
 def parse(file: OpenFile) -> Header:
     """Return the header of an open file, which the caller closes. Raises ModelError."""
     reader = _HeaderReader(file)
-    version, tensors, keys = _counts(reader)
+    version, tensors, keys = reader.number("<I"), reader.number(), reader.number()
     if version not in VERSIONS:
         what = "is of a machine with other byte order" if version & 0xFFFF == 0 else f"is GGUF version {version}"
         raise bad(file.path, f"{what}; version {' or '.join(map(str, VERSIONS))}, little endian, is read")
@@ -81,7 +81,8 @@ def parse(file: OpenFile) -> Header:
     start = reader.at + -reader.at % alignment
     stored = {name: at._replace(begin=at.begin + start, end=at.end + start) for name, at in named.items()}
     stored = dict(sorted(stored.items(), key=lambda item: item[1][2:]))
-    _check_cover(file, stored, start, alignment)
+    if stored:
+        check_cover(file, stored, start, alignment)
     return Header(file=file, tensors=stored, metadata=used.values, format="GGUF")
 
 
@@ -153,11 +154,6 @@ class _HeaderReader:
             return self.take(self.length(what, MAX_KEY)).decode()
         except UnicodeDecodeError:
             raise bad(self.file.path, f"has {what} that is not UTF-8: it is damaged") from None
-
-
-def _counts(reader: _HeaderReader) -> tuple[int, int, int]:
-    """Read version, number of tensors and number of keys."""
-    return reader.number("<I"), reader.number(), reader.number()
 
 
 def _alignment(path: Path, values: dict[str, str]) -> int:
@@ -252,17 +248,3 @@ def _stored(shape: list[int], kind: int, offset: int, original: Shape | None) ->
     if original is not None and (min(original) < 1 or prod(original) != count):
         raise ValueError(f"its true shape {clean(list(original), 60)} is not that of {count} values")
     return Stored(type.name, tuple(original or shape), offset, offset + size)
-
-
-def _check_cover(file: OpenFile, tensors: dict[str, Stored], start: int, alignment: int) -> None:
-    """Check that the tensors cover the data from `start` to the file's end but for the padding."""
-    at = start
-    for name, tensor in tensors.items():
-        if tensor.begin != at:
-            fault = "overlaps the one before" if tensor.begin < at else "leaves a hole before it"
-            raise bad(file.path, f"tensor '{clean(name, 80)}' {fault} (byte {tensor.begin}, expected {at})")
-        at = tensor.end + -tensor.end % alignment
-        if tensor.end > file.size:
-            raise bad(file.path, f"is cut short: it needs {tensor.end} bytes and has {file.size}: download it again")
-    if tensors and at < file.size:
-        raise bad(file.path, f"has {file.size - at} bytes after its last tensor: it is damaged, download it again")

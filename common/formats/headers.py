@@ -9,7 +9,7 @@ from qwenimg.common.formats import gguf, safetensors
 from qwenimg.common.formats.stored import Header
 
 
-def read_header(path: Path) -> Header:
+def open_header(path: Path) -> Header:
     """Return the header of the safetensors or GGUF file `path`. Raises ModelError. The caller closes `Header.file`."""
     file = open_regular(path)
     with closed_on_error(file):
@@ -19,6 +19,6 @@ def read_header(path: Path) -> Header:
 
 def peek(path: Path) -> Header:
     """Return the header of the file `path`, which is closed again. Raises ModelError."""
-    header = read_header(path)
+    header = open_header(path)
     header.file.close()
     return header

@@ -17,7 +17,7 @@ from qwenimg.common.base.safe_files import OpenFile, bad, closed_on_error, open_
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
+from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored, check_cover
 
 MAX_HEADER = 24 << 20  # bytes; 2,000 tensors take about 0.25 MB, one emoji in the whole makes it 216 MB of memory
 MAX_TENSORS = 100_000
@@ -64,7 +64,7 @@ def parse(file: OpenFile) -> Header:
         raise bad(path, "is not a safetensors file: its header is not a JSON object")
     metadata = _metadata(path, data.pop("__metadata__", {}))
     tensors = _tensors(path, data, 8 + length)
-    _check_cover(path, tensors, 8 + length, file.size)
+    check_cover(file, tensors, 8 + length)
     return Header(file=file, tensors=tensors, metadata=metadata, format="safetensors")
 
 
@@ -136,20 +136,6 @@ def _stored(fields: object, start: int) -> Stored:
 def _naturals(numbers: object, most: int) -> TypeGuard[list[int]]:
     """Return whether `numbers` is a list of at most `most` integers, none negative."""
     return isinstance(numbers, list) and len(numbers) <= most and all(type(n) is int and n >= 0 for n in numbers)
-
-
-def _check_cover(path: Path, tensors: dict[str, Stored], start: int, size: int) -> None:
-    """Check that the tensors cover the data from `start` to `size` without hole or overlap, as the format demands."""
-    at = start
-    for name, tensor in tensors.items():
-        if tensor.begin != at:
-            fault = "overlaps the one before" if tensor.begin < at else "leaves a hole before it"
-            raise bad(path, f"tensor '{clean(name, 80)}' {fault} (byte {tensor.begin}, expected {at})")
-        at = tensor.end
-    if at > size:
-        raise bad(path, f"is cut short: it needs {at} bytes and has {size}: download it again")
-    if at < size:
-        raise bad(path, f"has {size - at} bytes after its last tensor: it is damaged, download it again")
 
 
 # Writing

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.shape import Shape
+from qwenimg.common.base.text import clean
 from qwenimg.common.formats.arrays import empty, largest_bits
 
 if TYPE_CHECKING:
@@ -46,6 +48,22 @@ class Header:
     tensors: dict[str, Stored]
     metadata: dict[str, str]
     format: Literal["safetensors", "GGUF"]
+
+
+def check_cover(file: OpenFile, tensors: Mapping[str, Stored], start: int, alignment: int = 1) -> None:
+    """Check that the tensors, in the order of their bytes, cover the file from `start` to its end, each padded to
+    `alignment`. Raises ModelError."""
+    at = end = start
+    for name, tensor in tensors.items():
+        if tensor.begin != at:
+            fault = "overlaps the one before" if tensor.begin < at else "leaves a hole before it"
+            raise bad(file.path, f"tensor '{clean(name, 80)}' {fault} (byte {tensor.begin}, expected {at})")
+        end = tensor.end
+        at = end + -end % alignment
+    if end > file.size:
+        raise bad(file.path, f"is cut short: it needs {end} bytes and has {file.size}: download it again")
+    if at < file.size:
+        raise bad(file.path, f"has {file.size - at} bytes after its last tensor: it is damaged, download it again")
 
 
 class TensorSlice(NamedTuple):

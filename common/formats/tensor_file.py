@@ -4,14 +4,10 @@ own memory."""
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from qwenimg.common.formats.arrays import THREADS, WORTH_A_THREAD
 from qwenimg.common.formats.safetensors import entry, head
 from qwenimg.common.formats.stored import TensorSlice, fill
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME = "tensor"
 _WHOLE = 4  # bytes of the widest number; no number is split between two threads
@@ -61,7 +57,11 @@ class TensorFile:
             text = self.read(len(view))
             view[: len(text)] = text
             return len(text)
-        self._keep_error(lambda: self._fill(view))
+        try:
+            if self._error is None:
+                self._fill(view)
+        except Exception as error:
+            self._error = error
         self._at += len(view)
         return len(view)
 
@@ -75,10 +75,3 @@ class TensorFile:
         with ThreadPoolExecutor(len(starts)) as pool:
             parts = pool.map(lambda at: fill(self._piece, view[at : at + step], begin + at), starts)
             self.largest = max(self.largest, *parts)
-
-    def _keep_error(self, act: Callable[[], None]) -> None:
-        if self._error is None:
-            try:
-                act()
-            except Exception as error:
-                self._error = error

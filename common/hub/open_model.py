@@ -19,6 +19,7 @@ from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.hub.origin import model_hash, origin, with_refiner
 from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.resolve import Resolved, resolve
+from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -118,7 +119,7 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
         kind = files.opened.family.precision
         policies.parse(opening.precision, on_gpu=False, kind=kind)  # before a framework is imported
         ready = engine()
-        error = ready.check_fp32()
+        error = exactness.error(ready, "float32", "matmul")
         runtime = _runtime(files, opening, ready, notify, error)
         if opening.cache_prompts:
             runtime.keep_prompts()

@@ -27,6 +27,7 @@ from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.replay import Replay, differences
 from qwenimg.common.pictures import latents, layer_files
 from qwenimg.common.request import control_text
+from qwenimg.common.request.control_text import NamedControl
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Job:
     keep_control: bool = False  # write the pictures of preprocessors beside each image
     put: Callable[[bytes], object] | None = None  # receives an image without a path
     views: tuple[str, ...] = ()  # of all layers of an image: `stack`, one over the other, and `sheet`, side by side
+
+    def controls(self, picture: Picture) -> tuple[NamedControl, ...]:
+        """Return the controls of `picture`. Their pictures are files, unless the job has them."""
+        text = picture.said("control") or ""
+        return control_text.parse(text) if self.control_images else control_text.parse_files(text)
 
     def asked(self, picture: Picture) -> dict[str, Any]:
         """Return the arguments of `Pipeline.stream` for `picture`."""
@@ -156,18 +162,18 @@ def _scale(pipe: Pipeline, picture: Picture) -> float:
     return float(OPTIONS[name].default if value is None else value)
 
 
-def prepare(pipe: Pipeline, wanted: Sequence[Picture], images: Sequence[NDArray[np.uint8]] = ()) -> None:
-    """Announce every text of `wanted`, which have these `images`, to the model, each once."""
+def prepare(pipe: Pipeline, wanted: Sequence[Picture], job: Job) -> None:
+    """Announce every text of `wanted` to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
-        control = picture.said("control")
-        texts[pipe.controls.prompt(picture.prompt, control) if control else picture.prompt] = None
+        controls = job.controls(picture)
+        texts[pipe.controls.prompt(picture.prompt, controls) if controls else picture.prompt] = None
         if _scale(pipe, picture) > pipe.model.guidance.off:
             negative = picture.said("negative_prompt")
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
     first = {name: value for name in ("lora", "lora_mode") if (value := wanted[0].said(name))} if wanted else {}
-    first |= {"image": tuple(images)} if images else {}
+    first |= {"image": job.images} if job.images else {}
     pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
 
 
@@ -261,7 +267,7 @@ def kept_controls(picture: Picture) -> list[Path | None]:
     preprocessor."""
     assert picture.path is not None
     paths: list[Path | None] = []
-    for control in control_text.parse(picture.said("control") or ""):
+    for control in control_text.parse_files(picture.said("control") or ""):
         ends = (f".{control.preprocessor}{f'-{i}' * (i > 1)}.png" for i in range(1, len(paths) + 2))
         names = (picture.path.with_suffix(end) for end in ends)
         paths.append(next(name for name in names if name not in paths) if control.preprocessor else None)

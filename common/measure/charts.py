@@ -81,16 +81,11 @@ def _marks(chart: Chart) -> Iterator[str]:
     for i, one in enumerate(chart.series):
         colour = COLOURS[i % len(COLOURS)]
         points = [(LEFT + k * step, height(v)) if v else None for k, v in enumerate(one.values)]
-        for run in _unbroken(points):
+        for run in ([p for p in run if p] for there, run in groupby(points, bool) if there):  # without a gap
             yield _line(run, colour, ' stroke-width="2"')
             yield from (_dot(x, y, colour) for x, y in run)
         yield _dot(right + 14, TOP + 18 * i + 2, colour)
         yield text(right + 24, TOP + 18 * i + 2, one.name)
-
-
-def _unbroken(points: Sequence[Point | None]) -> list[list[Point]]:
-    """Return the points in runs without a gap."""
-    return [[p for p in run if p] for there, run in groupby(points, bool) if there]
 
 
 def _line(points: Sequence[Point], colour: str, more: str = "") -> str:

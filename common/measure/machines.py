@@ -7,7 +7,6 @@ of the advertised rate). Nothing here was measured by this project.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qwenimg.common.base.errors import UsageError
@@ -123,12 +122,8 @@ def machine(name: str, option: str = "--on") -> Machine:
 def lines() -> list[str]:
     """Return a table of all machines, a line each."""
     head = ("name", "machine", "memory, GB", "TFLOP/s, 16 bit")
-    return list(aligned([head, *_rows()]))
-
-
-def _rows() -> Iterator[tuple[str, ...]]:
-    for one in MACHINES.values():
-        yield one.name, one.title, ", ".join(map(str, one.memory)), f"{one.teraflops:g}"
+    rows = ((one.name, one.title, ", ".join(map(str, one.memory)), f"{one.teraflops:g}") for one in MACHINES.values())
+    return list(aligned([head, *rows]))
 
 
 def _words(one: Machine) -> str:

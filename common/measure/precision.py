@@ -19,6 +19,7 @@ import numpy as np
 from qwenimg.common.base.errors import DoesNotFit, NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.registry import Opened
+from qwenimg.common.measure import exactness
 from qwenimg.common.measure.activations import ActivationObserver, BlockActivations
 from qwenimg.common.pictures.pixels import decibels
 from qwenimg.common.pipeline import start
@@ -184,7 +185,7 @@ def measure(
 
     If float32 does not fit, the first policy that does is the reference. Raises NumericsError on a device whose float32
     products are less precise."""
-    error = device.engine.check_fp32()
+    error = exactness.error(device.engine, "float32", "matmul")
     if not error <= MAX_FP32_ERROR:
         raise NumericsError(f"float32 products on {device.engine.device} are off by {error:.1e}; see qwenimg doctor")
     known, results = bases(device.kind), list[_Drawn]()

@@ -13,7 +13,7 @@ from typing import Any
 from qwenimg.common.base.block import Block, DeepBlocks
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.joined import Joins
-from qwenimg.common.weights.plan import Uses, as_stored
+from qwenimg.common.weights.plan import Uses, stored_uses
 
 ROOMS = ("denoisers", "encoders", "vaes")
 
@@ -22,22 +22,6 @@ def import_network(package: str, name: str) -> ModuleType:
     """Load the module of network `name` below `package`: its description in common, or its forward on a backend."""
     paths = (f"{package}.{room}.{name}" for room in ROOMS)
     return import_module(next(path for path in paths if find_spec(path)))
-
-
-def _same(name: str) -> str:
-    return name
-
-
-def _all(config: Any, stored: Manifest) -> Uses:
-    return as_stored(stored)
-
-
-def _no_joins(manifest: Manifest) -> Joins:
-    return {}
-
-
-def _as_it_is(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +34,10 @@ class Network:
     key: str = "_class_name"
     config: type[Any]
     manifest: Callable[[Any], Manifest]  # from a config, every stored tensor
-    used: Callable[[Any, Manifest], Uses] = _all  # from a config and the stored tensors, those that the forward uses
-    fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _as_it_is  # from a config.json, the fields of `config`
+    # From a config and the stored tensors, those that the forward uses
+    used: Callable[[Any, Manifest], Uses] = lambda config, stored: stored_uses(stored)
+    # From a config.json, the fields of `config`
+    fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda data: data
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
     blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
@@ -62,9 +48,9 @@ class Network:
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
     rename: Callable[[str], str | None] | None = None  # from a stored name, the manifest's; None if it is not used
     copies: frozenset[str] = frozenset()  # stored names of copies of other tensors, not read where those are stored too
-    joins: Callable[[Manifest], Joins] = _no_joins  # from a manifest, parameters that are several tensors in files
+    joins: Callable[[Manifest], Joins] = lambda manifest: {}  # from a manifest, parameters of several tensors
     optional: frozenset[str] = frozenset()  # parameters that files may lack: the forward makes them
-    published: Callable[[str], str] = _same  # from a name of the manifest, that in published files
+    published: Callable[[str], str] = lambda name: name  # from a name of the manifest, that in published files
     described: Callable[[Any], Mapping[str, object]] = lambda config: {}  # from a config, more keys of config.json
 
     def __post_init__(self) -> None:

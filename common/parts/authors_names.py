@@ -11,7 +11,7 @@ from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
-from qwenimg.common.formats.headers import peek, read_header
+from qwenimg.common.formats.headers import open_header, peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import component, open_component, read_config
@@ -100,7 +100,7 @@ class TransformerFile:
         network, title = self.network, "transformer"
         if is_folder(path):
             return open_component(network, path, read_config(network, path), title, whole=whole)
-        header = read_header(path)
+        header = open_header(path)
         with closed_on_error(header.file):
             check_architecture(header, network.architectures, title)
             prefix = self.prefix(header.tensors)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
-from qwenimg.common.runtime.checkpoint import Component, TokenizerFiles
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights import on_paper as papers
 from qwenimg.common.weights import plan as plans
@@ -79,6 +79,20 @@ def is_absent(part: Component) -> bool:
     return not part.plan.files
 
 
+def check_widths(folder: Path, states: tuple[int, int], latents: tuple[int, int]) -> None:
+    """Check the channels of text states and of latents, each as the transformer takes them and as the other component
+    makes them. Raises ModelError."""
+    if states[0] != states[1]:
+        raise ModelError(
+            f"{clean(folder)}: the transformer wants text states of {states[0]} channels, the text encoder makes "
+            f"{states[1]}"
+        )
+    if latents[0] != latents[1]:
+        raise ModelError(
+            f"{clean(folder)}: the transformer takes {latents[0]} channels, the VAE's latents have {latents[1]}"
+        )
+
+
 def is_bare(folder: Path) -> bool:
     """Return whether the folder of a component has its configuration alone, as this package ships those of known
     models."""
@@ -103,6 +117,50 @@ def absent_tokenizer(name: str) -> TokenizerFiles:
         raise ModelError(f"{name}: its tokenizer is not here; get it by: qwenimg pull {name}")
 
     return TokenizerFiles(path=Path(name), read=read)
+
+
+def paper_checkpoint(
+    name: str, parts: Mapping[str, tuple[Network, Any]], scheduler: Any, dtypes: Mapping[str, str] | str = "bfloat16"
+) -> Checkpoint:
+    """Return the model `name` as it is published, without its files. parts: the network and configuration of each
+    component. dtypes: of the published weights, for all or for each component."""
+    each = dict.fromkeys(parts, dtypes) if isinstance(dtypes, str) else dtypes
+    return Checkpoint(
+        source=Path(name),
+        components={part: on_paper(*parts[part], each[part]) for part in parts},
+        tokenizers={part: absent_tokenizer(name) for part, (network, _) in parts.items() if network.role == "text"},
+        scheduler=scheduler,
+    )
+
+
+def given_twice(component: str, *paths: Path) -> UsageError:
+    """Return the error for a text encoder that the user gives in two files."""
+    names = " and ".join(clean(path.name, 60) for path in paths)
+    return UsageError(f"--text-encoder: {names} are both the model's {component}; give one of them")
+
+
+def with_given(
+    checkpoint: Checkpoint,
+    given: Mapping[str, Path],
+    opened: Callable[[Checkpoint, str, Path], tuple[str, Component]],
+    check: Callable[[Checkpoint], object],
+) -> Checkpoint:
+    """Return `checkpoint` with the parts that the user has `given`, by their names in PARTS. opened: opens one, and
+    returns its name in the model with it; check: raises if the components do not belong together. `checkpoint` is
+    closed after an error. Raises ModelError and UsageError."""
+    taken: dict[str, Path] = {}
+    try:
+        for option, path in given.items():
+            name, part = opened(checkpoint, option, path)
+            checkpoint = checkpoint.with_part(name, part)
+            if name in taken:
+                raise given_twice(name, taken[name], path)
+            taken[name] = path
+        check(checkpoint)
+    except BaseException:
+        checkpoint.close()
+        raise
+    return checkpoint
 
 
 def open_component(

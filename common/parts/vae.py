@@ -102,7 +102,8 @@ class VAEHalves:
         height, width = shape.rows * self.scale, shape.columns * self.scale
         first = (shape.rows * self.patch, shape.columns * self.patch)  # the decoder's first image
         whole, *banded = (self._decoding(first, rows) for rows in (None, *bands.ROWS))
-        fits_whole = (Split(activations=whole, required=2 * self._peak(first)),) if self._is_whole(first) else ()
+        widest = decode_peak(self.config, *first, self.itemsize, self.engine.workspace)
+        fits_whole = (Split(activations=whole, required=2 * widest),) if self._is_whole(first) else ()
         return Stage(
             name=DECODE,
             resident="vae decoder",
@@ -132,10 +133,6 @@ class VAEHalves:
         """Return the bytes of activations, in bands of `rows` unless that is None."""
         own_memory = self.engine.facts.own_memory
         return bands.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, rows, own_memory)
-
-    def _peak(self, shape: tuple[int, int]) -> int:
-        """Return the bytes of the widest convolution of a whole image."""
-        return decode_peak(self.config, *shape, self.itemsize, self.engine.workspace)
 
     def _is_whole(self, shape: tuple[int, int]) -> bool:
         """Return whether latents of `shape` may be decoded as a whole."""

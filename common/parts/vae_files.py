@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
@@ -16,7 +16,7 @@ from qwenimg.common.parts.components import component, open_component, read_conf
 from qwenimg.common.parts.ldm_configs import behind, stored_vae, vae_config
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import plan_places
-from qwenimg.common.weights.plan import as_stored
+from qwenimg.common.weights.plan import stored_uses
 
 VAES = ("first_stage_model.", "vae.")
 """Prefixes of a VAE's names in the file of a whole model."""
@@ -49,7 +49,7 @@ def open_vae(path: Path, like: KLVAEConfig, *, whole: bool = False) -> Component
     such as the scale of the latents, and in diffusers' names the widths too. Raises ModelError."""
     if is_folder(path):
         return open_component(kl_vae.NETWORK, path, read_config(kl_vae.NETWORK, path), "vae", whole=whole)
-    header = read_header(path)
+    header = open_header(path)
     with closed_on_error(header.file):
         prefix = prefix_of(header.tensors)
         if prefix is not None:
@@ -60,14 +60,19 @@ def open_vae(path: Path, like: KLVAEConfig, *, whole: bool = False) -> Component
     return open_component(kl_vae.NETWORK, path, like, "vae", whole=whole)
 
 
-def _open_ldm(header: Header, prefix: str, like: KLVAEConfig, *, whole: bool) -> Component:
-    path = header.file.path
-    config = vae_config(path, behind(header, prefix), like)
+def within(header: Header, prefix: str, like: KLVAEConfig, *, whole: bool = False) -> Component:
+    """Open the VAE behind `prefix`, with ldm names, in the file of a whole model. The caller closes the file. Raises
+    ModelError."""
+    config = vae_config(header.file.path, behind(header, prefix), like)
     manifest = kl_vae.manifest(config)
     places = ldm_keys.vae_places(manifest, config, prefix)
-    plan = plan_places(header, "vae", places, stored_vae(header, places, manifest), as_stored(manifest))
+    plan = plan_places(header, "vae", places, stored_vae(header, places, manifest), stored_uses(manifest))
+    return component(kl_vae.NETWORK, config, plan, whole=whole)
+
+
+def _open_ldm(header: Header, prefix: str, like: KLVAEConfig, *, whole: bool) -> Component:
+    opened = within(header, prefix, like, whole=whole)
     ignored = tuple(prefix + start for start in _IGNORED)
     others = [key for key in header.tensors if key.startswith(prefix) and not key.startswith(ignored)]
-    unknown = [key for key in others if key not in plan.known]
-    check_known(path, unknown, "a VAE")
-    return component(kl_vae.NETWORK, config, plan, whole=whole)
+    check_known(header.file.path, [key for key in others if key not in opened.plan.known], "a VAE")
+    return opened

@@ -53,10 +53,10 @@ class Controls:
         more = (NamedLora(str(net.path), scale) for net, scale in named if isinstance(net, ControlLora) and net.path)
         return request.lora, request.lora_mode, tuple(more)
 
-    def prompt(self, text: str, control: str) -> str:
-        """Return a prompt with the start that the LoRAs in the text `control` expect, unless it begins so. Raises
-        ModelError and UsageError."""
-        for one in control_text.parse(control):
+    def prompt(self, text: str, controls: Sequence[NamedControl]) -> str:
+        """Return a prompt with the start that the LoRAs of `controls` expect, unless it begins so. Raises ModelError
+        and UsageError."""
+        for one in controls:
             net = self._open(one.model)
             if one.scale and not text.startswith(net.prompt):
                 text = net.prompt + text
@@ -64,7 +64,7 @@ class Controls:
 
     def prompted(self, request: Request) -> Request:
         """Return `request` with the start of its prompt that its LoRAs expect. Raises ModelError and UsageError."""
-        return replace(request, prompt=self.prompt(request.prompt, request.control)) if request.controls else request
+        return replace(request, prompt=self.prompt(request.prompt, request.controls)) if request.controls else request
 
     def give(self, model: DiffusionModel, request: Request) -> None:
         """Give `model` the networks of a request, in place of those of an earlier one. Raises ModelError and
@@ -136,7 +136,7 @@ class Controls:
             raise UsageError(f"--control {clean(name, 60)}: {self._refusal}")
         path = self._find(name)
         before = self._opened.pop(name, None)
-        if before is None or before[0] != path or _changed(before[1]):
+        if before is None or before[0] != path or any(file.is_replaced() for file in before[1].files):
             before = path, self._named(self._open_net(path), name)
         self._opened[name] = before
         while len(self._opened) > KEPT:  # not closed here: weights may be read from it again
@@ -172,13 +172,5 @@ def _numbered(name: str, number: int) -> str:
 
 def label(name: str) -> str:
     """Return a recipe's name for the network `name`: a hub id unchanged, or the last name of a path."""
-    return clean(name if _is_hub_id(name) else PurePath(name).name, 100)
-
-
-def _is_hub_id(name: str) -> bool:
-    return re.fullmatch(REPO, name) is not None and not os.path.lexists(name)
-
-
-def _changed(net: Controller) -> bool:
-    """Return whether a file of the network or LoRA was replaced or changed since it was opened."""
-    return any(file.is_replaced() for file in net.files)
+    is_hub_id = re.fullmatch(REPO, name) is not None and not os.path.lexists(name)
+    return clean(name if is_hub_id else PurePath(name).name, 100)

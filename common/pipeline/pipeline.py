@@ -19,7 +19,7 @@ from qwenimg.common.base.errors import NumericsError, QwenimgError, UsageError, 
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
-from qwenimg.common.pictures import pixels as image
+from qwenimg.common.pictures.pixels import blank_warning
 from qwenimg.common.pipeline import finish, preview, start
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
@@ -31,7 +31,6 @@ from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.lora_text import NamedLora
@@ -117,7 +116,7 @@ class Pipeline:
             self._turns.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        met, guidance = self._met(request), self.model.guidance.told(request)
+        met, guidance = self._met(request), self.model.guidance.text(request)
         warnings = (no_effect(one, asked.get(name), self.model.options, met, guidance) for name, one in OPTIONS.items())
         notes += start.image_warnings(self.model, request, start.given_images(converted), given.noises(asked))
         events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
@@ -137,7 +136,7 @@ class Pipeline:
         if "mask" in values:
             usual["strength"] = with_mask
         request = self.controls.prompted(Request(**(usual | values), prompt=prompt))
-        check_said(prompt)
+        start.check_said(self.model, request)
         start.check_images(self.model, self.model_name, len(request.images))
         self.controls.check(request)
         sampler = self.model.plan(request).sampler
@@ -279,7 +278,8 @@ class Pipeline:
         model.residents.begin()
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
-        initial = start.draw(model, request, generator)
+        initial = start.initial_state(model, request, generator)
+        request = model.with_prompt(request)
         cache = StepCache(self.engine, request) if request.caches and "step_cache" in self.model.options else None
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0
@@ -301,7 +301,7 @@ class Pipeline:
         if self._preview is not None and plan.steps > 1:  # one step leaves latents that are no picture
             self._preview.learn(finish.frames(latents), decoded)
         pixels, layers = finish.images(request, decoded, layered=len(latents) > 1)
-        if blank := image.blank_warning(pixels):
+        if blank := blank_warning(pixels):
             self.notify("warning", blank)
             warnings.append(blank)
         yield Result(

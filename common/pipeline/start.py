@@ -19,6 +19,7 @@ from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.prompts import check
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import Request
 
@@ -70,6 +71,15 @@ def stand_in(model: DiffusionModel) -> dict[str, Any]:
     return {"image": np.full((1024, 1024, 3), pixels.HALF, np.uint8)} if model.images[0] else {}
 
 
+def check_said(model: DiffusionModel, request: Request) -> None:
+    """Raise UsageError for a request without a prompt, if the model does not write one."""
+    if model.writes_prompts:
+        return
+    if request.images and not request.prompt.strip():
+        raise UsageError("the prompt is empty; say what to draw: only qwen-image-layered describes a picture itself")
+    check.check_said(request.prompt)
+
+
 def check_images(model: DiffusionModel, name: str, count: int) -> None:
     """Check that the model `name` takes `count` images. Raises UsageError."""
     least, most = model.images
@@ -83,8 +93,8 @@ def check_images(model: DiffusionModel, name: str, count: int) -> None:
         )
 
 
-def draw(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
-    """Encode the request's pictures, if it has any, and draw the noise. Raises UsageError and NumericsError."""
+def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
+    """Return the pictures of the request, encoded, and the noise. Raises UsageError and NumericsError."""
     pictures = control_pictures.prepared(request)
     controls = control_pictures.latents(model, request, pictures, generator)
     started = partial(Initial, controls=controls, control_pictures=pictures)

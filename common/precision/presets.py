@@ -102,13 +102,9 @@ def _auto(kind: DenoiserKind, device: Device, weights: Callable[[Precision], int
 def _on_gpu(kind: DenoiserKind, device: Device, size: int) -> tuple[str, str]:
     for policy in kind.prefers:
         if DTYPES[policy] in device.units:
-            return policy, f"{device.name} {device.about}{_kinds_own(kind, policy)}"
+            why = f"; {kind.preferred}" if kind.preferred and policy == kind.prefers[0] else ""
+            return policy, f"{device.name} {device.about}{why}"
     return kind.without_units, f"{device.name} {device.about}"
-
-
-def _kinds_own(kind: DenoiserKind, policy: str) -> str:
-    """Return the reason for the kind's first choice of two, or nothing."""
-    return f"; {kind.preferred}" if kind.preferred and policy == kind.prefers[0] else ""
 
 
 def _on_cpu(kind: DenoiserKind, device: Device, size: int) -> tuple[str, str]:

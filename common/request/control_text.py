@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from qwenimg.common.base.errors import UsageError
@@ -29,6 +30,13 @@ class NamedControl(NamedTuple):
     start: float = 0.0  # the share of the steps before the first that it controls
     end: float = 1.0  # the share of the steps at its last one
 
+    def __str__(self) -> str:
+        """Return the text of which `parse` makes this control, whatever files there are."""
+        before = f"{self.preprocessor}@" * bool(self.preprocessor)
+        if not before and _PREPROCESSED.fullmatch(self.picture):
+            before = "./"
+        return f"{self.model}={before}{self.picture}:{self.scale!r}:{self.start!r}-{self.end!r}"
+
     @property
     def numbers(self) -> str:
         """The scale and the shares of the steps, in the form of a control's text."""
@@ -43,28 +51,38 @@ class NamedControl(NamedTuple):
 
 
 def parse(text: str) -> tuple[NamedControl, ...]:
-    """Return the controls of `text`, in its order. Raises UsageError."""
-    controls = tuple(_one(part.strip()) for part in text.split(";") if part.strip())
+    """Return the controls of `text`, in its order. No file is looked for. Raises UsageError."""
+    return _parsed(text, lambda picture: False)
+
+
+def parse_files(text: str) -> tuple[NamedControl, ...]:
+    """Return the controls of a `text` whose pictures are files: one that is there by the whole name, with its colons,
+    is that file. Raises UsageError."""
+    return _parsed(text, os.path.lexists)
+
+
+def _parsed(text: str, is_file: Callable[[str], bool]) -> tuple[NamedControl, ...]:
+    controls = tuple(_one(part.strip(), is_file) for part in text.split(";") if part.strip())
     if len(controls) > MOST:
         raise UsageError(f"--control: {len(controls)} controls; at most {MOST} are taken")
     return controls
 
 
-def _one(text: str) -> NamedControl:
+def _one(text: str, is_file: Callable[[str], bool]) -> NamedControl:
     model, equals, rest = (part.strip() for part in text.partition("="))
     if not (equals and model and rest):
         raise UsageError(f"--control {clean(text, 80)}: {_FORM}")
-    preprocessor, picture = _preprocessor(text, rest)
+    preprocessor, picture = _preprocessor(text, rest, is_file)
     scale, window = "1", "0-1"
-    if not os.path.lexists(picture):
+    if not is_file(picture):
         picture, scale, window = _numbers(text, picture)
     return NamedControl(model, picture, preprocessor, _scale(text, scale), *_steps(text, window))
 
 
-def _preprocessor(text: str, rest: str) -> tuple[str, str]:
+def _preprocessor(text: str, rest: str, is_file: Callable[[str], bool]) -> tuple[str, str]:
     """Return the preprocessor before the `@` of a picture, if there is one, and the rest."""
     match = _PREPROCESSED.fullmatch(rest)
-    if match is None or os.path.lexists(rest):
+    if match is None or is_file(rest):
         return "", rest
     if match["name"] not in PREPROCESSORS:
         raise UsageError(
@@ -79,7 +97,7 @@ def _numbers(text: str, rest: str) -> tuple[str, str, str]:
     head, colon, last = rest.rpartition(":")
     if not colon:
         return rest, "1", "0-1"
-    if not _WINDOW.fullmatch(last) and not ("-" in last and _is_scale(head.rpartition(":")[2])):
+    if not _WINDOW.fullmatch(last) and not ("-" in last and _float(head.rpartition(":")[2]) is not None):
         return _given(text, head), last, "0-1"
     picture, colon, scale = head.rpartition(":")
     if not colon:
@@ -91,10 +109,6 @@ def _given(text: str, picture: str) -> str:
     if not picture:
         raise UsageError(f"--control {clean(text, 80)}: no picture before the colon; {_FORM}")
     return picture
-
-
-def _is_scale(text: str) -> bool:
-    return _float(text) is not None
 
 
 def _float(text: str) -> float | None:

@@ -196,13 +196,14 @@ def controls(value: object) -> tuple[str, tuple[object, ...], list[str]]:
     UsageError, and ModelError for a file."""
     texts, pictures, notes = list[str](), list[object](), list[str]()
     for one in value if isinstance(value, list) else [value]:
-        text, given = (one, None) if isinstance(one, str) else _control(one)
-        sources = [each.picture for each in control_text.parse(text)] if given is None else [given]
-        for picture, lines in (_image(source, "control") for source in sources):
-            pictures.append(_opaque(picture))
+        text, picture = (one, None) if isinstance(one, str) else _control(one)
+        files = control_text.parse_files(text) if picture is None else ()
+        for source in [each.picture for each in files] if picture is None else [picture]:
+            array, lines = _image(source, "control")
+            pictures.append(_opaque(array))
             notes += lines
-        texts.append(text)
-    return "; ".join(filter(str.strip, texts)), tuple(pictures), notes
+        texts += map(str, files) if picture is None else [text]
+    return "; ".join(texts), tuple(pictures), notes
 
 
 def _opaque(picture: object) -> object:

@@ -100,6 +100,14 @@ class Checkpoint:
         """The number of values that the forwards use."""
         return sum(part.plan.parameters for part in self.components.values())
 
+    def with_part(self, name: str, part: Component) -> Checkpoint:
+        """Return the checkpoint with another component `name`. Files from which no component is read are closed."""
+        changed = replace(self, components={**self.components, name: part})
+        used = {file for other in changed.components.values() for file in other.plan.files}
+        if used.isdisjoint(self[name].plan.files):
+            self[name].plan.close()
+        return changed
+
     def with_nets(self, nets: Mapping[str, Component], before: Iterable[str] = ()) -> Checkpoint:
         """Return the checkpoint with control networks by their names, in place of those named in `before`."""
         others = {name: part for name, part in self.components.items() if name not in set(before)}

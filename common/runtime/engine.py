@@ -59,6 +59,18 @@ class PictureEncoder(Protocol):
         ...
 
 
+class WritingEncoder(PictureEncoder, Protocol):
+    """A text encoder that sees a picture and writes about it. It keeps the text so far."""
+
+    def begin(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array]) -> Array:
+        """Return the score [V] of each token as the next one behind a new text, evaluated; arguments as of `encode`."""
+        ...
+
+    def follow(self, token: int) -> Array:
+        """Return the scores [V] behind the text with one more token, evaluated."""
+        ...
+
+
 class DenoiserNetwork(Protocol):
     """A network that predicts noise, velocity or denoised latents."""
 
@@ -224,10 +236,6 @@ class Engine(Protocol):
 
     def attention(self) -> str:
         """Return the name of the kernel for attention over heads of 128 in bfloat16, for `--debug timing`."""
-        ...
-
-    def check_fp32(self) -> float:
-        """Return the relative error of a 256^3 float32 matrix product against float64."""
         ...
 
     def versions(self) -> dict[str, str]:

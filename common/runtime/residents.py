@@ -35,14 +35,14 @@ class Occupancy:
     """The components in memory by name, and the budget for others."""
 
     def __init__(self, runtime: Runtime, budget: Callable[[int], int], free: Callable[[Sequence[str]], None]):
-        """Start empty. budget(loaded): the bytes that a run may take in all when `loaded` bytes of weights are in
-        memory. free: frees components."""
+        """Start empty. budget(taken): the bytes that a run may take in all, of which it has `taken` already. free:
+        frees components."""
         self.runtime, self._budget, self._free = runtime, budget, free
         self.opened: dict[str, Component] = {}
         self.results = 0  # bytes of results that stay in memory
 
     def arrange(self, stage: Stage) -> Arrangement:
-        """Free the other components if they do not fit beside `stage`, and return how it is run."""
+        """Free the other components if they do not fit beside `stage`. Return how it is run."""
         opened = self.opened.get(stage.resident)
         self._make_room(stage, self.runtime.weight_bytes(opened or stage.component) + stage.frees_for)
         component, split = self._chosen(stage, opened, self._left(stage))
@@ -94,7 +94,7 @@ class Occupancy:
         missing = {one.resident: one.component for one in stage.partners if one.resident not in self.opened}
         least = sum(self.runtime.weight_bytes(self.runtime.fitted(one, 0)) for one in missing.values())
         results = sum(max(split.results for split in one.splits) for one in stage.partners)
-        return self._budget(self.weights) - self.beside(stage.resident) - least - results
+        return self._budget(self.weights + self.results) - self.beside(stage.resident) - least - results
 
     def _make_room(self, stage: Stage, needed: int) -> None:
         """Free all components that `stage` does not call if fewer than `needed` bytes are left for it."""
@@ -122,7 +122,7 @@ class Residents:
     def plan(self, stages: Sequence[Stage]) -> MemoryPlan:
         """Return the memory plan of a run of `stages`; load and free nothing."""
         budget = self.runtime.room(self.weights)
-        memory = Occupancy(self.runtime, lambda loaded: budget, lambda names: None)
+        memory = Occupancy(self.runtime, lambda taken: budget, lambda names: None)
         memory.opened |= self._memory.opened
         plan = MemoryPlan(budget=budget, loaded=self.weights)
         for stage in stages:
@@ -150,14 +150,17 @@ class Residents:
         self._memory.results = 0
 
     def enter(self, stage: Stage) -> tuple[Any, Split]:
-        """Return the network of `stage`, opened or used again, and the split of the work. Raises DoesNotFit."""
+        """Return the network of `stage`, opened or used again, and the split of the work. Only the caller has the
+        network of a stage that does not keep it. Raises DoesNotFit."""
         use, name = self._memory.arrange(stage), stage.resident
         self._memory.results += use.split.results
         needed = use.split.needed if stage.checked else 0
         if not use.opens:
             if stage.checked:
                 self.runtime.check_fit(self._title(stage), needed)
-            return self._networks[name], use.split
+            network = self._networks[name] if stage.keeps else self._networks.pop(name)
+            self._memory.settle(stage, use.component)
+            return network, use.split
         self._drop([name])
         network = self.runtime.open(use.component, name, needed)
         if stage.keeps:

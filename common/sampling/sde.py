@@ -83,16 +83,12 @@ def _sde_step(x: Array, denoised: Array, schedule: Schedule, sigma: float, sigma
 
 def dpmpp_2m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
     """Sample with SDE-DPM-Solver++(2M), the midpoint form (C. Lu et al., 2022)."""
-    return _multistep_sde(x, schedule, denoise, noise, _middle)
+    return _multistep_sde(x, schedule, denoise, noise, lambda h: 0.5 * gain(h))
 
 
 def dpmpp_2m_sde_heun(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
     """Sample with SDE-DPM-Solver++(2M) with `denoised` on a line in lambda, integrated exactly (K. Crowson, 2023)."""
     return _multistep_sde(x, schedule, denoise, noise, _line)
-
-
-def _middle(h: float) -> float:
-    return 0.5 * gain(h)
 
 
 def _line(h: float) -> float:

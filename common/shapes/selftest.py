@@ -90,15 +90,7 @@ def draw(pipe: Pipeline, prompts: Iterable[GatePrompt], size: tuple[int, int] | 
     r = catalog.BUILT_IN
     width, height = size or (r.width, r.height)
     for number, asked in enumerate(prompts, 1):
-        events = pipe.stream(
-            asked.prompt,
-            negative_prompt=r.negative_prompt,
-            width=width,
-            height=height,
-            steps=r.steps,
-            guidance=r.guidance,
-            seed=asked.seed,
-        )
+        events = pipe.stream(asked.prompt, **r.usual | {"width": width, "height": height}, seed=asked.seed)
         for event in events:
             if isinstance(event, Result):
                 verdict = check(event.pixels, asked.wanted)

@@ -35,7 +35,7 @@ class Joined:
 
     def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
         """Return the shape of the values; () if the parts do not go together."""
-        shapes = [code.shape([piece]) if code else piece.shape for code, piece in self._pairs(pieces)]
+        shapes = [code.shape([piece]) if code else piece.shape for code, piece in zip(self.codes, pieces, strict=True)]
         if self.axis is not None:
             same = len(set(shapes)) == 1 and self.axis <= len(shapes[0])
             return (*shapes[0][: self.axis], len(shapes), *shapes[0][self.axis :]) if same else ()
@@ -50,9 +50,6 @@ class Joined:
             code.values([array]) if code else widened(array) for code, array in zip(self.codes, arrays, strict=True)
         ]
         return np.concatenate(parts) if self.axis is None else np.stack(parts, self.axis)
-
-    def _pairs(self, pieces: Sequence[TensorSlice]) -> list[tuple[Code | None, TensorSlice]]:
-        return list(zip(self.codes, pieces, strict=True))
 
 
 def join(named: Mapping[str, Source], joins: Joins) -> dict[str, Source]:

@@ -19,11 +19,11 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.gguf_blocks import READERS
 from qwenimg.common.formats import gguf, gguf_types
 from qwenimg.common.formats.files import check_index, find_files, first
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import DTYPES, Header, TensorSlice
-from qwenimg.common.weights.coded import Pieces, grouped
 from qwenimg.common.weights.joined import Joins, join
-from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, as_stored
+from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, stored_uses
+from qwenimg.common.weights.sources import Pieces, grouped
 from qwenimg.common.weights.storage import Dense
 
 Named = dict[str, Source]  # by parameter, in the order of files and bytes
@@ -54,7 +54,7 @@ def plan(
     component: str,
     manifest: Manifest,
     *,
-    uses: Callable[[Manifest], Uses] = as_stored,
+    uses: Callable[[Manifest], Uses] = stored_uses,
     rename: Rename | None = None,
     architectures: frozenset[str] = frozenset(),
     channels_last: str = "",
@@ -77,7 +77,7 @@ def plan(
     with ExitStack() as stack:
         headers: list[Header] = []
         for path in (*files.files, *([] if beside is None else [beside])):
-            headers.append(read_header(path))
+            headers.append(open_header(path))
             stack.callback(headers[-1].file.close)
             check_architecture(headers[-1], architectures, component)
         check_index(files, headers[: len(files.files)])

@@ -92,7 +92,7 @@ class Source(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """The dtype of the values that `read` returns."""
+        """The dtype of the values that `read` returns: "float32", where a file's header says "F32"."""
         return "float32" if self.code else DTYPES[self.first.dtype]
 
     @property
@@ -170,12 +170,12 @@ class Entry:
         ranks = sum(delta.rank or 0 for delta in self.branch) if self.deltas else 0
         return storage.nbytes(self.shape) + ranks * sum(self.shape) * BYTES[storage.dtype]
 
-    def under(self, precision: Precision, role: str) -> Storage:
+    def storage_under(self, precision: Precision, role: str) -> Storage:
         """Return its storage under a policy. Quantized weights stay quantized, and compute in the policy's dtype."""
         return self.storage.computing(precision.weight_dtype(role, self.name, self.residency))
 
     def bytes_under(self, precision: Precision, role: str) -> int:
-        return self._bytes(self.under(precision, role))
+        return self._bytes(self.storage_under(precision, role))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,18 +192,14 @@ class LoadPlan:
         """Return the plan with every parameter in the dtype that `precision` has for its `role`: text, transformer
         or vae, by default that of the component's name. Quantized weights stay quantized, and compute in that dtype."""
         part = role or self.component
-
-        def in_dtype(entry: Entry) -> Entry:
-            return replace(entry, storage=entry.under(precision, part), role=part)
-
-        return replace(self, entries={n: in_dtype(entry) for n, entry in self.entries.items()}, precision=precision)
+        stored = self.mapped(lambda entry: replace(entry, storage=entry.storage_under(precision, part), role=part))
+        return replace(stored, precision=precision)
 
     def with_deltas(self, deltas: Mapping[str, tuple[Delta, ...]]) -> LoadPlan:
         """Return the plan with exactly `deltas`, by parameter, added to its weights: fused in float32 when they are
         read, and rounded once; or as branches beside them."""
         assert deltas.keys() <= self.entries.keys(), f"in no file: {deltas.keys() - self.entries.keys()}"
-        changed = {name: replace(entry, deltas=deltas.get(name, ())) for name, entry in self.entries.items()}
-        return replace(self, entries=changed)
+        return self.mapped(lambda entry: replace(entry, deltas=deltas.get(entry.name, ())))
 
     def same_deltas(self, other: LoadPlan) -> bool:
         """Return whether every parameter has the same deltas as in `other`, a plan of the same parameters."""
@@ -218,7 +214,11 @@ class LoadPlan:
                 return entry
             return replace(entry, storage=Packed(chosen.code, entry.storage.dtype, chosen.scale))
 
-        return replace(self, entries={name: quantized(entry) for name, entry in self.entries.items()})
+        return self.mapped(quantized)
+
+    def mapped(self, change: Callable[[Entry], Entry]) -> LoadPlan:
+        """Return the plan with each entry as `change` returns it."""
+        return replace(self, entries={name: change(entry) for name, entry in self.entries.items()})
 
     def only(self, predicate: Callable[[str], bool]) -> LoadPlan:
         """Return the plan for the parameters whose name satisfies `predicate`. Closing either plan closes both."""
@@ -258,7 +258,7 @@ class LoadPlan:
             file.close()
 
 
-def as_stored(manifest: Manifest) -> Uses:
+def stored_uses(manifest: Manifest) -> Uses:
     """Return a use of every parameter in its stored shape, always in memory."""
     return {name: Use(shape) for name, shape in manifest.items()}
 

@@ -63,8 +63,7 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
         storage = entry.source.kept
         return storage if storage and entry.name not in tables and storage.code.fits(entry.shape) else None
 
-    marked = {name: replace(entry, table=name in tables) for name, entry in plan.entries.items()}
-    return replace(plan, entries=marked).packed(of_file)
+    return plan.mapped(lambda entry: replace(entry, table=entry.name in tables)).packed(of_file)
 
 
 def as_stored(plan: LoadPlan) -> LoadPlan:
@@ -77,18 +76,17 @@ def as_stored(plan: LoadPlan) -> LoadPlan:
             return entry
         return replace(entry, storage=Dense(entry.storage.dtype))
 
-    entries = {name: stored(entry) for name, entry in plan.entries.items()}
-    same = all(entry is plan.entries[name] for name, entry in entries.items())
-    return plan if same else replace(plan, entries=entries)
+    changed = plan.mapped(stored)
+    return plan if all(entry is plan.entries[name] for name, entry in changed.entries.items()) else changed
 
 
 def converted(plan: LoadPlan) -> LoadPlan:
     """Return `plan` with the codes that `quantised` chose as if its files had them, as `qwenimg convert` writes
     them, so that their blocks can be streamed."""
-    return replace(plan, entries={name: _stored(entry) for name, entry in plan.entries.items()})
+    return plan.mapped(_in_codes)
 
 
-def _stored(entry: Entry) -> Entry:
+def _in_codes(entry: Entry) -> Entry:
     """Return `entry` with a source that has the codes of its storage, unless the file has them already."""
     storage, of_file = entry.storage, entry.source.kept
     if not (isinstance(storage, Packed) and isinstance(storage.code, Affine)) or (

@@ -71,7 +71,9 @@ def passing(plan: LoadPlan, moved: Moved) -> int:
 @found_once
 def read(plan: LoadPlan) -> int:
     """Return the bytes that are read in every pass."""
-    return sum(max(_kept(block), _in_files(block)) for block in streamed_blocks(plan).values())
+    every = streamed_blocks(plan).values()
+    in_files = (sum(piece.end - piece.begin for entry in block for piece in entry.source.pieces) for block in every)
+    return sum(map(max, map(_kept, every), in_files))
 
 
 def straight(entry: Entry, moved: Moved) -> bool:
@@ -149,11 +151,6 @@ def _kept(block: Iterable[Entry]) -> int:
     return sum(entry.nbytes for entry in block)
 
 
-def _in_files(block: Iterable[Entry]) -> int:
-    """Return the bytes of a block in its files."""
-    return sum(piece.end - piece.begin for entry in block for piece in entry.source.pieces)
-
-
 def _two(sizes: list[_Size]) -> int:
     """Return the bytes of the largest block in use beside the largest that is read ahead: into a second piece of memory
     as large as the first, if no block needs conversion."""
@@ -198,4 +195,4 @@ def _marked(plan: LoadPlan, streamed: Mapping[str, Iterable[Entry]]) -> LoadPlan
         for path, block in streamed.items()
         for entry in block
     }
-    return replace(plan, entries={name: changed.get(name, entry) for name, entry in plan.entries.items()})
+    return plan.mapped(lambda entry: changed.get(entry.name, entry))

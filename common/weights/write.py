@@ -22,7 +22,6 @@ from qwenimg.common.codes.affine import Affine, exact16
 from qwenimg.common.codes.bits import finite, narrowed, widened
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.safetensors import entry, head, read_header
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import not_finite, read_chunks, read_codes
@@ -107,8 +106,8 @@ def write_shard(path: Path, weights: Sequence[Weight], metadata: Mapping[str, st
 def is_whole(path: Path, weights: Sequence[Weight], metadata: Mapping[str, str]) -> bool:
     """Return whether `path` is, to the last byte, what `write_shard` makes of these."""
     try:
-        with closing(_Closing(read_header(path))) as opened:
-            header = opened.header
+        header = read_header(path)
+        with closing(header.file):
             shapes = {key: stored.shape for key, stored in header.tensors.items()}
             wanted = {key: shape for weight in weights for key, shape in weight.tensors().items()}
             digest = header.metadata.get(HASH, "")
@@ -117,14 +116,6 @@ def is_whole(path: Path, weights: Sequence[Weight], metadata: Mapping[str, str])
             return hashed(header.file, min((s.begin for s in header.tensors.values()), default=0)) == digest
     except ModelError:
         return False
-
-
-class _Closing:
-    def __init__(self, header: Header):
-        self.header = header
-
-    def close(self) -> None:
-        self.header.file.close()
 
 
 # One parameter
@@ -144,13 +135,9 @@ def _all(weights: Sequence[Weight]) -> Iterator[_Tensor]:
         yield from _tensors_of(weight)
 
 
-def _is_packed(weight: Weight) -> bool:
-    return isinstance(weight.entry.storage, Packed)
-
-
 def _tensors_of(weight: Weight) -> Iterator[_Tensor]:
     names = weight.tensors()
-    if not _is_packed(weight):
+    if not isinstance(weight.entry.storage, Packed):
         yield _Tensor(weight.key, _NAMES[weight.entry.storage.dtype], weight.shape, _values(weight.entry))
         return
     weights = exact16(read_codes(weight.entry))

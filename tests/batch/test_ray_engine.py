@@ -81,7 +81,8 @@ def test_a_request_that_ends_its_actors_is_given_up_and_the_others_are_drawn(ray
     assert outcome.done == 7 and outcome.failed == [1] and outcome.left == 0
     assert sorted(seed for seed, error in ended if not error) == [0, 1, 2, 4, 5, 6, 7]
     assert [error for seed, error in ended if seed == POISON] == [f"its worker has ended, {TRIES} times"]
-    assert len(ray.actors) in (2 + TRIES - 1, 2 + TRIES), "a new actor after each end, as long as there is work"
+    # A new actor after each end as long as there is work, which the other worker may have taken meanwhile.
+    assert TRIES <= len(ray.actors) <= 2 + TRIES
     assert {(one["max_restarts"], one["max_task_retries"], one["num_gpus"]) for one in ray.actors} == {(0, 0, 1)}
     assert ray.actors[0]["runtime_env"] == {"env_vars": {"OMP_NUM_THREADS": "3"}} and ray.killed
 

@@ -20,7 +20,7 @@ WRONG = {
     "true_cfg": "0.5", "devices": "0",
     "step_cache": "3", "cached_calls": "x", "guidance_rescale": "7", "cfg_normalization": "-1", "cfg_truncation": "2",
     "skip_layers": "9-7", "skip_layer_scale": "-1",
-    "strength": "9", "refine_at": "4", "layers": "100",
+    "strength": "9", "refine_at": "4", "layers": "100", "caption": "la",
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
     "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
     "save_latents": "x.txt", "lightning": "x", "latents": "x.txt", "control": "net=a.png:nan",

@@ -11,7 +11,7 @@ from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.codes.eight_bits import EightBits, table
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.weights.keys import Place, Rows, plan, plan_places
-from qwenimg.common.weights.plan import as_stored
+from qwenimg.common.weights.plan import stored_uses
 from qwenimg.common.weights.values import read
 
 DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
@@ -63,7 +63,7 @@ def test_a_range_of_rows(tmp_path):
     header = read_header(path)
     places = {name: Place("qkv", Rows(part, part + 1, 3)) for part, name in enumerate("qkv")}
     manifest = dict.fromkeys("qkv", (2, 5))
-    made = plan_places(header, "text", places, manifest, as_stored(manifest))
+    made = plan_places(header, "text", places, manifest, stored_uses(manifest))
     for part, name in enumerate("qkv"):
         assert np.array_equal(read(made.entries[name]), joined[2 * part : 2 * part + 2].float().numpy()), name
     made.close()

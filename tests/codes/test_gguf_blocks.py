@@ -165,7 +165,7 @@ def test_a_range_of_rows_and_a_true_shape(tmp_path: Path) -> None:
     places = {name: keys.Place("qkv", keys.Rows(part, part + 1, 3)) for part, name in enumerate("qkv")} | {
         "conv": keys.Place("conv")
     }
-    plan = quantise.keep(keys.plan_places(header, "text", places, manifest, keys.as_stored(manifest)), frozenset())
+    plan = quantise.keep(keys.plan_places(header, "text", places, manifest, keys.stored_uses(manifest)), frozenset())
     for part, name in enumerate("qkv"):
         expected = reference(fused, "Q4_K")[2 * part : 2 * part + 2]
         assert np.array_equal(read(plan.entries[name]), expected)
@@ -176,9 +176,9 @@ def test_a_range_of_rows_and_a_true_shape(tmp_path: Path) -> None:
 
 
 def gguf_header(path: Path):
-    from qwenimg.common.formats.headers import read_header
+    from qwenimg.common.formats.headers import open_header
 
-    return read_header(path)
+    return open_header(path)
 
 
 def test_dimensions_of_one(tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ def pixels_of_the_mask_transposed(patch: pytest.MonkeyPatch) -> None:
 
 def no_numbers_drawn_for_the_picture(patch: pytest.MonkeyPatch) -> None:
     """The noise is the seed's first draw."""
-    draw = start.draw
+    draw = start.initial_state
 
     def drew(model: Any, request: Any, generator: Any) -> Any:
         seen, model.sees_mask = model.sees_mask, model.sees_mask
@@ -373,7 +373,7 @@ def no_numbers_drawn_for_the_picture(patch: pytest.MonkeyPatch) -> None:
             generator.normal, model.sees_mask = normal, seen
         return replace(made, noise=generator.normal(made.noise.shape))
 
-    patch.setattr(start, "draw", drew)
+    patch.setattr(start, "initial_state", drew)
 
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], ...]] = {

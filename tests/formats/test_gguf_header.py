@@ -12,7 +12,7 @@ from refusals import refused
 
 from qwenimg.common.formats.gguf import MAX_STRINGS
 from qwenimg.common.formats.gguf_types import TYPES
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 
 F32, Q8_0, Q4_K, U32, STRING, ARRAY = 0, 8, 12, 4, 8, 9
 A = info("a", (4,), F32)
@@ -86,7 +86,7 @@ def test_malformed_is_refused(tmp_path, case):
     content, reason = MALFORMED[case]
     path = tmp_path / "weights.safetensors"  # its name says nothing
     path.write_bytes(content)
-    text = refused(read_header, path)
+    text = refused(open_header, path)
     assert "weights.safetensors" in text and reason in text
 
 
@@ -95,20 +95,20 @@ def test_every_cut_is_refused(tmp_path):
     path = tmp_path / "a.gguf"
     write(path, {"a": (np.ones((3, 32), np.float32), "Q8_0"), "b": (np.ones(5, np.float32), "F32")}, "sd1")
     whole = path.read_bytes()
-    end = max(stored.end for stored in read_header(path).tensors.values())
+    end = max(stored.end for stored in open_header(path).tensors.values())
     for size in range(4, len(whole)):
         path.write_bytes(whole[:size])
         if size < end:
-            assert "cut short" in refused(read_header, path)
+            assert "cut short" in refused(open_header, path)
         else:
-            read_header(path).file.close()
+            open_header(path).file.close()
 
 
 def test_files_that_are_not_regular(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    assert "pipe" in refused(read_header, tmp_path / "fifo")
-    assert "folder" in refused(read_header, tmp_path)
-    assert "does not exist" in refused(read_header, tmp_path / "a.gguf")
+    assert "pipe" in refused(open_header, tmp_path / "fifo")
+    assert "folder" in refused(open_header, tmp_path)
+    assert "does not exist" in refused(open_header, tmp_path / "a.gguf")
 
 
 LARGE = {
@@ -127,7 +127,7 @@ MEASURED = """
 import resource, sys, time
 from pathlib import Path
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 
 def peak():
     if sys.platform == "linux":  # where ru_maxrss begins with that of the parent
@@ -136,7 +136,7 @@ def peak():
 
 start, before = time.process_time(), peak()
 try:
-    read_header(Path(sys.argv[1]))
+    open_header(Path(sys.argv[1]))
 except ModelError as error:
     print(error)
 print(time.process_time() - start, peak() - before)
@@ -176,7 +176,7 @@ def test_files_of_the_package_are_read(tmp_path, alignment):
     }
     path = tmp_path / "x.safetensors"
     write(path, tensors, "qwen2vl", general__alignment=alignment, general__name="naïve 😀", qwen2vl__block_count=28)
-    header = read_header(path)
+    header = open_header(path)
     content = path.read_bytes()
     assert header.format == "GGUF" and header.metadata["general.architecture"] == "qwen2vl"
     assert header.metadata["general.name"] == "naïve 😀" and header.metadata["qwen2vl.block_count"] == "28"
@@ -195,12 +195,12 @@ def test_a_true_shape_and_a_vocabulary(tmp_path):
     values = np.random.default_rng(2).standard_normal((9, 256)).astype(np.float32)
     path = tmp_path / "x.gguf"
     write(path, {"conv": (values, "Q8_0")}, "sd1", {"conv": (16, 16, 3, 3)})
-    header = read_header(path)
+    header = open_header(path)
     assert header.tensors["conv"].shape == (16, 16, 3, 3)
     header.file.close()
     words = array("tokenizer.ggml.tokens", STRING, 3, b"".join(string(word) for word in ("a", "", "é" * 40_000)))
     numbers = array("tokenizer.ggml.scores", 6, 3, bytes(12))
     path.write_bytes(raw((words, numbers, key("last", U32, b"\x05\0\0\0")), (A,), bytes(16)))
-    header = read_header(path)
+    header = open_header(path)
     assert header.metadata == {"last": "5"} and header.tensors["a"].shape == (4,)
     header.file.close()

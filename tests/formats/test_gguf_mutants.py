@@ -15,7 +15,7 @@ from gguf_files import array, info, key, random_blocks, raw, string
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.formats.gguf_types import TYPES
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.weights import keys, quantise
 
 NUMBERS = {type.name: number for number, type in TYPES.items()}
@@ -61,7 +61,7 @@ def sample() -> bytes:
 def outcome(path: Path) -> str:
     """What becomes of a file, checked: `header`, `plan` or `values` refused, or `read`."""
     try:
-        read_header(path).file.close()
+        open_header(path).file.close()
     except ModelError as error:
         assert_line(str(error), path.name)
         return "header"
@@ -78,7 +78,7 @@ def outcome(path: Path) -> str:
 def run(path: Path, count: int, seed: int) -> Counter[str]:
     whole, chance = sample(), random.Random(seed)
     path.write_bytes(whole)
-    header = min(stored.begin for stored in read_header(path).tensors.values())
+    header = min(stored.begin for stored in open_header(path).tensors.values())
     assert outcome(path) == "read"
 
     def mutants() -> Iterator[Callable[[], str]]:

@@ -55,7 +55,7 @@ def drawn(
     wanted = [completed(picture, pipe, job) for picture in made]
     for picture in wanted:
         assert estimated(pipe, job, picture).memory > 0
-    prepare(pipe, wanted)
+    prepare(pipe, wanted, job)
     return run(pipe, job, wanted, heard or Heard()), wanted
 
 

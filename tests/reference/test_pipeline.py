@@ -21,6 +21,7 @@ from tiny_model import LIGHTNING
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common.measure import exactness
 from qwenimg.common.numbers import noise, sizes
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
@@ -291,8 +292,8 @@ def test_non_finite_pixels_name_the_vae(tiny_folder: Path, backend: str, monkeyp
 
 
 def test_fp32_that_is_not_fp32_is_refused(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert backends.load(backend).check_fp32() < 1e-6
-    monkeypatch.setattr(type(backends.load(backend)), "check_fp32", lambda self: 3e-4)
+    assert exactness.error(backends.load(backend), "float32", "matmul") < 2e-6
+    monkeypatch.setattr(exactness, "error", lambda engine, dtype, operation: 3e-4)
     with pytest.raises(NumericsError, match=r"3\.0e-04"):
         load(tiny_folder, backend, "fp32")
     load(tiny_folder, backend, "bf16")

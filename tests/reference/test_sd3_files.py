@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tiny_sd3 import KINDS, WIDE_DIT, tiny_dit, transformer_file
 
 from qwenimg.common.families.sd3 import transformer_keys
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.ldm_configs import behind
@@ -28,7 +28,7 @@ Q8_0 = 0.02  # relative L2 of values in 8 bits with a scale for 32
 
 def opened(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """The configuration of the transformer in a file, and its parameters."""
-    header = read_header(path)
+    header = open_header(path)
     prefix = transformer_keys.prefix_of(header.tensors)
     assert prefix is not None
     config = transformer_keys.config_of(path, behind(header, prefix))

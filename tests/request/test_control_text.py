@@ -51,8 +51,23 @@ def test_forms(text: str, expected: NamedControl | None) -> None:
 def test_a_file_with_colons_is_a_file() -> None:
     Image.fromarray(PICTURE).save("a:0.5.png")
     Path("canny@b:1").touch()
-    assert control_text.parse("net=a:0.5.png") == (NamedControl("net", "a:0.5.png"),)
-    assert control_text.parse("net=canny@b:1") == (NamedControl("net", "canny@b:1"),)
+    Image.fromarray(PICTURE).save("canny@b.png")
+    text = "net=a:0.5.png; net=canny@b.png"
+    files = (NamedControl("net", "a:0.5.png"), NamedControl("net", "canny@b.png"))
+    assert control_text.parse_files(text) == files
+    converted, _ = given.asked({"control": text})
+    seen = Request(prompt="x", **converted).controls
+    assert [(one.picture, one.preprocessor) for one in seen] == [("a:0.5.png", ""), ("./canny@b.png", "")]
+
+
+def test_what_is_no_file_is_not_looked_for() -> None:
+    """A request over HTTP names its pictures by numbers: a file of the same name changes nothing."""
+    for name in ("1:0.8", "1:0.8:0-1", "canny@1"):
+        Path(name).touch()
+    text = "net=1:0.8; net=1:0.8:0-1; net=canny@1"
+    expected = (NamedControl("net", "1", "", 0.8), NamedControl("net", "1", "", 0.8), NamedControl("net", "1", "canny"))
+    assert control_text.parse(text) == expected
+    assert Request(prompt="x", control=text, control_images=(PICTURE,) * 3).controls == expected
 
 
 @pytest.mark.parametrize(
@@ -113,10 +128,10 @@ def test_numbers_come_back(numbers: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text", "count"),
     [
-        ("net=a.png", "net=a.png", 1),
-        (["net=a.png:0.5", "n=canny@a.png"], "net=a.png:0.5; n=canny@a.png", 2),
+        ("net=a.png", "net=a.png:1.0:0.0-1.0", 1),
+        (["net=a.png:0.5", "n=canny@a.png"], "net=a.png:0.5:0.0-1.0; n=canny@a.png:1.0:0.0-1.0", 2),
         (("net", PICTURE), "net=a picture:1.0:0.0-1.0", 1),
-        ([("net", Image.fromarray(PICTURE), 1), "n=a.png"], "net=a picture:1.0:0.0-1.0; n=a.png", 2),
+        ([("net", Image.fromarray(PICTURE), 1), "n=a.png"], "net=a picture:1.0:0.0-1.0; n=a.png:1.0:0.0-1.0", 2),
         ((Path("net"), Path("a.png"), 0.5, (0, 0.25)), "net=a.png:0.5:0.0-0.25", 1),
         (("net", "canny@a.png", 0.5), "net=canny@a.png:0.5:0.0-1.0", 1),
     ],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qwenimg.cli.serve import asked
 from qwenimg.cli.serve.orders import Fault
-from qwenimg.cli.serve.public import public
+from qwenimg.cli.serve.public import HIDDEN, public
 from qwenimg.common.jobs.fields import SAID
 from qwenimg.common.request.option import Option, option, options_of
 
@@ -202,4 +202,7 @@ def test_no_path_is_told(text: str) -> None:
 def test_plain_reasons_are_told() -> None:
     for text in ("steps is 0; choose 1 to 1000", "64x64 needs 12.5 GB and 3 GB are free: -q 4", "16:9 and/or 3/4"):
         assert public(text, SETTINGS) == text
-    assert public("lora /home/me/loras/style.safetensors: does not fit", LORAS) == "lora style: does not fit"
+    file = "/home/me/loras/style.safetensors"
+    for shown in (file, "…/loras/style.safetensors", "/home/me/loras/sty…"):
+        assert public(f"lora {shown}: does not fit", LORAS) == "lora style: does not fit"
+    assert public("…/loras/other.safetensors: does not fit", LORAS) == HIDDEN

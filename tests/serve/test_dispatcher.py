@@ -302,12 +302,15 @@ def test_orders_of_the_open_model_come_first_but_not_for_ever(run, monkeypatch: 
     run(body)
 
 
-@pytest.mark.parametrize(("exit_code", "status"), [(2, 400), (4, 507), (6, 500), (5, 500), (1, 500)])
-def test_errors_of_workers_have_a_status_and_no_path(run, exit_code: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("exit_code", "refused", "status"),
+    [(2, True, 400), (5, True, 400), (4, False, 507), (6, False, 500), (5, False, 500), (1, False, 500)],
+)
+def test_errors_of_workers_have_a_status_and_no_path(run, exit_code: int, refused: bool, status: int) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         one = order()
         dispatcher.submit(one)
-        await worker.finish("/home/me/models/x.safetensors: is broken", exit_code)
+        await worker.finish("/home/me/models/x.safetensors: is broken", exit_code, refused=refused)
         assert one.fault is not None and one.fault.status == status
         assert "/home" not in one.fault.text and one.fault.headers == {"x-should-retry": "false"}
 

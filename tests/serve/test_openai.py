@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import re
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -206,11 +208,12 @@ def test_faults_that_only_the_model_knows(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("files", "param"),
     [
-        ([], "image"), ([("image[]", b"")] * 17, "image"), ([("image", b""), ("image", b"")], "prompt"),
+        ([], "image"), ([("image[]", b"")] * 17, "image"), ([("image", b""), ("image", b"")], None),
         ([("image", b""), ("mask", b""), ("mask", b"")], "mask"), ([("image", b""), ("other", b"")], "other"),
     ],
 )  # fmt: skip
-def test_forms_with_other_files(server: RunningServer, files: Any, param: str) -> None:
+def test_forms_with_other_files(server: RunningServer, files: Any, param: str | None) -> None:
+    """Without a prompt pictures are opened first, since some models describe them; these are none."""
     parts = [(name, (name, data)) for name, data in files] or [("prompt", (None, b"x"))]
     answer = server.http.post("/v1/images/edits", files=parts)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
@@ -265,12 +268,21 @@ def test_a_body_that_is_too_large_is_answered(client: openai.OpenAI) -> None:
 
 def test_a_client_that_goes_frees_the_worker(server: RunningServer, client: openai.OpenAI) -> None:
     """Its own time-out of half a second with two retries: no order is left, whether it was drawn or waited."""
-    impatient = client.with_options(timeout=0.5, max_retries=2)
+    impatient, before = client.with_options(timeout=0.5, max_retries=2), outcomes(server)
     with pytest.raises(openai.APITimeoutError):
         impatient.images.generate(prompt="a red circle", extra_body={"steps": LONG})
     job = server.http.post("/api/jobs", json={"prompt": "a red circle", **FEW}).json()
     assert until_end(server.http, job["id"])["state"] == "done"
     assert "qwenimg_waiting 0.0" in server.http.get("/metrics").text
+    ended = outcomes(server) - before
+    print(f"{ended['cancelled']} of three tries had arrived, and were cancelled")
+    assert ended.keys() == {"cancelled", "done"} and ended["cancelled"] <= 3 and ended["done"] == 1
+
+
+def outcomes(server: RunningServer) -> Counter[str]:
+    """Return how many requests have ended so far, by their outcome."""
+    figures = re.findall(r'qwenimg_requests_total{outcome="(\w+)"} (\d+)', server.http.get("/metrics").text)
+    return Counter({name: int(count) for name, count in figures})
 
 
 def test_many_clients_are_served_or_told_when_to_come_again(server: RunningServer, client: openai.OpenAI) -> None:

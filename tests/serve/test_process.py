@@ -10,16 +10,20 @@ import shutil
 import signal
 import socket
 import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import openai
 import psutil
 import pytest
+import webuiapi
 from cli_runner import cli
 from PIL import Image
 from processes import pixels, qwenimg
+from safetensors.numpy import save_file
 from servers import LONG, RunningServer, gone, serving, until_end, until_step
 from tiny_control import write_controlnet
 
@@ -183,24 +187,60 @@ def test_a_model_that_sees_several_images(tmp_path: Path, tiny_flux2: dict[str, 
         assert (whole[0] == whole[1]).all() and (whole[0] == whole[2]).all()
 
 
-def test_control_networks_that_were_given_at_the_start(tmp_path: Path, tiny_folder: Path) -> None:
+SIZE = {"width": 80, "height": 48}
+LONG_NAME = "a-network-whose-name-is-so-long-that-messages-cut-it" * 2
+EDGES, HOLE = (np.random.default_rng(seed).integers(0, 256, (40, 60, 3)).astype(np.uint8) for seed in (2, 3))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two control networks of the tiny model, and a broken one; a LoRA of no model; two pictures; and files that are
+    named as requests name pictures."""
+    folder = tmp_path_factory.mktemp("networks")
+    write_controlnet(folder / "union")
+    write_controlnet(folder / LONG_NAME)
+    (folder / "broken.safetensors").write_bytes(b"x" * 100)
+    save_file({"x.lora_A.weight": np.zeros((1, 4), np.float32)}, folder / "strange.safetensors")
+    for name, array in (("edges", EDGES), ("hole", HOLE)):
+        (folder / f"{name}.png").write_bytes(png(array))
+    for name in ("1:0.8:0-0.5", "1:0.8", "2:0.5", "canny@2:0.5"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def controlled(folder: Path, tiny_folder: Path, tiny_layered: Path) -> Iterator[RunningServer]:
+    """A server of two tiny models with all of them, started in their folder."""
+    options = [text for name in ("union", LONG_NAME, "broken.safetensors") for text in ("--control", folder / name)]
+    models = ("-m", tiny_folder, "-m", tiny_layered)
+    with serving(folder / "g", *models, *options, "--lora", "strange.safetensors", cwd=folder) as server:
+        yield server
+
+
+def served(http: httpx2.Client) -> str:
+    """Return the name of the model that was given by its folder."""
+    name: str = http.get("/v1/models").json()["data"][1]["id"]
+    return name
+
+
+def test_control_networks_that_were_given_at_the_start(
+    controlled: RunningServer, folder: Path, tiny_folder: Path
+) -> None:
     """By each API the pixels of the command line, whose pictures are files; a request names none, nor another
     network, and no answer names a path."""
-    net = write_controlnet(tmp_path / "union")
-    edges, hole = (np.random.default_rng(seed).integers(0, 256, (40, 60, 3)) for seed in (2, 3))
-    for name, array in (("edges", edges), ("hole", hole)):
-        (tmp_path / f"{name}.png").write_bytes(png(array))
-    size = {"steps": 2, "width": 80, "height": 48, "guidance": 3.0, "seed": 3}
+    server = controlled
+    size = SIZE | {"steps": 2, "guidance": 3.0, "seed": 3}
     options = [f"--{key}={value}" for key, value in size.items()]
+    net = folder / "union"
     controls = ("--control", f"{net}=canny@edges.png:0.5", "--control", f"{net}=hole.png:0.8:0-0.5")
     base = ("x", "-m", tiny_folder, "--backend", "cpu", *options)
-    code, _, err = qwenimg(*base, *controls, "-o", "by-cli.png", cwd=tmp_path)
+    code, _, err = qwenimg(*base, *controls, "-o", "by-cli.png", cwd=folder)
     assert code == 0, err
-    expected = pixels(tmp_path / "by-cli.png")
-    with serving(tmp_path / "g", "-m", tiny_folder, "--control", net) as server, server.http as http:
-        name = http.get("/v1/models").json()["data"][1]["id"]
-        assert http.get("/api/models").json()["controls"] == ["union"]
-        files = [base64.b64encode(png(one)).decode() for one in (hole, edges)]
+    expected = pixels(folder / "by-cli.png")
+    with server.http as http:
+        name = served(http)
+        assert http.get("/api/models").json()["controls"] == ["union", LONG_NAME, "broken"]
+        files = [base64.b64encode(png(one)).decode() for one in (HOLE, EDGES)]
         asked = {"prompt": "x", "model": name, **size, "control": "union=canny@2:0.5; union=1:0.8:0-0.5"}
         sent = asked | {"control_image": files}
         done = until_end(http, http.post("/api/jobs", json=sent).json()["id"])
@@ -215,9 +255,10 @@ def test_control_networks_that_were_given_at_the_start(tmp_path: Path, tiny_fold
         answer = http.post("/v1/images/generations", json=sent)
         assert answer.status_code == 200, answer.text
         drawn.append(base64.b64decode(answer.json()["data"][0]["b64_json"]))
+        drawn.append(by_webuiapi(server))
         for one in drawn:
             assert (np.asarray(Image.open(io.BytesIO(one))) == expected).all()
-        parts = [("image", png(edges)), ("control_image[]", png(hole)), ("control_image[]", png(edges))]
+        parts = [("image", png(EDGES)), ("control_image[]", png(HOLE)), ("control_image[]", png(EDGES))]
         texts = {key: str(value) for key, value in asked.items()}
         edited = http.post("/v1/images/edits", data=texts, files=[(field, (field, data)) for field, data in parts])
         assert edited.status_code == 200, edited.text
@@ -230,14 +271,81 @@ def test_control_networks_that_were_given_at_the_start(tmp_path: Path, tiny_fold
         ):
             wrong = http.post("/api/jobs", json={"prompt": "x", "model": name, **size, **changed})
             assert wrong.status_code == 400 and words in wrong.json()["error"]["message"], wrong.text
-            assert str(tmp_path) not in wrong.text
+            assert str(folder) not in wrong.text
         for changed, words in (
             ({"control": "union=1", "control_image": broken}, "no PNG"),
-            ({"control": "union=1", "control_image": files[0], "model": "shapes"}, "the server's log says why"),
-        ):
+            ({"control": "union=1", "control_image": files[0], "model": "shapes"},
+             "union: is made for a transformer with 66 channels in its streams; the model's has 128"),
+        ):  # fmt: skip
             failed = until_end(http, http.post("/api/jobs", json=asked | changed).json()["id"])
             assert failed["state"] == "failed" and words in failed["error"], failed
-            assert str(tmp_path) not in failed["error"] and failed["request"]["control"] == "union=1"
+            assert str(folder) not in failed["error"] and failed["request"]["control"] == "union=1"
+
+
+def by_webuiapi(server: RunningServer) -> bytes:
+    """The picture of test_control_networks_that_were_given_at_the_start, as that client asks for it: a file."""
+    api = webuiapi.WebUIApi(baseurl=f"{server.address}/sdapi/v1")
+    assert api.has_controlnet and api.controlnet_version() >= 2
+    assert api.controlnet_model_list()[0] == "union" and api.controlnet_module_list() == ["none", "canny"]
+    first, second = Image.fromarray(EDGES), Image.fromarray(HOLE)
+    unit = webuiapi.ControlNetUnit
+    units = [unit(first, module="canny", model="union", weight=0.5)]
+    units.append(unit(second, model="union [0123abcd]", weight=0.8, guidance_end=0.5))
+    options = {"prompt": "x", "negative_prompt": " ", "seed": 3, "steps": 2, "cfg_scale": 3.0} | SIZE
+    model = {"sd_model_checkpoint": "tiny-qwen-image"}
+    answer = api.txt2img(sampler_name="Euler", controlnet_units=units, override_settings=model, **options)
+    assert "alwayson_scripts" not in answer.parameters, "an answer does not repeat pictures"
+    plain = api.txt2img(sampler_name="Euler", override_settings=model, **options)
+    assert plain.info["all_seeds"] == [3] and plain.image.tobytes() != answer.image.tobytes(), "no unit is left over"
+    out = io.BytesIO()
+    answer.image.save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("option", "name"), [("control", LONG_NAME), ("control", "broken"), ("lora", "strange")])
+def test_what_does_not_fit_the_model_is_told(
+    controlled: RunningServer, folder: Path, monkeypatch: pytest.MonkeyPatch, option: str, name: str
+) -> None:
+    """The line of the command line, with the name that requests have for the file, and 400."""
+    monkeypatch.chdir(folder)
+    [path] = folder.glob(f"{name}*")
+    by_cli = f"{path}=edges.png" if option == "control" else str(path)
+    ask = {"steps": "2", "size": "80x48", "backend": "cpu"}
+    options = [text for key, value in ask.items() for text in (f"--{key}", value)]
+    ran = cli("x", "-m", "shapes", *options, f"--{option}", by_cli)
+    assert ran.code == 5, ran.err
+    with controlled.http as http:
+        given = {"prompt": "x", "steps": 2, "size": "80x48", option: name}
+        if option == "control":
+            given |= {"control": f"{name}=1", "control_image": base64.b64encode(png(np.zeros((48, 80, 3)))).decode()}
+        answer = http.post("/v1/images/generations", json=given)
+    assert answer.status_code == 400 and answer.headers["x-should-retry"] == "false"
+    message = answer.json()["error"]["message"]
+    print(ran.err, message)
+    assert message.startswith(name) and ran.err.strip().endswith(message.removeprefix(name)) and "/" not in message
+
+
+def test_layers_are_pictures_of_their_own(controlled: RunningServer, folder: Path, tiny_layered: Path) -> None:
+    """By each API those of the command line, with their alpha."""
+    base = ("x", "-m", tiny_layered, "-i", "edges.png", "--backend", "cpu", "--steps", "1", "--size", "48x48")
+    code, _, err = qwenimg(*base, "--layers", "2", "-s", "1-2", "-o", "layers-{seed}-{layer}.png", cwd=folder)
+    assert code == 0, err
+    expected = [pixels(folder / f"layers-{seed}-{layer}.png") for seed in (1, 2) for layer in (0, 1)]
+    name, picture = "tiny-qwen-layered", base64.b64encode(png(EDGES)).decode()
+    asked = {"prompt": "x", "model": name, "steps": 1, "layers": 2, "size": "48x48", "seed": "1-2"}
+    with controlled.http as http:
+        done = until_end(http, http.post("/api/jobs", json=asked | {"image": picture}).json()["id"])
+        assert done["state"] == "done", done
+        drawn = [http.get(f"/api/pictures/{one}").content for one in done["pictures"]]
+        [model] = [row for row in http.get("/api/models").json()["models"] if "options" in row]
+        assert model["id"] == name and "layers" in model["options"], "a page offers them"
+    client = openai.OpenAI(base_url=f"{controlled.address}/v1", api_key="none", max_retries=0)
+    edited = client.images.edit(image=png(EDGES), **{key: asked[key] for key in ("prompt", "model", "size")},
+                                extra_body={key: asked[key] for key in ("steps", "layers", "seed")})  # fmt: skip
+    drawn += [base64.b64decode(one.b64_json) for one in edited.data]
+    assert len(drawn) == 8 and expected[0].shape == (48, 48, 4)
+    for one, theirs in zip(drawn, expected * 2, strict=True):
+        assert (np.asarray(Image.open(io.BytesIO(one))) == theirs).all()
 
 
 @pytest.mark.slow

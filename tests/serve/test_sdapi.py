@@ -70,7 +70,8 @@ def test_a_picture_to_start_from_and_its_mask(api: webuiapi.WebUIApi) -> None:
     [
         ({"enable_hr": True}, "enable_hr"), ({"restore_faces": True}, "restore_faces"), ({"tiling": True}, "tiling"),
         ({"subseed_strength": 0.5}, "subseed_strength"), ({"script_name": "X/Y/Z"}, "script_name"),
-        ({"alwayson_scripts": {"controlnet": {"args": []}}}, "alwayson_scripts"), ({"styles": ["x"]}, "styles"),
+        ({"alwayson_scripts": {"ADetailer": {"args": []}}}, "ADetailer"), ({"styles": ["x"]}, "styles"),
+        ({"alwayson_scripts": []}, "alwayson_scripts"), ({"alwayson_scripts": {"controlnet": {"args": [1]}}}, "units"),
         ({"batch_size": 0}, "batch_size"), ({"batch_size": 4, "n_iter": 5}, "at most 16"), ({"steps": 0}, "steps"),
         ({"override_settings": {"sd_model_checkpoint": "nope"}}, "nope"), ({"override_settings": [1]}, "override"),
     ],
@@ -80,6 +81,39 @@ def test_what_is_not_done_names_its_field(http: httpx2.Client, given: dict[str, 
     assert answer.status_code in (400, 404) and set(answer.json()) == {"error", "detail", "body", "errors"}
     assert name in json.dumps(answer.json()), answer.text
     assert answer.headers["x-should-retry"] == "false"
+
+
+PIXEL = base64.b64encode(b"PNG").decode()
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        ({}, "no image"), ({"image": "http://127.0.0.1/x.png"}, "addresses are not fetched"), ({"image": 3}, "base64"),
+        ({"image": PIXEL, "model": "union"}, "no control network 'union' here; served are none"),
+        ({"image": PIXEL, "model": "x", "module": "depth_midas"}, "none and canny"),
+        ({"image": PIXEL, "model": "x", "module": "canny", "threshold_a": 50, "threshold_b": 90}, "threshold"),
+        ({"image": PIXEL, "model": "x", "mask": PIXEL}, "mask"),
+        ({"image": {"image": PIXEL, "mask": PIXEL}, "model": "x"}, "mask"),
+        ({"image": PIXEL, "model": "x", "control_mode": "ControlNet is more important"}, "control_mode"),
+        ({"image": PIXEL, "model": "x", "weight": "1"}, "weight"),
+    ],
+)  # fmt: skip
+def test_what_a_unit_of_controlnet_cannot_ask_for(http: httpx2.Client, unit: dict[str, Any], words: str) -> None:
+    scripts = {"ControlNet": {"args": [unit, {"enabled": False}]}}
+    answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", "alwayson_scripts": scripts})
+    assert answer.status_code == 400 and words in answer.json()["detail"], answer.text
+
+
+def test_no_unit_of_controlnet_asks_for_nothing(http: httpx2.Client) -> None:
+    for scripts in (
+        {},
+        {"ControlNet": {"args": []}},
+        {"controlnet": {"args": [{"enabled": False}]}},
+        {"ControlNet": {}},
+    ):
+        answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", **FEW, "alwayson_scripts": scripts})
+        assert answer.status_code == 200, answer.text
 
 
 def test_names_of_samplers_and_schedulers(http: httpx2.Client) -> None:

@@ -69,9 +69,9 @@ class FakeWorker:
         recipe = {"prompt": self.order.fields["prompt"], "seed": self.order.seeds[index], "width": 8, "height": 8}
         await self.say(PictureDrawn(order=self.order.id, index=index, data=b"PNG", recipe=recipe, seconds=0.1))
 
-    async def finish(self, error: str = "", exit_code: int = 0) -> None:
+    async def finish(self, error: str = "", exit_code: int = 0, *, refused: bool = False) -> None:
         assert self.order is not None
-        await self.say(Finished(order=self.order.id, error=error, exit_code=exit_code, peak=7))
+        await self.say(Finished(order=self.order.id, error=error, exit_code=exit_code, refused=refused, peak=7))
 
     async def die(self, code: int = -9) -> None:
         await self.say(Lost(code))

@@ -18,7 +18,7 @@ from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.plan import as_stored
+from qwenimg.common.weights.plan import stored_uses
 
 DIT = qwen_dit.QwenDiTConfig(
     num_layers=2, attention_head_dim=32, num_attention_heads=5, joint_attention_dim=72, axes_dims_rope=(8, 12, 12)
@@ -66,7 +66,7 @@ class Files:
         self.configs = {"transformer": DIT, "text": TEXT, "vae": VAE}
         dit, text, vae = qwen_dit.manifest(DIT), qwen_vl.manifest(TEXT), qwen_vae.manifest(VAE)
         manifests = {"transformer": dit, "text": text, "vae": vae}
-        uses = {"transformer": qwen_dit.uses, "text": as_stored, "vae": qwen_vae.uses}
+        uses = {"transformer": qwen_dit.uses, "text": stored_uses, "vae": qwen_vae.uses}
         self.plans = {}
         for seed, (part, manifest) in enumerate(manifests.items()):
             path = folder / f"{part}-{stored}.safetensors"

@@ -24,7 +24,7 @@ from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.plan import as_stored
+from qwenimg.common.weights.plan import stored_uses
 
 UNET = unet_config(
     PUBLISHED["SDXL base"]
@@ -114,7 +114,7 @@ class SDFiles:
             path = folder / f"{part}-{stored}.safetensors"
             made = {key: value.to(getattr(torch, stored)) for key, value in weights(manifest, seed).items()}
             safetensors.torch.save_file(made, path)
-            self.plans[part] = keys.plan(path, part, manifest, uses=unet.uses if part == "unet" else as_stored)
+            self.plans[part] = keys.plan(path, part, manifest, uses=unet.uses if part == "unet" else stored_uses)
 
 
 class SDBench(Bench):

@@ -228,6 +228,9 @@ def work_at_import(source: str) -> list[str]:
     """What runs while the module is imported and is neither a definition nor a constant made by `AT_IMPORT`."""
     tree = parsed(source)
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    for node in tree.body:  # `_model = partial(KnownModel, family="x")` is the class with some of its fields
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and dotted(node.value.func) == "partial":
+            classes |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return [found for statement in tree.body for found in _at_import(statement, classes)]
 
 
@@ -260,6 +263,8 @@ def _allowed_at_import(node: ast.Call, classes: set[str]) -> bool:
         isinstance(node.func, ast.Attribute) and node.func.attr == "join" and isinstance(node.func.value, ast.Constant)
     )
     of_a_table = name.endswith((".values", ".items"))
+    if name == "partial":
+        return dotted(node.args[0]) in AT_IMPORT.keys() | classes
     return name in AT_IMPORT or name in classes or joins or of_a_table or name.startswith("click.")
 
 

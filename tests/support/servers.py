@@ -23,11 +23,12 @@ LONG = 1000  # steps: more than any test waits for
 class RunningServer:
     """A server in a process group of its own, so that nothing of it is left after a test."""
 
-    def __init__(self, gallery: Path, *options: object) -> None:
-        """Start it and wait for its address."""
+    def __init__(self, gallery: Path, *options: object, cwd: Path | None = None) -> None:
+        """Start it in the folder `cwd` and wait for its address."""
         command = [*COMMAND, "serve", "-m", "shapes", "--backend", "cpu", "--port", "0", "-o", gallery, *options]
         self.process = subprocess.Popen(
             list(map(str, command)),
+            cwd=cwd,
             env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -84,9 +85,9 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(gallery: Path, *options: object) -> Iterator[RunningServer]:
+def serving(gallery: Path, *options: object, cwd: Path | None = None) -> Iterator[RunningServer]:
     """A server that is ready."""
-    server = RunningServer(gallery, *options)
+    server = RunningServer(gallery, *options, cwd=cwd)
     try:
         server.says("ready:")
         yield server

@@ -99,6 +99,7 @@ class ToyModel:
     options: ClassVar[frozenset[str]] = frozenset()
     sees_alpha = False
     repeats_images = False
+    writes_prompts = False
     sees_mask = 0
     images = (0, 1)
     guidance = Guidance(formula=cfg)
@@ -137,6 +138,9 @@ class ToyModel:
         assert not deltas
 
     def check_weights(self) -> None: ...
+
+    def with_prompt(self, request: Request) -> Request:
+        return request
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Any] = ()) -> None: ...
 

@@ -285,6 +285,7 @@ from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys
 from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.precision.precision import bases
+from qwenimg.common.measure import exactness
 from qwenimg.common.precision.residency import ALWAYS, ONCE
 
 BF16 = bases(KIND)["bf16"]
@@ -302,7 +303,7 @@ def peak():
 
 backend, file, config = sys.argv[1], Path(sys.argv[2]), qwen_dit.QwenDiTConfig(**json.loads(sys.argv[3]))
 engine = backends.load(backend)
-engine.check_fp32()
+exactness.error(engine, "float32", "matmul")
 policy = BF16
 plan = keys.plan(file, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses).stored(policy)
 engine.expect(plan.nbytes)

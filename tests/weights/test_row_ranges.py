@@ -15,9 +15,9 @@ from gguf_files import write as write_gguf
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.weights.keys import Place, Rows, plan_places
-from qwenimg.common.weights.plan import LoadPlan, as_stored
+from qwenimg.common.weights.plan import LoadPlan, stored_uses
 from qwenimg.common.weights.values import read, read_chunks
 
 Q8 = GGMLQuantizationType.Q8_0
@@ -58,7 +58,7 @@ def expected(stored: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def planned(path: Path, shapes: dict[str, tuple[int, ...]]) -> LoadPlan:
-    return plan_places(read_header(path), "transformer", PLACES, shapes, as_stored(shapes))
+    return plan_places(open_header(path), "transformer", PLACES, shapes, stored_uses(shapes))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])

@@ -24,7 +24,7 @@ from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import is_bare, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import given_twice, is_bare, open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
@@ -181,8 +181,7 @@ def _places(choices: Choices) -> dict[str, Path]:
     for part, path in choices.parts.items():
         name = (T5 if t5_files.is_t5(path) else CLIP) if part.startswith("text_encoder") else part
         if name in places:
-            names = " and ".join(clean(file.name, 60) for file in (places[name], path))
-            raise UsageError(f"--text-encoder: {names} are both the model's {name}; give one of them")
+            raise given_twice(name, places[name], path)
         places[name] = path
     return places
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.description import Description, component_line, of_file, summary
 from qwenimg.common.families.flux import single_file, variants
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.formats.stored import Header
@@ -46,14 +45,9 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         return _describe_model(header)
     if part not in ("transformer", "vae"):
         return None
-    whole = Description(lines=[f"layout: {_layout(header, part)}", summary("file", header.tensors)])
-    if header.format == "GGUF":
-        whole.lines.append(in_memory(header.tensors, lambda name: False))
+    whole = of_file(_layout(header, part), header)
     try:
-        if part == "vae":
-            opened = open_vae(path, kl_vae.FLUX_1)
-        else:
-            opened = FILE.open(path, FluxConfig())
+        opened = open_vae(path, kl_vae.FLUX_1) if part == "vae" else FILE.open(path, FluxConfig())
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
@@ -79,8 +73,7 @@ def _describe_model(header: Header) -> Description:
     whole.lines.insert(1, _type(path, opened["transformer"].config))
     for name, part in opened.items():
         part.plan.close()
-        count = counted(len(part.plan.entries), "tensor")
-        whole.lines.append(f"{name}: {count}, {part.plan.parameters / 1e6:,.1f} M parameters")
+        whole.lines.append(component_line(name, part.plan))
     if lacking := [name for name in ("text_encoder", "text_encoder_2", "vae") if name not in parts]:
         whole.lines.append(f"lacks: {', '.join(lacking)}; add them by --text-encoder and --vae, once for each")
     return whole

@@ -19,8 +19,6 @@ from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
-from qwenimg.common.request.request import Defaults
-from qwenimg.common.runtime.checkpoint import Checkpoint
 
 _DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 KIND = DenoiserKind(
@@ -60,10 +58,6 @@ Qwen-Image's factors, since no measurement of Flux.1's own activations is known 
 float16, and are clipped as in diffusers."""
 
 
-def _defaults(checkpoint: Checkpoint) -> Defaults:
-    return defaults(checkpoint.variant, guided=checkpoint["transformer"].config.guidance_embeds)
-
-
 def _described(folder: Path) -> str:
     path, index = folder / "transformer" / "config.json", folder / "model_index.json"
     config = read_json(path) if is_file(path) else mflux.sizes(folder)
@@ -98,7 +92,7 @@ FAMILY = Family(
     lora_names=lora_names.names,
     small_files=small_files,
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
-    defaults=_defaults,
+    defaults=lambda checkpoint: defaults(checkpoint.variant, guided=checkpoint["transformer"].config.guidance_embeds),
     described=_described,
     part=part_of,
 )

@@ -2,78 +2,56 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from qwenimg.common.families.known_model import KnownModel
 
-KNOWN = (
-    KnownModel(
-        name="flux-schnell",
-        repo="black-forest-labs/FLUX.1-schnell",
-        title="FLUX.1 schnell, 12B",
-        license="Apache-2.0",
-        purpose="pictures from English text in 4 steps",
-        width=1024,
-        height=1024,
-        steps=4,
-        guidance=0.0,
-        negative_prompt="",
-        bytes=33_740_000_000,
-        memory=20_000_000_000,
-        family="flux",
-        aliases=("flux", "flux.1-schnell"),
-        files=("flux1-schnell", "flux1-schnell-fp8"),
-    ),
-    KnownModel(
-        name="flux-dev",
-        repo="black-forest-labs/FLUX.1-dev",
-        title="FLUX.1 dev, 12B",
-        license="FLUX.1 dev Non-Commercial",
-        purpose="pictures with more detail than schnell's, in 28 steps; gated",
-        width=1024,
-        height=1024,
-        steps=28,
-        guidance=3.5,
-        negative_prompt="",
-        bytes=33_760_000_000,
-        memory=20_000_000_000,
-        family="flux",
-        aliases=("flux.1-dev",),
-        files=("flux1-dev", "flux1-dev-fp8"),
-    ),
-    KnownModel(
-        name="flux-kontext",
-        repo="black-forest-labs/FLUX.1-Kontext-dev",
-        title="FLUX.1 Kontext dev, 12B",
-        license="FLUX.1 dev Non-Commercial",
-        purpose="edits a picture by what the prompt says: -i; gated",
-        width=1024,
-        height=1024,
-        steps=28,
-        guidance=2.5,
-        negative_prompt="",
-        bytes=33_760_000_000,
-        memory=20_000_000_000,
-        family="flux",
-        aliases=("flux.1-kontext-dev", "flux.1-kontext"),
-        files=("flux1-kontext-dev", "flux1-dev-kontext_fp8_scaled"),
-    ),
-    KnownModel(
-        name="flux-fill",
-        repo="black-forest-labs/FLUX.1-Fill-dev",
-        title="FLUX.1 Fill dev, 12B",
-        license="FLUX.1 dev Non-Commercial",
-        purpose="draws the masked part of a picture: -i and --mask; gated",
-        width=1024,
-        height=1024,
-        steps=50,
-        guidance=30.0,
-        negative_prompt="",
-        bytes=33_760_000_000,
-        memory=20_000_000_000,
-        family="flux",
-        aliases=("flux.1-fill-dev", "flux.1-fill"),
-        files=("flux1-fill-dev",),
-    ),
+_flux = partial(
+    KnownModel, family="flux", license="FLUX.1 dev Non-Commercial", bytes=33_760_000_000, memory=20_000_000_000
 )
+SCHNELL = _flux(
+    name="flux-schnell",
+    repo="black-forest-labs/FLUX.1-schnell",
+    title="FLUX.1 schnell, 12B",
+    license="Apache-2.0",
+    purpose="pictures from English text in 4 steps",
+    steps=4,
+    guidance=0.0,
+    bytes=33_740_000_000,
+    aliases=("flux", "flux.1-schnell"),
+    files=("flux1-schnell", "flux1-schnell-fp8"),
+)
+DEV = _flux(
+    name="flux-dev",
+    repo="black-forest-labs/FLUX.1-dev",
+    title="FLUX.1 dev, 12B",
+    purpose="pictures with more detail than schnell's, in 28 steps; gated",
+    steps=28,
+    guidance=3.5,
+    aliases=("flux.1-dev",),
+    files=("flux1-dev", "flux1-dev-fp8"),
+)
+KONTEXT = _flux(
+    name="flux-kontext",
+    repo="black-forest-labs/FLUX.1-Kontext-dev",
+    title="FLUX.1 Kontext dev, 12B",
+    purpose="edits a picture by what the prompt says: -i; gated",
+    steps=28,
+    guidance=2.5,
+    aliases=("flux.1-kontext-dev", "flux.1-kontext"),
+    files=("flux1-kontext-dev", "flux1-dev-kontext_fp8_scaled"),
+)
+FILL = _flux(
+    name="flux-fill",
+    repo="black-forest-labs/FLUX.1-Fill-dev",
+    title="FLUX.1 Fill dev, 12B",
+    purpose="draws the masked part of a picture: -i and --mask; gated",
+    steps=50,
+    guidance=30.0,
+    aliases=("flux.1-fill-dev", "flux.1-fill"),
+    files=("flux1-fill-dev",),
+)
+KNOWN = (SCHNELL, DEV, KONTEXT, FILL)
 # Why others are not supported
 REFUSED = {
     "flux.1-canny-dev": "a model for control images, which this version does not support",

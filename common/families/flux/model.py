@@ -8,7 +8,7 @@ reference; below a strength of 1, and with a mask, the run starts from it too. F
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,8 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, Modulation
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.weights.loras.lora_names import Names
 from qwenimg.common.weights.plan import LoadPlan
 
 LENGTHS = {True: 512, False: 256}  # tokens of T5, of a model with and without guidance
@@ -52,6 +51,7 @@ class Flux(PooledFlowModel):
 
     guidance = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
     options = frozenset({"step_cache", "cached_calls"})
+    layer_names = staticmethod(lora_names.names)
     texts: FluxTexts
     config: FluxConfig
 
@@ -64,10 +64,6 @@ class Flux(PooledFlowModel):
         self.sees_references = kind == KONTEXT.name
         self.sees_mask = self.scale if kind == FILL.name else 0
         self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
 
     def warnings(self, request: Request) -> list[str]:
         unguided = request.guidance and not self.config.guidance_embeds
@@ -110,9 +106,6 @@ class Flux(PooledFlowModel):
 
     def schedule(self, request: Request, plan: SamplingPlan) -> Hashable:
         return self.timesteps(plan), request.guidance if self.config.guidance_embeds else 0.0
-
-    def variant(self, change: Change) -> Flux:
-        return Flux(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)

@@ -4,9 +4,9 @@ and in the schedule."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT, VARIANTS
 from qwenimg.common.networks.denoisers import flux_dit
@@ -14,7 +14,7 @@ from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -26,24 +26,20 @@ def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
     if (kind := KINDS.get(name)) is None:
         return None
-    guided, tokenizer = name != "flux-schnell", absent_tokenizer(name)
+    guided = name != "flux-schnell"
     transformer = FluxConfig(guidance_embeds=guided)
     if kind is FILL:
         transformer = replace(transformer, in_channels=384, out_channels=64)
-    return Checkpoint(
-        source=Path(name),
-        components={
-            "transformer": on_paper(flux_dit.NETWORK, transformer, "bfloat16"),
-            "text_encoder": on_paper(clip.NETWORK, clip.VIT_L, "bfloat16"),
-            "text_encoder_2": on_paper(t5.NETWORK, T5Config(), "bfloat16"),
-            "vae": on_paper(kl_vae.NETWORK, kl_vae.FLUX_1, "bfloat16"),
-        },
-        tokenizers={"text_encoder": tokenizer, "text_encoder_2": tokenizer},
-        scheduler=parse(FlowMatchConfig, scheduler(guided=guided), source=name),
-        variant=kind.name,
-    )
+    parts = {
+        "transformer": (flux_dit.NETWORK, transformer),
+        "text_encoder": (clip.NETWORK, clip.VIT_L),
+        "text_encoder_2": (t5.NETWORK, T5Config()),
+        "vae": (kl_vae.NETWORK, kl_vae.FLUX_1),
+    }
+    levels = parse(FlowMatchConfig, scheduler(guided=guided), source=name)
+    return replace(paper_checkpoint(name, parts, levels), variant=kind.name)
 
 
 def defaults(variant: str, *, guided: bool) -> Defaults:
     """Return the defaults of a variant that is told its guidance, or of schnell, which is not."""
-    return VARIANTS[variant].defaults if guided else Defaults(steps=4, guidance=0.0, negative_prompt="")
+    return VARIANTS[variant].defaults if guided else Defaults(**SCHNELL.usual)

@@ -9,7 +9,7 @@ from typing import Any
 from qwenimg.common.base.safe_files import closed_on_error
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
-from qwenimg.common.formats.headers import peek, read_header
+from qwenimg.common.formats.headers import open_header, peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.vaes import kl_vae
@@ -42,7 +42,7 @@ def open_part(path: Path, name: str, *, whole: bool = False) -> Component:
         return FILE.open(path, FluxConfig(), whole=whole)
     if name == "vae":
         return vae_files.open_vae(path, kl_vae.FLUX_1, whole=whole)
-    header = read_header(path)
+    header = open_header(path)
     with closed_on_error(header.file):
         if name == T5:
             return t5_files.within(header, PREFIXES[T5], T5, whole=whole)

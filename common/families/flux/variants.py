@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from qwenimg.common.families.flux import known
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import Defaults
 
@@ -23,8 +25,7 @@ class FluxVariant:
     pipeline: str  # its class in model_index.json
     title: str
     purpose: str
-    steps: int = 28
-    guidance: float = 3.5
+    known: KnownModel
     strength: float = 0.6
     mask_strength: float = 0.6
     edited: int = 0
@@ -32,22 +33,19 @@ class FluxVariant:
     @property
     def defaults(self) -> Defaults:
         return Defaults(
-            steps=self.steps,
-            guidance=self.guidance,
-            negative_prompt="",
-            strength=self.strength,
-            mask_strength=self.mask_strength,
-            edited=self.edited,
+            **self.known.usual, strength=self.strength, mask_strength=self.mask_strength, edited=self.edited
         )
 
 
-TEXT = FluxVariant(name="text", pipeline="FluxPipeline", title="dev or schnell", purpose="text to image")
+TEXT = FluxVariant(
+    name="text", pipeline="FluxPipeline", title="dev or schnell", purpose="text to image", known=known.DEV
+)
 KONTEXT = FluxVariant(
     name="kontext",
     pipeline="FluxKontextPipeline",
     title="Kontext",
     purpose="edits a picture",
-    guidance=2.5,
+    known=known.KONTEXT,
     strength=1.0,
     mask_strength=1.0,
     edited=EDITED,
@@ -57,8 +55,7 @@ FILL = FluxVariant(
     pipeline="FluxFillPipeline",
     title="Fill",
     purpose="draws the masked part of a picture",
-    steps=50,
-    guidance=30.0,
+    known=known.FILL,
     mask_strength=1.0,
 )
 VARIANTS = {variant.name: variant for variant in (TEXT, KONTEXT, FILL)}

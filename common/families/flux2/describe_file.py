@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.description import Description, of_file
 from qwenimg.common.families.flux2 import vae_file
 from qwenimg.common.families.flux2.published import model_of
 from qwenimg.common.families.flux2.transformer_file import FILE
@@ -39,9 +39,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     part, path = part_of(header), header.file.path
     if part is None:
         return None
-    whole = Description(lines=[f"layout: {_layout(header, part)}", summary("file", header.tensors)])
-    if header.format == "GGUF":
-        whole.lines.append(in_memory(header.tensors, lambda key: "embd" in key))
+    whole = of_file(_layout(header, part), header, lambda key: "embd" in key)
     if part == "text_encoder":
         whole.lines.append("use it: qwenimg PROMPT -m MODEL --text-encoder FILE")
         return whole

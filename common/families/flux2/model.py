@@ -8,7 +8,6 @@ a strength of 1, and with a mask, the run starts from it too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from math import inf
 
 from qwenimg.common.families.flux2 import lora_names, memory, references
@@ -31,10 +30,9 @@ from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
-from qwenimg.common.weights.loras.lora_names import Names
 
 TEMPLATE = Template(
     text="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
@@ -63,6 +61,7 @@ class Flux2(FlowModel):
     options = frozenset({"step_cache", "cached_calls"})
     images = (0, references.MOST)
     levels = FlowLevels(mu=shift)
+    layer_names = staticmethod(lora_names.names)
     texts: TemplateTexts
     config: Flux2Config
 
@@ -79,10 +78,6 @@ class Flux2(FlowModel):
         super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, TEMPLATE), halves)
         self.scale, self.channels = halves.scale, self.config.in_channels
         self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
 
     # References
 
@@ -103,9 +98,6 @@ class Flux2(FlowModel):
         activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         return [self.denoising(plan, branches, sharing, activations, operations)]
-
-    def variant(self, change: Change) -> Flux2:
-        return Flux2(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(1), self.guidance.branches(request)

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.flux2.checkpoint import NETWORKS, TAPS
+from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.small_files import SCHEDULER
 from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -66,16 +67,11 @@ def published(name: str) -> Checkpoint | None:
         "text_encoder": replace(variant.text_encoder, taps=TAPS),
         "vae": Flux2VAEConfig(),
     }
-    return Checkpoint(
-        source=Path(name),
-        components={part: on_paper(network, configs[part], "bfloat16") for part, network in NETWORKS.items()},
-        tokenizers={"text_encoder": absent_tokenizer(name)},
-        scheduler=parse(FlowMatchConfig, SCHEDULER, source=name),
-        distilled=variant.distilled,
-    )
+    parts = {part: (network, configs[part]) for part, network in NETWORKS.items()}
+    levels = parse(FlowMatchConfig, SCHEDULER, source=name)
+    return replace(paper_checkpoint(name, parts, levels), distilled=variant.distilled)
 
 
 def defaults(distilled: bool) -> Defaults:
     """Return the defaults: an image is a reference, and the run starts from noise."""
-    steps, guidance = (4, 1.0) if distilled else (50, 4.0)
-    return Defaults(steps=steps, guidance=guidance, negative_prompt="", strength=1.0, mask_strength=0.8)
+    return Defaults(**(KLEIN_4B if distilled else BASE_4B).usual, strength=1.0, mask_strength=0.8)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.networks.vaes.flux2_vae import STATISTICS, Flux2VAEConfig
@@ -37,7 +37,7 @@ def open_vae(path: Path, like: Flux2VAEConfig, *, whole: bool = False) -> Compon
     network = flux2_vae.NETWORK
     if is_folder(path):
         return open_component(network, path, read_config(network, path), "vae", whole=whole)
-    header = read_header(path)
+    header = open_header(path)
     with closed_on_error(header.file):
         if not is_vae(header.tensors):
             raise bad(path, "holds no VAE of FLUX.2, with the statistics of its latents")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
-from qwenimg.common.families.qwen_image import layouts, memory, variants
+from qwenimg.common.families.qwen_image import captions, layouts, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import kept_bytes
@@ -20,6 +20,7 @@ from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.control_net import Controller, ControlNet
+from qwenimg.common.parts.texts.captions import CaptionTexts
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -35,7 +36,6 @@ from qwenimg.common.runtime.group import ALONE, Sharing
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.weights.loras.lora_names import Names
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
 
@@ -46,6 +46,7 @@ class QwenImage(FlowModel):
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     guidance = Guidance(formula=cfg_with_norm)
     options = frozenset({"step_cache", "cached_calls"})
+    layer_names = staticmethod(layouts.lora_names)
     texts: TemplateTexts | PictureTexts
     config: QwenDiTConfig
 
@@ -56,6 +57,8 @@ class QwenImage(FlowModel):
         texts: TemplateTexts | PictureTexts
         if kind.edits:
             texts = PictureTexts(residents, checkpoint, kind.around)
+        elif kind.layered:
+            texts = CaptionTexts(residents, checkpoint, kind.template, captions.describing())
         else:
             texts = TemplateTexts(residents, checkpoint, kind.template)
         super().__init__(runtime, checkpoint, residents, texts, halves)
@@ -63,10 +66,6 @@ class QwenImage(FlowModel):
         self.controls = ControlNetworks(residents, self.config.num_layers)
         self.scale, self.channels = vae_config.scale, vae_config.z_dim
         self.few_steps = variants.few_steps(str(checkpoint.source), kind)
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return layouts.lora_names(self.checkpoint)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
         """Return the stages of the control networks and of the transformer."""

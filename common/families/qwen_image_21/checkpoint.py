@@ -18,14 +18,11 @@ from qwenimg.common.families.qwen_image_21.transformer_file import open_transfor
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen21_dit
-from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
-from qwenimg.common.networks.encoders.qwen3_vl import Qwen3VLConfig
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
-from qwenimg.common.networks.vaes.qwen21_vae import Qwen21VAEConfig
-from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import check_widths, open_component, open_tokenizer, read_config
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.piece import QWEN_IMAGE_21_FILES
 from qwenimg.common.parts.texts.towers import language_first
@@ -58,7 +55,8 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         for name, network in networks.items():
             components[name] = _opened(name, network, places[name], configs[name], tower, whole=choices.whole)
             keep(components[name].plan)
-        check_fit(folder, *(components[name].config for name in NETWORKS))  # with parts from elsewhere
+        dit, text, vae = (components[name].config for name in NETWORKS)  # with parts from elsewhere
+        check_widths(folder, (dit.context_in_dim, text.state_size), (dit.in_channels, vae.z_dim))
     config = flow_match.read_config(read_json(scheduler), scheduler)
     fixed = sample_sigmas(folder / "model_index.json")
     return Checkpoint(
@@ -120,16 +118,3 @@ def _config(network: Network, folders: list[Path]) -> Any:
     """Return the configuration in the first of `folders` that has one. Raise ModelError."""
     source = next((folder for folder in folders if is_file(folder / "config.json")), folders[-1])
     return read_config(network, source)
-
-
-def check_fit(folder: Path, dit: Qwen21Config, text: Qwen3VLConfig, vae: Qwen21VAEConfig) -> None:
-    """Check that the components of a folder belong together. Raise ModelError."""
-    if dit.context_in_dim != text.state_size:
-        raise ModelError(
-            f"{clean(folder)}: the transformer wants text states of {dit.context_in_dim} channels, the text encoder "
-            f"makes {text.state_size}"
-        )
-    if dit.in_channels != vae.z_dim:
-        raise ModelError(
-            f"{clean(folder)}: the transformer takes {dit.in_channels} channels, the VAE's latents have {vae.z_dim}"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.description import Description, of_file
 from qwenimg.common.families.qwen_image_21 import transformer_file
 from qwenimg.common.families.qwen_image_21.transformer_file import FUSED
 from qwenimg.common.formats.stored import Header
@@ -35,15 +35,15 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     part = part_of(header)
     if part is None:
         return None
-    lines = [f"layout: {_layout(header, part)}", summary("file", header.tensors)]
-    if header.format == "GGUF":
-        lines.append(in_memory(header.tensors, lambda key: "embd" in key))
+    whole = of_file(_layout(header, part), header, lambda key: "embd" in key)
     if part == "transformer":
         try:
             transformer_file.open_transformer(header.file.path, Qwen21Config()).plan.close()
         except ModelError as error:
-            return Description(lines=lines, faults=[str(error)])
-    return Description(lines=[*lines, "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE"])
+            whole.faults.append(str(error))
+            return whole
+    whole.lines.append("use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE")
+    return whole
 
 
 def _layout(header: Header, part: str) -> str:

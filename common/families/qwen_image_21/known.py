@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from qwenimg.common.families.known_model import KnownModel
 
 LICENSE = "Qwen Research (non-commercial)"
-KNOWN = (
-    KnownModel(
-        name="qwen-image-2.1",
-        repo="Qwen/Qwen-Image-2.1",
-        title="Qwen-Image-2.1, 7B",
-        license=LICENSE,
-        purpose="pictures from text and up to ten pictures (-i), with transparency; not for commercial use",
-        width=1024,
-        height=1024,
-        steps=40,
-        guidance=1.0,
-        negative_prompt="",
-        bytes=32_400_000_000,
-        memory=17_200_000_000,
-        family="qwen-image-2.1",
-        files=("qwen_image_2.1_bf16",),
-    ),
-    KnownModel(
-        name="qwen-image-2.1-turbo",
-        repo="Qwen/Qwen-Image-2.1-Turbo",
-        title="Qwen-Image-2.1-Turbo, 7B",
-        license=LICENSE,
-        purpose="qwen-image-2.1 in 8 steps; not for commercial use",
-        width=1024,
-        height=1024,
-        steps=8,
-        guidance=1.0,
-        negative_prompt="",
-        bytes=32_400_000_000,
-        memory=17_200_000_000,
-        family="qwen-image-2.1",
-        files=("qwen_image_2.1_turbo_bf16",),
-    ),
+_qwen = partial(
+    KnownModel, family="qwen-image-2.1", license=LICENSE, guidance=1.0, bytes=32_400_000_000, memory=17_200_000_000
 )
+BASE = _qwen(
+    name="qwen-image-2.1",
+    repo="Qwen/Qwen-Image-2.1",
+    title="Qwen-Image-2.1, 7B",
+    purpose="pictures from text and up to ten pictures (-i), with transparency; not for commercial use",
+    steps=40,
+    files=("qwen_image_2.1_bf16",),
+)
+TURBO = _qwen(
+    name="qwen-image-2.1-turbo",
+    repo="Qwen/Qwen-Image-2.1-Turbo",
+    title="Qwen-Image-2.1-Turbo, 7B",
+    purpose="qwen-image-2.1 in 8 steps; not for commercial use",
+    steps=8,
+    files=("qwen_image_2.1_turbo_bf16",),
+)
+KNOWN = (BASE, TURBO)

@@ -21,12 +21,6 @@ def known_bytes(config: Qwen21Config, context: int, itemsize: int) -> int:
     return 2 * config.num_layers * context * config.dim * itemsize
 
 
-def kept_bytes(config: Qwen21Config, branches: int, image: int) -> int:
-    """Return the bytes that a step cache keeps for `branches` of `image` tokens: for each branch the output of the
-    deeper blocks, for the prompt's the first block's stored and present update and their difference, in float32."""
-    return (branches + 3) * image * config.dim * 4
-
-
 def step_operations(config: Qwen21Config, tokens: int, seen: int) -> float:
     """Count the operations of `tokens` tokens in all blocks: for each the projections of attention, four squares of the
     width, and of the feed-forward, and attention to `seen` tokens."""

@@ -12,13 +12,12 @@ else they are computed anew in each, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from math import inf
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image_21 import lora_names, memory, references
 from qwenimg.common.families.qwen_image_21.checkpoint import without_tower
-from qwenimg.common.memory.memory import scores
+from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_dit import SLOT, Qwen21Config
 from qwenimg.common.networks.encoders import qwen3_vl
@@ -47,9 +46,8 @@ from qwenimg.common.prompts.qwen import Template
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
-from qwenimg.common.weights.loras.lora_names import Names
 
 MULTIPLE = 32  # pixels: an image has whole slots of 2 x 2 tokens
 
@@ -79,6 +77,7 @@ class QwenImage21(FlowModel):
     sees_alpha = True
     repeats_images = True
     options = frozenset({"step_cache", "cached_calls"})
+    layer_names = staticmethod(lora_names.names)
     texts: PictureTexts
     config: Qwen21Config
 
@@ -93,10 +92,6 @@ class QwenImage21(FlowModel):
         self.sees = texts.encoder.network != qwen3_vl.NETWORK.name  # it has its vision tower
         self.images = (0, references.MOST if self.sees else 1)
         self._seen = SeenPictures(references.copy)
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
 
     @property
     def heads(self) -> int:
@@ -142,7 +137,7 @@ class QwenImage21(FlowModel):
         score_bytes = scores(self.config.num_attention_heads, 1, every, self.engine.workspace.score_bytes)
         activations = memory.step_peak(self.config, tokens, longest) + score_bytes
         activations = self.runtime.call_bytes(component, activations)
-        activations += memory.kept_bytes(self.config, len(branches), tokens) if request.caches else 0
+        activations += kept_bytes(self.config.dim, [tokens] * len(branches)) if request.caches else 0
         itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
         known = sum(memory.known_bytes(self.config, context, itemsize) for context in contexts)
         sharing = self.sharing(request)
@@ -163,9 +158,6 @@ class QwenImage21(FlowModel):
                 operations=operations + once,
             )
         ]
-
-    def variant(self, change: Change) -> QwenImage21:
-        return QwenImage21(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches, prompts = shape.grid(1), self.guidance.branches(request), self.prompts(request)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.families.qwen_image_21 import references, small_files
 from qwenimg.common.families.qwen_image_21.checkpoint import NETWORKS
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.families.qwen_image_21.known import BASE, TURBO
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -26,22 +26,12 @@ def published(name: str) -> Checkpoint | None:
     if (levels := LEVELS.get(name)) is None:
         return None
     config = parse(FlowMatchConfig, small_files.scheduler(levels), source=name)
-    return Checkpoint(
-        source=Path(name),
-        components={part: on_paper(network, network.config(), "bfloat16") for part, network in NETWORKS.items()},
-        tokenizers={"text_encoder": absent_tokenizer(name)},
-        scheduler=replace(config, sample_sigmas=levels),
-        distilled=bool(levels),
-    )
+    parts = {part: (network, network.config()) for part, network in NETWORKS.items()}
+    return replace(paper_checkpoint(name, parts, replace(config, sample_sigmas=levels)), distilled=bool(levels))
 
 
 def defaults(checkpoint: Checkpoint) -> Defaults:
     """Return the defaults: an image is a reference, and the run starts from noise."""
-    return Defaults(
-        steps=len(checkpoint.scheduler.sample_sigmas) or 40,
-        guidance=1.0,
-        negative_prompt="",
-        strength=1.0,
-        mask_strength=0.8,
-        edited=references.AREA,
-    )
+    usual = (TURBO if checkpoint.scheduler.sample_sigmas else BASE).usual
+    steps = len(checkpoint.scheduler.sample_sigmas) or usual["steps"]
+    return Defaults(**usual | {"steps": steps}, strength=1.0, mask_strength=0.8, edited=references.AREA)

@@ -23,14 +23,14 @@ from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import is_absent, on_paper, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import is_absent, on_paper, open_component, open_tokenizer, read_config, with_given
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
-from qwenimg.common.request.parts import LEFT_OUT, PARTS
+from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -152,25 +152,8 @@ def _of_file(path: Path, name: str, config: Any, choices: Choices) -> TokenizerF
 def _with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
     """Return `checkpoint` with the parts of `choices`, checked to belong together. Raise ModelError and UsageError, and
     close it then."""
-    taken: dict[str, Path] = {}
-    try:
-        for part in (part for part in PARTS if part in choices.parts and choices.parts[part] != LEFT_OUT):
-            path = choices.parts[part]
-            name, opened = _opened(checkpoint, part, path, whole=choices.whole)
-            if name in taken:
-                opened.plan.close()
-                names = " and ".join(clean(file.name, 60) for file in (taken[name], path))
-                raise UsageError(f"--{part.replace('_', '-')}: {names} are both the model's {name}; give one of them")
-            taken[name] = path
-            before, checkpoint = checkpoint, replace(checkpoint, components={**checkpoint.components, name: opened})
-            used = {file for other in checkpoint.components.values() for file in other.plan.files}
-            if used.isdisjoint(before[name].plan.files):  # not a file from which other parts are still read
-                before[name].plan.close()
-        _check(checkpoint)
-    except BaseException:
-        checkpoint.close()
-        raise
-    return checkpoint
+    given = {part: path for part, path in choices.parts.items() if path != LEFT_OUT}
+    return with_given(checkpoint, given, partial(_opened, whole=choices.whole), _check)
 
 
 def _opened(checkpoint: Checkpoint, part: str, path: Path, *, whole: bool) -> tuple[str, Component]:

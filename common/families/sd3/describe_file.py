@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.description import Description, component_line, of_file
 from qwenimg.common.families.sd3 import single_file
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
@@ -41,9 +41,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     if not parts:
         return None
     form = "GGUF, " if header.format == "GGUF" else ""
-    result = Description(lines=[f"layout: {form}Stable Diffusion 3, single file", summary("file", header.tensors)])
-    if header.format == "GGUF":
-        result.lines.append(in_memory(header.tensors, lambda name: name.endswith("pos_embed")))
+    layout = f"{form}Stable Diffusion 3, single file"
+    result = of_file(layout, header, lambda name: name.endswith("pos_embed"))
     try:
         components = single_file.open_file(header.file.path)
     except ModelError as error:
@@ -52,8 +51,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     result.lines.insert(1, f"type: {_variant(components['transformer'])}")
     for name, part in components.items():
         part.plan.close()
-        count = counted(len(part.plan.entries), "tensor")
-        result.lines.append(f"{name}: {count}, {part.plan.parameters / 1e6:,.1f} M parameters")
+        result.lines.append(component_line(name, part.plan))
     lacking = [name for name in ("text_encoder", "text_encoder_2", "text_encoder_3", "vae") if name not in parts]
     if lacking:
         result.lines.append(_LACKS.format(", ".join(lacking)))

@@ -7,7 +7,6 @@ only make its modulation, a third of it. The branches of guidance run in turn, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from math import nextafter
 
 from qwenimg.common.families.sd3 import lora_names, memory
@@ -29,10 +28,9 @@ from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
-from qwenimg.common.weights.loras.lora_names import Names
 from qwenimg.common.weights.plan import LoadPlan
 
 SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
@@ -61,6 +59,7 @@ class SD3(PooledFlowModel):
     guidance = Guidance(formula=_with_skipped, more=_skipping)
     levels = SHIFTED_TWICE
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "skip_layers", "skip_layer_scale"})
+    layer_names = staticmethod(lora_names.names)
     texts: SD3Texts
     config: SD3Config
 
@@ -69,10 +68,6 @@ class SD3(PooledFlowModel):
         texts = SD3Texts(residents, checkpoint, checkpoint["transformer"].config.joint_attention_dim)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)
@@ -92,9 +87,6 @@ class SD3(PooledFlowModel):
 
     def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
         return memory.modulation_rows(self.config, plan, rows)
-
-    def variant(self, change: Change) -> SD3:
-        return SD3(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.families.sd3.known import LARGE, LARGE_TURBO, MEDIUM, SD3_MEDIUM
 from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats.files import find_files
@@ -18,7 +19,7 @@ from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
@@ -70,20 +71,14 @@ def published(name: str) -> Checkpoint | None:
         T5: (t5.NETWORK, text(T5)),
         "vae": (kl_vae.NETWORK, kl_vae.STABLE_DIFFUSION_3),
     }
-    return Checkpoint(
-        source=Path(name),
-        components={part: on_paper(*row, _DTYPES[name]) for part, row in rows.items()},
-        tokenizers={part: absent_tokenizer(name) for part in rows if "text" in part},
-        scheduler=parse(FlowMatchConfig, SCHEDULER, source=name),
-    )
+    return paper_checkpoint(name, rows, parse(FlowMatchConfig, SCHEDULER, source=name), _DTYPES[name])
 
 
 def defaults(checkpoint: Checkpoint) -> Defaults:
     """Return the defaults of a variant, which its layers show; of the distilled one, its name."""
     config: SD3Config = checkpoint["transformer"].config
-    usual = Defaults(steps=28, guidance=7.0, negative_prompt="")
     if TURBO in checkpoint.source.name.lower():
-        return replace(usual, steps=4, guidance=0.0)
+        return Defaults(**LARGE_TURBO.usual)
     if config.num_layers == LARGE_LAYERS:
-        return replace(usual, guidance=3.5)
-    return replace(usual, steps=40, guidance=4.5) if config.dual_attention_layers else usual
+        return Defaults(**LARGE.usual)
+    return Defaults(**(MEDIUM if config.dual_attention_layers else SD3_MEDIUM).usual)

@@ -10,21 +10,19 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.sd3 import transformer_keys
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.formats import gguf
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts import ldm_keys
+from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.authors_names import check_whole
 from qwenimg.common.parts.components import component, open_component, read_config
-from qwenimg.common.parts.ldm_configs import Text, behind, stored_vae, vae_config
+from qwenimg.common.parts.ldm_configs import Text, behind
 from qwenimg.common.parts.texts import clip_files, t5_files
-from qwenimg.common.parts.vae_files import SIGN as VAE_SIGN
-from qwenimg.common.parts.vae_files import VAES
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import check_architecture, plan_places
-from qwenimg.common.weights.plan import Uses, as_stored
+from qwenimg.common.weights.plan import Uses
 from qwenimg.common.weights.plan import whole as whole_uses
 
 T5_PREFIX = "text_encoders.t5xxl.transformer."
@@ -46,13 +44,13 @@ def parts_of(header: Header) -> list[str]:
         return []
     encoders = [text.component for text in texts() if text.within(header.tensors)]
     encoders += [T5] if any(key.startswith(T5_PREFIX) for key in header.tensors) else []
-    return ["transformer", *encoders, *(["vae"] if _vae_prefix(header) else [])]
+    return ["transformer", *encoders, *(["vae"] if vae_files.prefix_of(header.tensors) else [])]
 
 
 def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
     """Open the components in the file of a model. Raises ModelError for a tensor that is missing, unknown, of another
     shape or in a dtype that is not read."""
-    header = read_header(path)
+    header = open_header(path)
     with ExitStack() as stack:
         stack.callback(header.file.close)
         check_architecture(header, sd3_dit.NETWORK.architectures, "Stable Diffusion 3 model")
@@ -65,8 +63,8 @@ def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
                 components[text.component] = clip_files.within(header, text, whole=whole)
         if T5 in names:
             components[T5] = t5_files.within(header, T5_PREFIX, T5, whole=whole)
-        if "vae" in names:
-            components["vae"] = _vae(header, whole=whole)
+        if prefix := vae_files.prefix_of(header.tensors):
+            components["vae"] = vae_files.within(header, prefix, kl_vae.STABLE_DIFFUSION_3, whole=whole)
         _check_known(header, components)
         stack.pop_all()
         return components
@@ -77,7 +75,7 @@ def open_transformer(path: Path, like: SD3Config, *, whole: bool = False) -> Com
     diffusers' names with the configuration `like`. Raises ModelError."""
     if is_folder(path):
         return open_component(sd3_dit.NETWORK, path, read_config(sd3_dit.NETWORK, path), "transformer", whole=whole)
-    header = read_header(path)
+    header = open_header(path)
     with ExitStack() as stack:
         stack.callback(header.file.close)
         if transformer_keys.prefix_of(header.tensors) is not None:
@@ -106,22 +104,8 @@ def _uses(manifest: Manifest, *, whole: bool) -> Uses:
     return whole_uses(manifest, uses) if whole else uses
 
 
-def _vae_prefix(header: Header) -> str | None:
-    return next((prefix for prefix in VAES if prefix + VAE_SIGN in header.tensors), None)
-
-
-def _vae(header: Header, *, whole: bool) -> Component:
-    prefix = _vae_prefix(header)
-    assert prefix is not None
-    config = vae_config(header.file.path, behind(header, prefix), kl_vae.STABLE_DIFFUSION_3)
-    manifest = kl_vae.manifest(config)
-    places = ldm_keys.vae_places(manifest, config, prefix)
-    plan = plan_places(header, "vae", places, stored_vae(header, places, manifest), as_stored(manifest))
-    return component(kl_vae.NETWORK, config, plan, whole=whole)
-
-
 def _check_known(header: Header, components: dict[str, Component], parts: list[str] | None = None) -> None:
     """Raise ModelError if the file holds a tensor that belongs neither to its `components` nor to other `parts`."""
-    prefixes = {"vae": VAES, **{text.component: (text.prefix,) for text in texts()}, T5: (T5_PREFIX,)}
+    prefixes = {"vae": vae_files.VAES, **{text.component: (text.prefix,) for text in texts()}, T5: (T5_PREFIX,)}
     others = [prefix for part in (parts or []) if part in prefixes for prefix in prefixes[part]]
     check_whole(header, components.values(), "Stable Diffusion 3", others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,12 +24,19 @@ from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import component, is_absent, on_paper, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import (
+    component,
+    is_absent,
+    on_paper,
+    open_component,
+    open_tokenizer,
+    read_config,
+    with_given,
+)
 from qwenimg.common.parts.texts.clip_files import open_text
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
-from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.weights.plan import closed_on_failure
@@ -171,53 +178,24 @@ def with_parts(
 ) -> Checkpoint:
     """Return `checkpoint` with the parts that `choices` has in other folders or files, checked to belong together.
     `faults` are the errors of parts that have stand-ins. Raises ModelError and UsageError, and closes `checkpoint`."""
-    with ExitStack() as stack:
-        stack.callback(checkpoint.close)
-        texts: dict[str, Path] = {}
-        for part in (part for part in PARTS if part in choices.parts):
-            path, opener = choices.parts[part], _OPENERS.get(part, open_text)
-            checkpoint, name = _with(checkpoint, path, opener)
-            stack.pop_all()
-            stack.callback(checkpoint.close)
-            if opener is open_text and name in texts:
-                names = " and ".join(clean(file.name, 60) for file in (texts[name], path))
-                raise UsageError(f"--text-encoder: {names} are both the model's {name}; give one of them")
-            texts[name] = path
-        absent = [name for name, part in checkpoint.components.items() if is_absent(part)]
-        if absent:
-            raise (faults or {}).get(absent[0]) or lacks(checkpoint.source, absent)
-        check(checkpoint, sdxl=sdxl)
-        stack.pop_all()
-        return checkpoint
+
+    def check_whole(parts: Checkpoint) -> None:
+        if absent := [name for name, part in parts.components.items() if is_absent(part)]:
+            raise (faults or {}).get(absent[0]) or lacks(parts.source, absent)
+        check(parts, sdxl=sdxl)
+
+    return with_given(checkpoint, choices.parts, _opened, check_whole)
 
 
-_Opened = tuple[str, Component]  # with its name in the model
-
-
-def _open_unet(checkpoint: Checkpoint, path: Path) -> _Opened:
+def _opened(checkpoint: Checkpoint, part: str, path: Path) -> tuple[str, Component]:
+    """Open one of PARTS, and return its name in the model; a text encoder's name shows in its tensors."""
+    if part == "vae":
+        return part, open_vae(path, checkpoint[part].config)
+    if part != "transformer":
+        return open_text(checkpoint, path)
     if is_folder(path):
         return "unet", open_component(unet.NETWORK, path, read_config(unet.NETWORK, path), "unet")
     return "unet", _unet_file(checkpoint, path)
-
-
-def _open_vae(checkpoint: Checkpoint, path: Path) -> _Opened:
-    return "vae", open_vae(path, checkpoint["vae"].config)
-
-
-_OPENERS = {"transformer": _open_unet, "vae": _open_vae}  # of the parts that are no text encoders
-
-
-def _with(checkpoint: Checkpoint, path: Path, opener: Callable[[Checkpoint, Path], _Opened]) -> tuple[Checkpoint, str]:
-    with ExitStack() as stack:
-        stack.callback(checkpoint.close)
-        name, part = opener(checkpoint, path)
-        stack.callback(part.plan.close)
-        changed = replace(checkpoint, components={**checkpoint.components, name: part})
-        used = {file for other in changed.components.values() for file in other.plan.files}
-        if used.isdisjoint(checkpoint[name].plan.files):  # not a file from which other parts are still read
-            checkpoint[name].plan.close()
-        stack.pop_all()
-        return changed, name
 
 
 def _unet_file(checkpoint: Checkpoint, path: Path) -> Component:

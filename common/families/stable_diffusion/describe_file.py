@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.description import Description, component_line, of_file, summary
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parts import vae_files
@@ -35,10 +35,9 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         return Description(lines=[f"layout: {text}", summary("file", header.tensors)])
     if not single_file.is_single_file(header.tensors):
         return None
-    whole = Description(lines=["layout: Stable Diffusion, single file", summary("file", header.tensors)])
-    if header.format == "GGUF":
-        whole.lines[0] = "layout: GGUF, Stable Diffusion, single file"
-        whole.lines.append(in_memory(header.tensors, lambda name: name.endswith("token_embedding.weight")))
+    form = "GGUF, " if header.format == "GGUF" else ""
+    layout = f"{form}Stable Diffusion, single file"
+    whole = of_file(layout, header, lambda name: name.endswith("token_embedding.weight"))
     try:
         whole.lines[1:1] = single_file.detect(header, prediction).reasons
         opened = single_file.open_file(header.file.path, prediction)
@@ -47,7 +46,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         return whole
     opened.close()
     for name, plan in opened.plans.items():
-        whole.lines.append(f"{name}: {counted(len(plan.entries), 'tensor')}, {plan.parameters / 1e6:,.1f} M parameters")
+        whole.lines.append(component_line(name, plan))
     if opened.ignored:
         whole.lines.append(f"known and not needed: {counted(opened.ignored, 'tensor')}")
     return whole

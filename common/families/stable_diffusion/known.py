@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from qwenimg.common.families.known_model import KnownModel
 
+_sd = partial(KnownModel, family="stable-diffusion")
 KNOWN = (
-    KnownModel(
+    _sd(
         name="sd15",
         repo="stable-diffusion-v1-5/stable-diffusion-v1-5",
         title="Stable Diffusion 1.5",
@@ -15,31 +18,25 @@ KNOWN = (
         height=512,
         steps=50,
         guidance=7.5,
-        negative_prompt="",
         bytes=4_270_000_000,
         memory=4_000_000_000,
-        family="stable-diffusion",
         aliases=("sd1.5", "sd-1.5"),
         files=("v1-5-pruned", "v1-5-pruned-emaonly", "v1-5-pruned-emaonly-fp16"),
     ),
-    KnownModel(
+    _sd(
         name="sdxl",
         repo="stabilityai/stable-diffusion-xl-base-1.0",
         title="Stable Diffusion XL 1.0",
         license="CreativeML Open RAIL++-M",
         purpose="pictures of 1024 pixels on ordinary machines",
-        width=1024,
-        height=1024,
         steps=50,
         guidance=5.0,
-        negative_prompt="",
         bytes=13_880_000_000,
         memory=8_000_000_000,
-        family="stable-diffusion",
         aliases=("sdxl-base",),
         files=("sd_xl_base_1.0", "sd_xl_base_1.0_0.9vae", "stable-diffusion-xl-base-1-0"),
     ),
-    KnownModel(
+    _sd(
         name="sdxl-turbo",
         repo="stabilityai/sdxl-turbo",
         title="SDXL Turbo",
@@ -49,25 +46,19 @@ KNOWN = (
         height=512,
         steps=1,
         guidance=0.0,
-        negative_prompt="",
         bytes=13_880_000_000,
         memory=8_000_000_000,
-        family="stable-diffusion",
     ),
-    KnownModel(
+    _sd(
         name="sdxl-refiner",
         repo="stabilityai/stable-diffusion-xl-refiner-1.0",
         title="the refiner of Stable Diffusion XL 1.0",
         license="CreativeML Open RAIL++-M",
         purpose="ends pictures of sdxl: --refiner sdxl-refiner",
-        width=1024,
-        height=1024,
         steps=50,
         guidance=5.0,
-        negative_prompt="",
         bytes=12_150_000_000,
         memory=8_000_000_000,
-        family="stable-diffusion",
     ),
 )
 _WHY = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"

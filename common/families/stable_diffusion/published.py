@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any
 
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
+from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.discrete import parse_diffusion
 
@@ -68,15 +69,7 @@ def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
     if (model := models().get(name)) is None:
         return None
-    texts = {part: on_paper(clip.NETWORK, config, "float32") for part, config in model.texts.items()}
-    return Checkpoint(
-        source=Path(name),
-        components={
-            "unet": on_paper(unet.NETWORK, model.unet, "float32"),
-            "vae": on_paper(kl_vae.NETWORK, vae(), "float32"),
-            **texts,
-        },
-        tokenizers={part: absent_tokenizer(name) for part in texts},
-        scheduler=parse_diffusion(model.scheduler, name),
-        zeros_for_empty=len(texts) > 1,
-    )
+    parts: dict[str, tuple[Network, Any]] = {"unet": (unet.NETWORK, model.unet), "vae": (kl_vae.NETWORK, vae())}
+    parts |= {part: (clip.NETWORK, config) for part, config in model.texts.items()}
+    checkpoint = paper_checkpoint(name, parts, parse_diffusion(model.scheduler, name), "float32")
+    return replace(checkpoint, zeros_for_empty=len(model.texts) > 1)

@@ -16,7 +16,7 @@ from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.stable_diffusion import unet_keys
 from qwenimg.common.families.stable_diffusion.kinds import FIRST, KINDS, unet_config
 from qwenimg.common.formats import gguf
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
@@ -30,7 +30,7 @@ from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_v
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.parts.vae_files import SIGN, VAES, latent_channels
 from qwenimg.common.weights.keys import check_architecture, plan_places
-from qwenimg.common.weights.plan import LoadPlan, Uses, as_stored
+from qwenimg.common.weights.plan import LoadPlan, Uses, stored_uses
 
 UNET = "model.diffusion_model."
 LATENTS = 4  # channels; a VAE of another number is another family's
@@ -200,7 +200,7 @@ def _prediction(header: Header, kind: str, channels: int, given: Prediction | No
 def open_file(path: Path, prediction: Prediction | None = None) -> SingleFile:
     """Check every tensor of `path` and plan its components. Raises ModelError: a tensor that is missing, unknown, of
     another shape or in a dtype that is not read."""
-    header = read_header(path)
+    header = open_header(path)
     with closed_on_error(header.file):
         detected = detect(header, prediction)
         return _opened(header, detected)
@@ -246,12 +246,12 @@ def _opened(header: Header, detected: Detected) -> SingleFile:
         of_vae = vae_config(path, shapes, like)
         wanted = kl_vae.manifest(of_vae)
         places = ldm_keys.vae_places(wanted, of_vae, detected.vae)
-        plan("vae", places, stored_vae(header, places, wanted), as_stored(wanted))
+        plan("vae", places, stored_vae(header, places, wanted), stored_uses(wanted))
     texts = {}
     for text in detected.texts:
         prefix, config = clip_config(path, header, text)
         texts[text.component], manifest = config, clip.manifest(config)
-        plan(text.component, _text_places(header, text, prefix, manifest), manifest, as_stored(manifest))
+        plan(text.component, _text_places(header, text, prefix, manifest), manifest, stored_uses(manifest))
     unknown = [key for key in header.tensors if key not in used and not _is_ignored(key)]
     check_known(path, unknown, KINDS[detected.kind].title if detected.kind else "a VAE")
     return SingleFile(

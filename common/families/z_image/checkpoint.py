@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
-from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import mflux
 from qwenimg.common.families.z_image.published import SHIFTS, of_name, transformer
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.networks.denoisers import zimage_dit
-from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
-from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import check_widths, open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.piece import Z_IMAGE_FILES
@@ -47,7 +43,8 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             components[name] = _opened(name, folder, choices, published=not whole)
             keep(components[name].plan)
         configs = {name: part.config for name, part in components.items()}
-        _check_fit(folder, configs["transformer"], configs["text_encoder"], configs["vae"])
+        dit, text, vae = (configs[name] for name in _NETWORKS)
+        check_widths(folder, (dit.cap_feat_dim, text.hidden_size), (dit.in_channels, vae.latent_channels))
         return Checkpoint(
             source=folder,
             components=components,
@@ -87,17 +84,3 @@ def _scheduler(folder: Path, *, whole: bool) -> FlowMatchConfig:
     if whole or is_file(path):
         return flow_match.read_config(read_json(path), path)
     return parse(FlowMatchConfig, scheduler(SHIFTS[of_name(told_name(folder))]), source=path)
-
-
-def _check_fit(folder: Path, dit: ZImageConfig, text: Qwen3Config, vae: KLVAEConfig) -> None:
-    """Check that the components of a folder belong together. Raise ModelError."""
-    if dit.cap_feat_dim != text.hidden_size:
-        raise ModelError(
-            f"{clean(folder)}: the transformer wants text states of {dit.cap_feat_dim} channels, the text encoder "
-            f"makes {text.hidden_size}"
-        )
-    if dit.in_channels != vae.latent_channels:
-        raise ModelError(
-            f"{clean(folder)}: the transformer takes {dit.in_channels} channels, the VAE's latents have "
-            f"{vae.latent_channels}"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, in_memory, summary
+from qwenimg.common.families.description import Description, of_file, summary
 from qwenimg.common.families.z_image import transformer_file
 from qwenimg.common.families.z_image.published import transformer
 from qwenimg.common.formats import gguf
@@ -33,16 +33,16 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     other = transformer_file.other_model(header.tensors)
     if other is None and part_of(header) != "transformer":
         return None
-    lines = [f"layout: {_layout(header)}", summary("file", header.tensors)]
     if other is not None:
-        return Description(lines=[f"layout: {other}", *lines[1:]], faults=[f"is {other}"])
-    if header.format == "GGUF":
-        lines.append(in_memory(header.tensors, lambda key: "pad_token" in key))
+        return Description(lines=[f"layout: {other}", summary("file", header.tensors)], faults=[f"is {other}"])
+    whole = of_file(_layout(header), header, lambda key: "pad_token" in key)
     try:
         transformer_file.open_transformer(header.file.path, transformer()).plan.close()
     except ModelError as error:
-        return Description(lines=lines, faults=[str(error)])
-    return Description(lines=[*lines, _USE])
+        whole.faults.append(str(error))
+        return whole
+    whole.lines.append(_USE)
+    return whole
 
 
 def _layout(header: Header) -> str:

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from qwenimg.common.families.known_model import KnownModel
 
-KNOWN = (
-    KnownModel(
-        name="z-image-turbo",
-        repo="Tongyi-MAI/Z-Image-Turbo",
-        title="Z-Image-Turbo, 6B",
-        license="Apache-2.0",
-        purpose="photographs and writing, English and Chinese, in 8 steps",
-        width=1024,
-        height=1024,
-        steps=8,
-        guidance=0.0,
-        negative_prompt="",
-        bytes=32_850_000_000,
-        memory=14_000_000_000,
-        family="z-image",
-        aliases=("zimage-turbo",),
-        files=("z_image_turbo_bf16",),
-    ),
-    KnownModel(
-        name="z-image",
-        repo="Tongyi-MAI/Z-Image",
-        title="Z-Image, 6B",
-        license="Apache-2.0",
-        purpose="the model that Z-Image-Turbo is distilled from, with negative prompts and more variety",
-        width=1024,
-        height=1024,
-        steps=50,
-        guidance=4.0,
-        negative_prompt="",
-        bytes=20_540_000_000,
-        memory=14_000_000_000,
-        family="z-image",
-        aliases=("zimage", "z-image-base"),
-        files=("z_image_bf16",),
-    ),
+_z_image = partial(KnownModel, family="z-image", license="Apache-2.0", memory=14_000_000_000)
+TURBO = _z_image(
+    name="z-image-turbo",
+    repo="Tongyi-MAI/Z-Image-Turbo",
+    title="Z-Image-Turbo, 6B",
+    purpose="photographs and writing, English and Chinese, in 8 steps",
+    steps=8,
+    guidance=0.0,
+    bytes=32_850_000_000,
+    aliases=("zimage-turbo",),
+    files=("z_image_turbo_bf16",),
 )
+BASE = _z_image(
+    name="z-image",
+    repo="Tongyi-MAI/Z-Image",
+    title="Z-Image, 6B",
+    purpose="the model that Z-Image-Turbo is distilled from, with negative prompts and more variety",
+    steps=50,
+    guidance=4.0,
+    bytes=20_540_000_000,
+    aliases=("zimage", "z-image-base"),
+    files=("z_image_bf16",),
+)
+KNOWN = (TURBO, BASE)
 _WHY = "edits images; this version makes images from text"
 # Why others are not supported
 REFUSED = {

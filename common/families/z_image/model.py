@@ -7,7 +7,7 @@ and not the sum. The branches of guidance run in turn, since texts of different 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.z_image import lora_names, memory
@@ -28,9 +28,8 @@ from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.weights.loras.lora_names import Names
 
 TEMPLATE = Template(text="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", dropped=0, limit=512, seen=512)
 
@@ -49,6 +48,7 @@ class ZImage(FlowModel):
 
     guidance = Guidance(formula=_from_conditional, off=0.0, until=lambda request: request.cfg_truncation)
     options = frozenset({"step_cache", "cached_calls", "cfg_normalization", "cfg_truncation"})
+    layer_names = staticmethod(lora_names.names)
     texts: TemplateTexts
     config: ZImageConfig
 
@@ -61,10 +61,6 @@ class ZImage(FlowModel):
     @property
     def heads(self) -> int:
         return self.config.n_heads
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)
@@ -84,9 +80,6 @@ class ZImage(FlowModel):
         activations += kept_bytes(self.config.dim, counts) if request.caches else 0
         operations = (memory.step_operations(self.config, count) for count in counts)
         return [self.denoising(plan, branches, sharing, activations, operations)]
-
-    def variant(self, change: Change) -> ZImage:
-        return ZImage(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid = shape.grid(PATCH)

@@ -7,21 +7,21 @@ its example has 50 and 4. A model's files tell them apart by the shift of the sc
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.families.z_image.known import BASE, TURBO
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import absent_tokenizer, on_paper
+from qwenimg.common.parts.components import paper_checkpoint
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
-SHIFTS = {"z-image-turbo": 3.0, "z-image": 6.0}
+SHIFTS = {TURBO.name: 3.0, BASE.name: 6.0}
 """The shift of each published model's scheduler."""
 _DTYPES = {"z-image-turbo": "float32", "z-image": "bfloat16"}  # of the transformer's files
 
@@ -42,20 +42,15 @@ def published(name: str) -> Checkpoint | None:
     """Return the model known as `name`, without its files; None for another name."""
     if name not in SHIFTS:
         return None
-    return Checkpoint(
-        source=Path(name),
-        components={
-            "transformer": on_paper(zimage_dit.NETWORK, transformer(), _DTYPES[name]),
-            "text_encoder": on_paper(qwen3.NETWORK, Qwen3Config(), "bfloat16"),
-            "vae": on_paper(kl_vae.NETWORK, kl_vae.FLUX_1, "bfloat16"),
-        },
-        tokenizers={"text_encoder": absent_tokenizer(name)},
-        scheduler=parse(FlowMatchConfig, scheduler(SHIFTS[name]), source=name),
-    )
+    parts = {
+        "transformer": (zimage_dit.NETWORK, transformer()),
+        "text_encoder": (qwen3.NETWORK, Qwen3Config()),
+        "vae": (kl_vae.NETWORK, kl_vae.FLUX_1),
+    }
+    dtypes = dict.fromkeys(parts, "bfloat16") | {"transformer": _DTYPES[name]}
+    return paper_checkpoint(name, parts, parse(FlowMatchConfig, scheduler(SHIFTS[name]), source=name), dtypes)
 
 
 def defaults(shift: float) -> Defaults:
     """Return the defaults of a model whose scheduler has this shift."""
-    if shift == SHIFTS["z-image-turbo"]:
-        return Defaults(steps=8, guidance=0.0, negative_prompt="")
-    return Defaults(steps=50, guidance=4.0, negative_prompt="")
+    return Defaults(**(TURBO if shift == SHIFTS[TURBO.name] else BASE).usual)

@@ -14,7 +14,7 @@ from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad, closed_on_error
-from qwenimg.common.formats.headers import read_header
+from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
@@ -53,7 +53,7 @@ def open_transformer(path: Path, like: ZImageConfig, *, whole: bool = False) -> 
     """Open the transformer in the file `path`. Its sizes are those of the file; `like` has the axes of positions,
     which no tensor shows. Raises ModelError."""
     network, title = zimage_dit.NETWORK, "transformer"
-    header = read_header(path)
+    header = open_header(path)
     with closed_on_error(header.file):
         check_architecture(header, network.architectures, title)
         prefix = _checked_prefix(header)

@@ -24,7 +24,7 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model
 from qwenimg.common.networks.encoders.language_model import LLAMA_CPP, from_llama_cpp
 from qwenimg.common.networks.network import Network
-from qwenimg.common.weights.plan import Uses, as_stored
+from qwenimg.common.weights.plan import Uses, stored_uses
 
 MODEL_TYPE = "qwen3"
 _PREFIX, _NOT_NEEDED = "model.", ("lm_head.", "output.")
@@ -94,7 +94,7 @@ def manifest(config: Qwen3Config) -> Manifest:
 def uses(stored: Manifest, layers: int) -> Uses:
     """Return `stored` with only the first `layers`, and without the final norm."""
     numbers = {key: int(match[1]) for key in stored if (match := _LAYER.match(key))}
-    return as_stored(
+    return stored_uses(
         {key: shape for key, shape in stored.items() if numbers.get(key, 0) < layers and not key.startswith("norm.")}
     )
 

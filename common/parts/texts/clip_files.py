@@ -14,7 +14,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import first
-from qwenimg.common.formats.headers import peek, read_header
+from qwenimg.common.formats.headers import open_header, peek
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.parts import ldm_keys
@@ -22,7 +22,7 @@ from qwenimg.common.parts.components import component, is_absent, open_component
 from qwenimg.common.parts.ldm_configs import Text, clip_config
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.weights import keys
-from qwenimg.common.weights.plan import as_stored
+from qwenimg.common.weights.plan import stored_uses
 
 NO_CLIP = "holds no CLIP text encoder: no text_model.encoder.layers or transformer.resblocks"
 WIDTHS = {768: "CLIP-L (ViT-L/14)", 1024: "OpenCLIP-H", 1280: "CLIP-G (OpenCLIP bigG)"}
@@ -81,7 +81,7 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
 def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool) -> Component:
     """Open the text encoder `name` in the file `path`. Its configuration is `config` if that `is_known`, else its sizes
     are the file's, and `config` is its published type. Raises ModelError."""
-    header = read_header(path)
+    header = open_header(path)
     with closed_on_error(header.file):
         layout = find(header.tensors)
         if layout is None:
@@ -110,7 +110,7 @@ def within(header: Header, text: Text, *, whole: bool = False) -> Component:
     places = ldm_keys.clip_places(manifest, prefix)
     if _PROJECTION in places:
         places[_PROJECTION] = places[_PROJECTION]._replace(key=text.prefix + _PROJECTION)
-    plan = keys.plan_places(header, text.component, places, manifest, as_stored(manifest))
+    plan = keys.plan_places(header, text.component, places, manifest, stored_uses(manifest))
     return component(clip.NETWORK, config, plan, whole=whole)
 
 
@@ -138,7 +138,7 @@ def _own_config(header: Header, prefix: str, open_clip: bool, name: str, publish
 
 def _open_clip(header: Header, prefix: str, name: str, config: clip.CLIPConfig) -> Component:
     manifest = clip.manifest(config)
-    plan = keys.plan_places(header, name, ldm_keys.open_clip_places(manifest, prefix), manifest, as_stored(manifest))
+    plan = keys.plan_places(header, name, ldm_keys.open_clip_places(manifest, prefix), manifest, stored_uses(manifest))
     spare = tuple(f"{prefix}transformer.resblocks.{layer}." for layer in _spare_layers(config))
     needless = {f"{prefix}{name}" for name in _OPEN_NOT_NEEDED}
     unknown = header.tensors.keys() - plan.known - needless

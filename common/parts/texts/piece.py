@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,44 +50,37 @@ _TOKENIZER = (
     "merges.txt",
     "special_tokens_map.json",
 )
-_SMALL_FILES = (*_CONFIGURATIONS, *(f"tokenizer/{name}" for name in _TOKENIZER))
-QWEN_IMAGE_FILES = Piece(
+_small_files = partial(
+    Piece,
+    bytes=15_900_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=(*_CONFIGURATIONS, *(f"tokenizer/{name}" for name in _TOKENIZER)),
+)
+QWEN_IMAGE_FILES = _small_files(
     name="qwen-image-files",
     repo="Qwen/Qwen-Image",
     title="the small files of Qwen-Image",
     bytes=4_700_000,
-    license="Apache-2.0",
-    purpose="tokenizer and configurations, where the weights are in other files",
-    files=_SMALL_FILES,
     family="qwen-image",
 )
-Z_IMAGE_FILES = Piece(
+Z_IMAGE_FILES = _small_files(
     name="z-image-files",
     repo="Tongyi-MAI/Z-Image-Turbo",
     title="the small files of Z-Image",
-    bytes=15_900_000,
-    license="Apache-2.0",
-    purpose="tokenizer and configurations, where the weights are in other files",
-    files=_SMALL_FILES,
     family="z-image",
 )
-FLUX_2_FILES = Piece(
+FLUX_2_FILES = _small_files(
     name="flux2-files",
     repo="black-forest-labs/FLUX.2-klein-4B",
     title="the small files of FLUX.2 klein",
-    bytes=15_900_000,
-    license="Apache-2.0",
-    purpose="tokenizer and configurations, where the weights are in other files",
-    files=_SMALL_FILES,
     family="flux2",
 )
-QWEN_IMAGE_21_FILES = Piece(
+QWEN_IMAGE_21_FILES = _small_files(
     name="qwen-image-2.1-files",
     repo="Qwen/Qwen-Image-2.1",
     title="the small files of Qwen-Image-2.1",
-    bytes=15_900_000,
     license="Qwen Research (non-commercial)",
-    purpose="tokenizer and configurations, where the weights are in other files",
     files=(*_CONFIGURATIONS, *(f"processor/{name}" for name in _TOKENIZER)),
     tokenizer="processor",
     family="qwen-image-2.1",

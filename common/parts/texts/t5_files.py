@@ -19,7 +19,7 @@ from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import Place, plan_places
-from qwenimg.common.weights.plan import as_stored
+from qwenimg.common.weights.plan import stored_uses
 
 _FIRST = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"  # only version 1.1 has a gate
 _SIGNS = (_FIRST, "enc.blk.0.ffn_gate.weight")  # in transformers' names, and in llama.cpp's
@@ -67,7 +67,7 @@ def within(header: Header, prefix: str, title: str, *, whole: bool = False) -> C
     manifest = t5.manifest(config)
     stored = {t5.rename(key.removeprefix(prefix)): key for key in sorted(header.tensors) if key.startswith(prefix)}
     places = {name: Place(stored.get(name, prefix + name)) for name in manifest}
-    plan = plan_places(header, title, places, manifest, as_stored(manifest))
+    plan = plan_places(header, title, places, manifest, stored_uses(manifest))
     return component(t5.NETWORK, config, plan, whole=whole)
 
 

@@ -1,8 +1,8 @@
 """What flow-match models with one transformer share: sampling, stages, LoRAs, and the run of one image.
 
-A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs, and `start`: it encodes the
-texts, opens the transformer and returns a `FlowRun`. The transformer's configuration has its width as `dim`, and its
-heads as `num_attention_heads`, unless the family defines `heads`.
+A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs (`layer_names`), and
+`start`: it encodes the texts, opens the transformer and returns a `FlowRun`. The transformer's configuration has its
+width as `dim`, and its heads as `num_attention_heads`, unless the family defines `heads`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import USUAL
 from qwenimg.common.weights.loras.lora import Deltas
@@ -54,6 +54,7 @@ class FlowModel(ABC):
     multiple = MULTIPLE
     sees_alpha = False
     repeats_images = False
+    writes_prompts = False
     sees_mask = 0
     images: tuple[int, int] = (0, 1)
     guidance: Guidance
@@ -63,6 +64,7 @@ class FlowModel(ABC):
     channels: int
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
     nets: Mapping[str, Controller] = MappingProxyType({})
+    layer_names: ClassVar[staticmethod[[Checkpoint], Names]]  # returns `lora_names`
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -73,10 +75,9 @@ class FlowModel(ABC):
         self.schedule_config = checkpoint.scheduler
         self.config: Any = checkpoint["transformer"].config
 
-    @property
-    @abstractmethod
+    @cached_property
     def lora_names(self) -> Names:
-        """The names of the layers that LoRAs may change."""
+        return self.layer_names(self.checkpoint)
 
     @property
     def heads(self) -> int:
@@ -136,12 +137,22 @@ class FlowModel(ABC):
         """Return the keys of the states of the branches' prompts."""
         return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
 
+    # A prompt that the model writes itself
+
+    def writing(self, request: Request) -> list[Stage]:
+        """Return the stages in which the model writes the prompt of `request`."""
+        return []
+
+    def with_prompt(self, request: Request) -> Request:
+        return request
+
     # A run
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         prompts = self.prompts(request)
         return [
             *(self.vae.encoding(one) for one in self.encoded(request, shape)),
+            *self.writing(request),
             *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
             *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
             self.vae.decoding(shape),
@@ -180,6 +191,11 @@ class FlowModel(ABC):
                 plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
             ),
         )
+
+    def variant(self, change: Change) -> Self:
+        cls: Any = type(self)  # a family's, made of a runtime and a checkpoint
+        variant: Self = cls(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
+        return variant
 
     def check_weights(self) -> None:
         self.vae.check_weights()

@@ -33,16 +33,6 @@ def _guidance(request: Request) -> float:
     return request.guidance
 
 
-def _to_the_end(request: Request) -> float:
-    """Return the end of guidance in a family without a noise level where it ends."""
-    return 1.0
-
-
-def _no_more(request: Request) -> tuple[Branch, ...]:
-    """Return no more branches."""
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
     """The guidance of a family."""
@@ -51,8 +41,8 @@ class Guidance:
     name: str = "guidance"  # of the option that is the scale
     off: float = 1.0  # the scale up to which only the prompt's branch is computed; infinite for a model without others
     scale: Callable[[Request], float] = _guidance
-    until: Callable[[Request], float] = _to_the_end  # of the unconditional branch
-    more: Callable[[Request], tuple[Branch, ...]] = _no_more  # branches after the unconditional one
+    until: Callable[[Request], float] = lambda request: 1.0  # of the unconditional branch
+    more: Callable[[Request], tuple[Branch, ...]] = lambda request: ()  # branches after the unconditional one
 
     def is_on(self, request: Request) -> bool:
         """Return whether the unconditional branch is computed."""
@@ -73,7 +63,7 @@ class Guidance:
             )
         return options | {"guidance": wanted}
 
-    def told(self, request: Request) -> str:
+    def text(self, request: Request) -> str:
         """Return the scale, in words."""
         return f"{self.name} {self.scale(request):g}"
 

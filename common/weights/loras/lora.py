@@ -127,14 +127,9 @@ def joined(several: Sequence[Deltas]) -> Deltas:
 
 
 def _stranger(unknown: list[str], count: int) -> str:
-    which = first([unknown[0]])
     if len(unknown) == count:
-        return f"none of its {count} modules, such as {which}, is a layer of this model"
-    return f"module {which}{_more(unknown)} is no layer of this model"
-
-
-def _more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if names[1:] else ""
+        return f"none of its {count} modules, such as {first(unknown[:1])}, is a layer of this model"
+    return f"module {first(unknown)} is no layer of this model"
 
 
 # Keys

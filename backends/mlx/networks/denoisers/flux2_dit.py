@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     FinalNorm,
     JointBlock,
@@ -22,12 +22,10 @@ from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     Rope,
     TimestepEmbedding,
 )
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import flux2_conditioning
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -192,13 +190,8 @@ class Condition:
     rope: Rope
 
 
-class Component:
-    def __init__(self, config: Flux2Config, plan: LoadPlan, precision: Precision):
-        self.config = config
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: Flux2Transformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS))
+class Component(LoadedNetwork[Flux2Config, Flux2Transformer]):
+    network, role = Flux2Transformer, "transformer"
 
     @ops.computes
     def condition(self, text: Array, images: tuple[Sequence[flux2_conditioning.Grid], Sequence[Array]]) -> Condition:

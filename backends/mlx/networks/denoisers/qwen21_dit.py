@@ -14,20 +14,18 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     Pair,
     Rope,
     RotaryAttention,
     TimestepEmbedding,
 )
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_conditioning import Grid, SlotPlace, TokenRun
 from qwenimg.common.networks.denoisers.qwen21_dit import TIME_CHANNELS, Qwen21Config
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -189,13 +187,8 @@ class Condition:
     known: list[Pair] = field(default_factory=list)  # keys and values of the context, kept by the first prediction
 
 
-class Component:
-    def __init__(self, config: Qwen21Config, plan: LoadPlan, precision: Precision):
-        self.config = config
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: Qwen21Transformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS))
+class Component(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
+    network, role = Qwen21Transformer, "transformer"
 
     @ops.computes
     def condition(

@@ -25,12 +25,10 @@ from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import (
     Rope,
     TimestepEmbedding,
 )
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import MLP_RATIO, NORM_EPS, TIME_CHANNELS, QwenDiTConfig
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 Change: TypeAlias = Callable[[Array], Array]
 """A change by a control network: from the image stream behind a block, [B M C], it makes an addition [B L C] to its
@@ -168,13 +166,8 @@ def block_rows(briefly: Callable[[str, Callable[[], Pair]], Pair], blocks: Itera
     return [briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(blocks)]
 
 
-class Component:
-    def __init__(self, config: QwenDiTConfig, plan: LoadPlan, precision: Precision):
-        self.config, self.plan = config, plan
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: QwenImageTransformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS))
+class Component(LoadedNetwork[QwenDiTConfig, QwenImageTransformer]):
+    network, role = QwenImageTransformer, "transformer"
 
     @ops.computes
     def modulate(self, features: NumpyArray, addition: int = 0) -> Modulation:

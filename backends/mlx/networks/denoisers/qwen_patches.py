@@ -13,12 +13,10 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers.qwen_patches import NORM_EPS, QwenPatchesConfig
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import TimeStep
-from qwenimg.common.weights.plan import LoadPlan
 
 
 class Patch(mlx.nn.Module):
@@ -63,12 +61,8 @@ class Patched:
         return update if self.scale == 1 else update * self.scale
 
 
-class Component:
-    def __init__(self, config: QwenPatchesConfig, plan: LoadPlan, precision: Precision):
-        self.config, self.plan = config, plan
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.model = load.empty(lambda: QwenImagePatches(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS))
+class Component(LoadedNetwork[QwenPatchesConfig, QwenImagePatches]):
+    network, role = QwenImagePatches, "transformer"
 
     @ops.computes
     def condition(self, text: Array, grid: tuple[int, int], picture: Array) -> Array:

@@ -18,6 +18,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import FeedForward, FinalNorm, TimestepEmbedding
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.denoisers import sd3_conditioning
 from qwenimg.common.networks.denoisers.sd3_dit import (
@@ -29,10 +30,7 @@ from qwenimg.common.networks.denoisers.sd3_dit import (
     SD3Config,
     chunks,
 )
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 Pair = tuple[Array, Array]
 # Layers
@@ -236,13 +234,8 @@ class Modulation:
         return [(img[one], txt[one]) for img, txt in self.blocks], self.final[one]
 
 
-class Component:
-    def __init__(self, config: SD3Config, plan: LoadPlan, precision: Precision):
-        self.config, self.plan = config, plan
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: SD3Transformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS))
+class Component(LoadedNetwork[SD3Config, SD3Transformer]):
+    network, role = SD3Transformer, "transformer"
 
     @ops.computes
     def modulate(self, features: NumpyArray, pooled: Sequence[NumpyArray]) -> Modulation:

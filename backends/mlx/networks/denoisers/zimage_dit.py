@@ -14,14 +14,12 @@ import mlx.nn
 import numpy as np
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import RotaryAttention
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import zimage_conditioning
 from qwenimg.common.networks.denoisers.zimage_dit import FINAL_EPS, QK_EPS, TIME_CHANNELS, TIME_WIDTH, ZImageConfig
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -166,13 +164,8 @@ class Condition:
     rope: Array
 
 
-class Component:
-    def __init__(self, config: ZImageConfig, plan: LoadPlan, precision: Precision):
-        self.config = config
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: ZImageTransformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS))
+class Component(LoadedNetwork[ZImageConfig, ZImageTransformer]):
+    network, role = ZImageTransformer, "transformer"
 
     @ops.computes
     def condition(self, text: Array, grid: tuple[int, int]) -> Condition:

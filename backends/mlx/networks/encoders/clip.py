@@ -13,11 +13,9 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.clip import CLIPConfig, eos_position
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -124,12 +122,8 @@ class CLIPTextEncoder(mlx.nn.Module):
 # Component
 
 
-class Component:
-    def __init__(self, config: CLIPConfig, plan: LoadPlan, precision: Precision):
-        self.config = config
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: CLIPTextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS))
+class Component(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
+    network, role = CLIPTextEncoder, "text"
 
     @ops.computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:

@@ -12,13 +12,11 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.encoders.language_model import DecoderLayer, Pair
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.numbers.rope import text_rope
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -81,13 +79,8 @@ class Qwen3TextEncoder(mlx.nn.Module):
 # Component
 
 
-class Component:
-    def __init__(self, config: Qwen3Config, plan: LoadPlan, precision: Precision):
-        self.config = config
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: Qwen3TextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS))
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+class Component(LoadedNetwork[Qwen3Config, Qwen3TextEncoder]):
+    network, role = Qwen3TextEncoder, "text"
 
     @ops.computes
     def encode(self, ids: Sequence[int], pads: int = 0) -> Array:

@@ -13,16 +13,14 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.encoders.language_model import Pair, with_slots
 from qwenimg.backends.mlx.networks.encoders.qwen_vl import QwenTextEncoder
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import Group, QwenVLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -132,13 +130,8 @@ class QwenPictureEncoder(QwenTextEncoder):
 # Component
 
 
-class Component:
-    def __init__(self, config: QwenVLVisionConfig, plan: LoadPlan, precision: Precision):
-        self.config = config
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: QwenPictureEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS))
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+class Component(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
+    network, role = QwenPictureEncoder, "text"
 
     @ops.computes
     def slots(self, patches: NumpyArray, rows: int, columns: int) -> Array:
@@ -152,7 +145,7 @@ class Component:
         return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back)))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Array]) -> Array:
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Array] = ()) -> Array:
         """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
         start = self.model.start(ops.placed([list(ids)]), places, slots)
         cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)

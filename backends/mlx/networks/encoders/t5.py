@@ -13,11 +13,11 @@ import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
 
-from qwenimg.backends.mlx import load, ops
+from qwenimg.backends.mlx import ops
+from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
@@ -120,13 +120,11 @@ class T5Encoder(mlx.nn.Module):
 # Component
 
 
-class Component:
+class Component(LoadedNetwork[T5Config, T5Encoder]):
+    network, role = T5Encoder, "text"
+
     def __init__(self, config: T5Config, plan: LoadPlan, precision: Precision):
-        self.config = config
-        policy = t5.policy(precision)
-        stream = ops.DTYPES[policy.residual_dtype("text")]
-        self.model = load.empty(lambda: T5Encoder(config, stream), policy, "text")
-        load.fill(self.model, plan.when(ALWAYS))
+        super().__init__(config, plan, t5.policy(precision))
 
     @ops.computes
     def encode(self, ids: Sequence[int]) -> Array:

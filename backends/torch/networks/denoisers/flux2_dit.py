@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
     FinalNorm,
     JointBlock,
@@ -20,12 +20,10 @@ from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
     Rope,
     TimestepEmbedding,
 )
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import flux2_conditioning
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -190,14 +188,8 @@ class Condition:
     rope: Rope
 
 
-class Component:
-    def __init__(self, config: Flux2Config, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: Flux2Transformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[Flux2Config, Flux2Transformer]):
+    network, role = Flux2Transformer, "transformer"
 
     @ops.computes
     def condition(self, text: Tensor, images: tuple[Sequence[flux2_conditioning.Grid], Sequence[Tensor]]) -> Condition:

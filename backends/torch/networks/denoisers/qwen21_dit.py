@@ -12,20 +12,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import (
     Pair,
     Rope,
     RotaryAttention,
     TimestepEmbedding,
 )
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_conditioning import Grid, SlotPlace, TokenRun
 from qwenimg.common.networks.denoisers.qwen21_dit import TIME_CHANNELS, Qwen21Config
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -187,14 +185,8 @@ class Condition:
     known: list[Pair] = field(default_factory=list)  # keys and values of the context, kept by the first prediction
 
 
-class Component:
-    def __init__(self, config: Qwen21Config, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: Qwen21Transformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
+    network, role = Qwen21Transformer, "transformer"
 
     @ops.computes
     def condition(

@@ -15,13 +15,11 @@ from torch import Tensor
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import Pair, Rope
 from qwenimg.backends.torch.networks.denoisers.qwen_dit import TimeTextEmbed, TransformerBlock, block_rows
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_controlnet import QwenControlNetConfig
 from qwenimg.common.networks.denoisers.qwen_dit import NORM_EPS
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 
 class QwenImageControlNet(torch.nn.Module):
@@ -78,14 +76,8 @@ class Residual:
         return self.values
 
 
-class Component:
-    def __init__(self, config: QwenControlNetConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config, self.plan = config, plan
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: QwenImageControlNet(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
+    network, role = QwenImageControlNet, "transformer"
 
     @ops.computes
     def modulate(self, features: NumpyArray) -> list[Pair]:

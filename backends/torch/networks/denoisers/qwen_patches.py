@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers.qwen_patches import NORM_EPS, QwenPatchesConfig
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import TimeStep
-from qwenimg.common.weights.plan import LoadPlan
 
 
 class Patch(torch.nn.Module):
@@ -61,13 +59,8 @@ class Patched:
         return update if self.scale == 1 else update * self.scale
 
 
-class Component:
-    def __init__(self, config: QwenPatchesConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config, self.plan = config, plan
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.model = load.empty(lambda: QwenImagePatches(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[QwenPatchesConfig, QwenImagePatches]):
+    network, role = QwenImagePatches, "transformer"
 
     @ops.computes
     def condition(self, text: Tensor, grid: tuple[int, int], picture: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import FeedForward, FinalNorm, TimestepEmbedding
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers import sd3_conditioning
 from qwenimg.common.networks.denoisers.sd3_dit import (
@@ -27,10 +28,7 @@ from qwenimg.common.networks.denoisers.sd3_dit import (
     SD3Config,
     chunks,
 )
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 Pair = tuple[Tensor, Tensor]
 # Layers
@@ -234,14 +232,8 @@ class Modulation:
         return [(img[one], txt[one]) for img, txt in self.blocks], self.final[one]
 
 
-class Component:
-    def __init__(self, config: SD3Config, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config, self.plan = config, plan
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: SD3Transformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[SD3Config, SD3Transformer]):
+    network, role = SD3Transformer, "transformer"
 
     @ops.computes
     def modulate(self, features: NumpyArray, pooled: Sequence[NumpyArray]) -> Modulation:

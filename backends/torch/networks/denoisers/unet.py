@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.denoisers.unet import LAYER_NORM_EPS, MLP_RATIO, TRANSFORMER_NORM_EPS, Level, UNetConfig
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 Pair = tuple[Tensor, Tensor]
 # Keys and values of each transformer block of each attention of a level
@@ -280,24 +278,18 @@ class Condition:
     branches: int
 
 
-class Component:
-    def __init__(self, config: UNetConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: UNetModel(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[UNetConfig, UNetModel]):
+    network, role = UNetModel, "transformer"
 
     @ops.computes
     def condition(self, texts: NumpyArray, addition: NumpyArray | None) -> Condition:
         """Return the condition for text states [B S C], and pooled text and sinusoids of the sizes [B A]."""
-        extra = None if addition is None else ops.table(addition, self.dtype, self.device)
-        return Condition(self.model.context(ops.table(texts, self.dtype, self.device)), extra, len(texts))
+        extra = None if addition is None else ops.table(addition, self.table_dtype, self.device)
+        return Condition(self.model.context(ops.table(texts, self.table_dtype, self.device)), extra, len(texts))
 
     @ops.computes
     def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
         """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time."""
-        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.dtype, self.device)
+        latents, features = ops.repeated(x, condition.branches), ops.table(step, self.table_dtype, self.device)
         prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition)
         return images.to_bchw(ops.at_least_float32(prediction))

@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import RotaryAttention
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import zimage_conditioning
 from qwenimg.common.networks.denoisers.zimage_dit import FINAL_EPS, QK_EPS, TIME_CHANNELS, TIME_WIDTH, ZImageConfig
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -166,14 +164,8 @@ class Condition:
     rope: Tensor
 
 
-class Component:
-    def __init__(self, config: ZImageConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("transformer")]
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("transformer")]
-        self.model = load.empty(lambda: ZImageTransformer(config, stream), precision, "transformer")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[ZImageConfig, ZImageTransformer]):
+    network, role = ZImageTransformer, "transformer"
 
     @ops.computes
     def condition(self, text: Tensor, grid: tuple[int, int]) -> Condition:

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.clip import CLIPConfig, eos_position
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -122,13 +120,8 @@ class CLIPTextEncoder(torch.nn.Module):
 # Component
 
 
-class Component:
-    def __init__(self, config: CLIPConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: CLIPTextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS), device)
+class Component(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
+    network, role = CLIPTextEncoder, "text"
 
     @ops.computes
     def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Tensor, Tensor]:

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.encoders.language_model import DecoderLayer, Pair
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.numbers.rope import text_rope
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -79,14 +77,8 @@ class Qwen3TextEncoder(torch.nn.Module):
 # Component
 
 
-class Component:
-    def __init__(self, config: Qwen3Config, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: Qwen3TextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS), device)
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+class Component(LoadedNetwork[Qwen3Config, Qwen3TextEncoder]):
+    network, role = Qwen3TextEncoder, "text"
 
     @ops.computes
     def encode(self, ids: Sequence[int], pads: int = 0) -> Tensor:

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.encoders.language_model import Pair, with_slots
 from qwenimg.backends.torch.networks.encoders.qwen3 import Qwen3TextEncoder
 from qwenimg.backends.torch.networks.encoders.qwen_vl_vision import VisionAttention
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -130,14 +128,8 @@ class Qwen3PictureEncoder(Qwen3TextEncoder):
 # Component
 
 
-class Component:
-    def __init__(self, config: Qwen3VLVisionConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: Qwen3PictureEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS), device)
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+class Component(LoadedNetwork[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
+    network, role = Qwen3PictureEncoder, "text"
 
     @ops.computes
     def slots(self, patches: NumpyArray, rows: int, columns: int) -> Tensor:

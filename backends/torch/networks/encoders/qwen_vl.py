@@ -10,13 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
-from qwenimg.backends.torch.networks.encoders.language_model import DecoderLayer, Pair
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.encoders.language_model import DecoderLayer, KeyValues, Pair
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -36,11 +34,12 @@ class Attention(torch.nn.Module):
         """[B S C] -> [B S H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def forward(self, x: Tensor, rope: Pair) -> Tensor:
-        """[B S C] -> [B S C], causal."""
+    def forward(self, x: Tensor, rope: Pair, past: KeyValues | None = None) -> Tensor:
+        """[B S C] -> [B S C], causal. past: of the tokens before these, to which these are added."""
         q = ops.rotate_halves(self.heads(self.q_proj(x)), *rope)
         k = ops.rotate_halves(self.heads(self.k_proj(x)), *rope)
         v = self.attend.values(self.heads(self.v_proj(x)))
+        k, v = (k, v) if past is None else past.extended(k, v)
         return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
 
 
@@ -71,14 +70,8 @@ class QwenTextEncoder(torch.nn.Module):
 # Component
 
 
-class Component:
-    def __init__(self, config: QwenVLConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: QwenTextEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS), device)
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+class Component(LoadedNetwork[QwenVLConfig, QwenTextEncoder]):
+    network, role = QwenTextEncoder, "text"
 
     @ops.computes
     def encode(self, ids: Sequence[int]) -> Tensor:

@@ -11,16 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.encoders.language_model import Pair, with_slots
 from qwenimg.backends.torch.networks.encoders.qwen_vl import QwenTextEncoder
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import Group, QwenVLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NORM_EPS, PicturePlace
-from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
 
@@ -130,14 +128,8 @@ class QwenPictureEncoder(QwenTextEncoder):
 # Component
 
 
-class Component:
-    def __init__(self, config: QwenVLVisionConfig, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: QwenPictureEncoder(config, stream), precision, "text")
-        load.fill(self.model, plan.when(ALWAYS), device)
-        self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
+class Component(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
+    network, role = QwenPictureEncoder, "text"
 
     @ops.computes
     def slots(self, patches: NumpyArray, rows: int, columns: int) -> Tensor:
@@ -151,7 +143,7 @@ class Component:
         return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back, self.device)))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Tensor] = ()) -> Tensor:
         """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
         start = self.model.start(ops.placed([list(ids)], self.device), places, slots)
         cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights.plan import LoadPlan
 
 # Layers
@@ -118,14 +118,11 @@ class T5Encoder(torch.nn.Module):
 # Component
 
 
-class Component:
+class Component(LoadedNetwork[T5Config, T5Encoder]):
+    network, role = T5Encoder, "text"
+
     def __init__(self, config: T5Config, plan: LoadPlan, precision: Precision, device: torch.device):
-        self.config = config
-        self.device = device
-        policy = t5.policy(precision)
-        stream = ops.DTYPES[policy.residual_dtype("text")]
-        self.model = load.empty(lambda: T5Encoder(config, stream), policy, "text")
-        load.fill(self.model, plan.when(ALWAYS), device)
+        super().__init__(config, plan, t5.policy(precision), device)
 
     @ops.computes
     def encode(self, ids: Sequence[int]) -> Tensor:

@@ -1,0 +1,83 @@
+"""Control networks as clients of AUTOMATIC1111's ControlNet extension ask for them: units of `alwayson_scripts`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qwenimg.cli.serve import asked
+from qwenimg.cli.serve.orders import Fault
+from qwenimg.common.base.text import clean
+from qwenimg.common.request import control_text
+
+NAME = "controlnet"
+MODULES = ("none", *control_text.PREPROCESSORS)
+_PARAM = "alwayson_scripts"
+_HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")  # behind a network's name
+_BALANCED = (0, "Balanced")
+# Canny's thresholds here; -1 leaves them open, and `webuiapi` sends 64 for every module unless its user says more.
+_THRESHOLDS = ((100, 200), (-1, -1), (64, 64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlUnits:
+    """The controls that a request asks for, with their pictures."""
+
+    texts: tuple[str, ...]  # as `control` of a request has them
+    pictures: tuple[bytes, ...]  # of each
+
+
+def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
+    """Return the enabled units of `alwayson_scripts`. One without a picture has the first of `images`, from which the
+    request starts. Raises Fault."""
+    if not isinstance(scripts, dict):
+        raise Fault(400, f"{_PARAM} is not an object", param=_PARAM)
+    texts, pictures = list[str](), list[bytes]()
+    for name, about in scripts.items():
+        if name.lower() != NAME:
+            raise _unsupported(f"the script {clean(name, 40)!r}")
+        listed = about.get("args", []) if isinstance(about, dict) else None
+        if not isinstance(listed, list) or not all(isinstance(unit, dict) for unit in listed):
+            raise Fault(400, f"args of {name} is not a list of units", param=_PARAM)
+        for unit in listed:
+            unit = {name: value for name, value in unit.items() if value is not None}
+            if unit.get("enabled", True):
+                pictures.append(_picture(unit, images))
+                texts.append(_text(unit, len(pictures)))
+    return ControlUnits(texts=tuple(texts), pictures=tuple(pictures))
+
+
+def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
+    value = unit.get("image") or unit.get("input_image")
+    if isinstance(value, dict):  # newer clients send a mask beside it
+        unit, value = {"mask": value.get("mask")}, value.get("image")
+    if unit.get("mask") or unit.get("mask_image"):
+        raise _unsupported("a mask of a ControlNet unit")
+    if not value and not images:
+        raise Fault(400, "a ControlNet unit has no image", param=_PARAM)
+    return asked.picture_bytes(value, "image of a ControlNet unit") if value else images[0]
+
+
+def _text(unit: Mapping[str, Any], number: int) -> str:
+    """Return a unit with the `number` of its picture, as `control` of a request has it. Raises Fault."""
+    module = str(unit.get("module") or "none").lower()
+    if module not in MODULES:
+        text = f"module {clean(module, 40)!r} is not here, but {' and '.join(MODULES)}: send its picture, with none"
+        raise Fault(400, text, param=_PARAM, code="unsupported")
+    thresholds = tuple(unit.get(name, -1) for name in ("threshold_a", "threshold_b"))
+    if module == "canny" and thresholds not in _THRESHOLDS:
+        raise _unsupported("a threshold of canny but 100 and 200")
+    if unit.get("control_mode", 0) not in _BALANCED:
+        raise _unsupported(f"control_mode {clean(unit['control_mode'], 40)!r}")
+    weight, start, end = unit.get("weight", 1), unit.get("guidance_start", 0), unit.get("guidance_end", 1)
+    if not all(type(one) in (int, float) for one in (weight, start, end)):
+        raise Fault(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
+    name = _HASH.sub("", str(unit.get("model")))
+    before = "" if module == "none" else f"{module}@"
+    return f"{name}={before}{number}:{weight!r}:{start!r}-{end!r}"
+
+
+def _unsupported(what: str) -> Fault:
+    return Fault(400, f"{what} is not supported here; leave it out", param=_PARAM, code="unsupported")
