@@ -25,6 +25,7 @@ from qwenimg.common.pipeline.steps.guidance import Branch, Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request import skip_layers
+from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
@@ -35,6 +36,9 @@ from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
 from qwenimg.common.weights.loras.lora_names import Names
 from qwenimg.common.weights.plan import LoadPlan
 
+HYPER = "ByteDance/Hyper-SD/Hyper-SD3-8steps-CFG-lora.safetensors"
+FEW_STEPS = {"hyper-cfg": FewSteps(steps=(8,), sampler="euler", guidance=5.0, loras={8: (HYPER,)}, strength=0.125)}
+"""The LoRA for SD 3 medium, the one without norms of queries and keys, with the settings of its model card."""
 SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
 
 
@@ -69,6 +73,7 @@ class SD3(PooledFlowModel):
         texts = SD3Texts(residents, checkpoint, checkpoint["transformer"].config.joint_attention_dim)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
+        self.few_steps = FEW_STEPS if self.config.qk_norm is None else {}
 
     @cached_property
     def lora_names(self) -> Names:
