@@ -58,9 +58,9 @@ class DiffusionModel(Protocol):
     options: frozenset[str]  # the special options of `Request` that it takes
     images: tuple[int, int]  # the fewest and the most of a request
     sees_alpha: bool  # True: images of a request keep their alpha; else they are put on white
+    repeats_images: bool  # True: from the noise that an image of a request was made of, the model draws it again
     # Mask and masked image are inputs of the model itself, and the mask has so many values along a side of a latent: 1,
     # or that of every pixel (`scale`); 0: they are no inputs
-    repeats_images: bool  # True: from the noise that an image of a request was made of, the model draws it again
     sees_mask: int
     few_steps: Mapping[str, FewSteps]  # by name
     nets: Mapping[str, Controller]  # the control networks and LoRAs of the present request, by their names in it
