@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.texts.piece import SMALL_FILE_NAMES, Piece
 
 KNOWN = (
     KnownModel(
@@ -73,6 +74,16 @@ KNOWN = (
         aliases=("flux.2-klein-base-9b",),
         files=("flux-2-klein-base-9b",),
     ),
+)
+SMALL_FILES = Piece(
+    name="flux2-files",
+    repo="black-forest-labs/FLUX.2-klein-4B",
+    title="the small files of FLUX.2 klein",
+    bytes=15_900_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=SMALL_FILE_NAMES,
+    family="flux2",
 )
 _WHY = "has a text encoder of 24 B parameters (Mistral Small 3) that is not supported; FLUX.2 klein is"
 # Why others are not supported

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import Piece
+from qwenimg.common.parts.texts.piece import SMALL_FILE_NAMES, Piece
 
 KNOWN = (
     KnownModel(
@@ -102,6 +102,16 @@ KNOWN = (
         family="qwen-image",
         files=("qwen_image_layered_bf16",),
     ),
+)
+SMALL_FILES = Piece(
+    name="qwen-image-files",
+    repo="Qwen/Qwen-Image",
+    title="the small files of Qwen-Image",
+    bytes=4_700_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=SMALL_FILE_NAMES,
+    family="qwen-image",
 )
 BUILT_IN = KnownModel(
     name="shapes-v1",

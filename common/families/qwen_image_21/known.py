@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.texts.piece import CONFIGURATIONS, TOKENIZER_FILES, Piece
 
 LICENSE = "Qwen Research (non-commercial)"
 KNOWN = (
@@ -38,4 +39,15 @@ KNOWN = (
         family="qwen-image-2.1",
         files=("qwen_image_2.1_turbo_bf16",),
     ),
+)
+SMALL_FILES = Piece(
+    name="qwen-image-2.1-files",
+    repo="Qwen/Qwen-Image-2.1",
+    title="the small files of Qwen-Image-2.1",
+    bytes=15_900_000,
+    license="Qwen Research (non-commercial)",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=(*CONFIGURATIONS, *(f"processor/{name}" for name in TOKENIZER_FILES)),
+    tokenizer="processor",
+    family="qwen-image-2.1",
 )

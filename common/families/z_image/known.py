@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.texts.piece import SMALL_FILE_NAMES, Piece
 
 KNOWN = (
     KnownModel(
@@ -39,6 +40,16 @@ KNOWN = (
         aliases=("zimage", "z-image-base"),
         files=("z_image_bf16",),
     ),
+)
+SMALL_FILES = Piece(
+    name="z-image-files",
+    repo="Tongyi-MAI/Z-Image-Turbo",
+    title="the small files of Z-Image",
+    bytes=15_900_000,
+    license="Apache-2.0",
+    purpose="tokenizer and configurations, where the weights are in other files",
+    files=SMALL_FILE_NAMES,
+    family="z-image",
 )
 _WHY = "edits images; this version makes images from text"
 # Why others are not supported
