@@ -37,9 +37,14 @@ from qwenimg.common.weights.loras.lora_names import Names
 from qwenimg.common.weights.plan import LoadPlan
 
 HYPER = "ByteDance/Hyper-SD/Hyper-SD3-8steps-CFG-lora.safetensors"
-FEW_STEPS = {"hyper-cfg": FewSteps(steps=(8,), sampler="euler", guidance=5.0, loras={8: (HYPER,)}, strength=0.125)}
-"""The LoRA for SD 3 medium, the one without norms of queries and keys, with the settings of its model card."""
 SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
+
+
+def _few_steps(config: SD3Config) -> dict[str, FewSteps]:
+    """Return the LoRA for SD 3 medium, the model without norms of queries and keys, with the settings of its card."""
+    if config.qk_norm is not None:
+        return {}
+    return {"hyper-cfg": FewSteps(steps=(8,), sampler="euler", guidance=5.0, loras={8: (HYPER,)}, strength=0.125)}
 
 
 def _with_skipped(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
@@ -73,7 +78,7 @@ class SD3(PooledFlowModel):
         texts = SD3Texts(residents, checkpoint, checkpoint["transformer"].config.joint_attention_dim)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
-        self.few_steps = FEW_STEPS if self.config.qk_norm is None else {}
+        self.few_steps = _few_steps(self.config)
 
     @cached_property
     def lora_names(self) -> Names:
