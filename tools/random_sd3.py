@@ -74,10 +74,11 @@ def t5_tokenizer() -> dict[str, Any]:
     """T5's with letters for pieces, and a table of no characters."""
     special, letters = ["<pad>", "</s>", "<unk>"], [chr(ord("a") + i) for i in range(26)]
     table = struct.pack("<I", 4 * 256) + bytes(4 * 256) + b"\0"
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     return {
         "version": "1.0",
-        "added_tokens": [{"id": i, "content": text, "special": True} for i, text in enumerate(special)],
+        "added_tokens": [{"id": i, "content": text, "special": True} | plain for i, text in enumerate(special)],
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": b64encode(table).decode()},
         "pre_tokenizer": metaspace,
         "post_processor": None,
