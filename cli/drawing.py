@@ -200,7 +200,8 @@ def _wanted(flags: Flags, replay: Replay | None, report: RunPrinter) -> tuple[li
     options = flags.options if prompt is None else flags.options | {"prompt": prompt}
     base = merged({} if replay is None else replay.fields, fields(options))
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
-    wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite)
+    described = bool(flags.image)  # some models describe a picture
+    wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite, unsaid=described)
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 

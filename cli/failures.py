@@ -66,7 +66,7 @@ def _usage(error: click.ClickException) -> str:
     lacks = isinstance(error, click.MissingParameter) or "unexpected extra" in text
     if lacks and isinstance(error, click.UsageError) and (example := _example(error.ctx)):
         text = f"{text.removesuffix('.')}. As in: qwenimg {example}"
-    if isinstance(error, click.NoSuchOption):
+    if isinstance(error, click.NoSuchOption) and error.ctx and any("-p" in p.opts for p in error.ctx.command.params):
         text += " A prompt that starts with - goes after -p."
     return text
 

@@ -3,6 +3,7 @@ with AVX-512 and with AVX2 alone (--add).
 
 python tools/measure_constants.py              # two minutes, on the built-in model and the tests' tiny ones
 python tools/measure_constants.py --add        # the same, and keeps what was recorded on another machine and is larger
+python tools/measure_constants.py --add sd3    # on some models alone, by their names in WRITERS
 python tools/measure_constants.py --check      # measures, and fails where a K has grown by half
 """
 
@@ -13,7 +14,7 @@ import math
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -34,14 +35,15 @@ from tiny_zimage import write_tiny_zimage
 
 import qwenimg
 from qwenimg import backends
+from qwenimg.common.families import registry
 from qwenimg.common.families.qwen_image import references
+from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, constants, record
 from qwenimg.common.parity.parity import STORED
 from qwenimg.common.parity.passport.passport import Figure
 
 ASKED = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
-NO_FP16 = ("flux2", "z-image", "qwen21", "qwen21-text")  # they refuse the dtype
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
 WRITERS = {
@@ -61,9 +63,14 @@ MODELS = ("shapes", *WRITERS)
 
 def main() -> None:
     references.AREA = 128**2  # of the pictures that a model sees
+    chosen = [name for name in sys.argv[1:] if not name.startswith("--")]
+    if unknown := set(chosen) - set(MODELS):
+        sys.exit(f"no {', '.join(unknown)} in WRITERS")
+    if chosen and not {"--add", "--check"} & {*sys.argv}:
+        sys.exit("give --add: without it, what other models have is dropped")
     found: dict[str, dict[str, float]] = constants.document()["k"] if "--add" in sys.argv else {}
     with small_pictures(), tempfile.TemporaryDirectory() as folder:
-        for kind, dtype, k in measured(Path(folder)):
+        for kind, dtype, k in measured(Path(folder), chosen or MODELS):
             row = found.setdefault(kind, {})
             row[dtype] = max(row.get(dtype, 0.0), k)
     rounded = {kind: {d: float(f"{k:.3g}") for d, k in sorted(row.items())} for kind, row in sorted(found.items())}
@@ -89,14 +96,15 @@ def grown(found: Iterable[tuple[str, str, float]]) -> list[str]:
     ]
 
 
-def measured(folder: Path) -> Iterator[tuple[str, str, float]]:
-    """Kind, dtype and K of every block of every model under every policy, on both backends."""
-    for name in MODELS:
-        place = "shapes" if name == "shapes" else str(folder / name)
+def measured(folder: Path, models: Sequence[str]) -> Iterator[tuple[str, str, float]]:
+    """Kind, dtype and K of every block of `models` under every policy, on both backends."""
+    for name in models:
+        place = resolve("shapes").folder if name == "shapes" else folder / name
         if name != "shapes":
-            WRITERS[name](folder / name)
-        for policy in POLICIES[:2] if name in NO_FP16 else POLICIES:
-            yield from of_model(place, policy)
+            WRITERS[name](place)
+        refused = registry.of_folder(place).precision.refused
+        for policy in POLICIES[:2] if "float16" in refused else POLICIES:
+            yield from of_model(str(place), policy)
 
 
 def of_model(place: str, policy: str) -> Iterator[tuple[str, str, float]]:

@@ -17,7 +17,7 @@ from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.vaes import qwen_vae
@@ -41,9 +41,9 @@ OF_DIFFUSERS = "diffusion_pytorch_model"
 
 def write_qwen(folder: Path, dit: QwenDiTConfig, kind: QwenVariant = variants.TEXT) -> None:
     """Write a model of published proportions, narrower and of fewer layers; model_index.json is written last."""
-    dit, vae, text = of_kind(dit, kind), of_kind(VAE, kind), SEEING if kind.edits else TEXT
+    dit, vae, text = of_kind(dit, kind), of_kind(VAE, kind), SEEING if kind.images[0] else TEXT
     heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
-    network = qwen_vl_vision if kind.edits else qwen_vl
+    network = qwen_vl_vision if kind.edits else qwen_vl_caption if kind.layered else qwen_vl
     keys = {network.NETWORK.published(key): shape for key, shape in network.manifest(text).items()}
     for name, config, manifest, stem in (
         ("transformer", {"_class_name": qwen_dit.CLASS_NAME} | vars(dit), qwen_dit.manifest(dit), OF_DIFFUSERS),

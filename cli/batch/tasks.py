@@ -20,6 +20,7 @@ from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.fields import Fields, check, seeds
 from qwenimg.common.jobs.naming import slug
 from qwenimg.common.jobs.prompt_file import Line
+from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request.request import Defaults
 
 _SHARDS = (("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"), ("RANK", "WORLD_SIZE"))
@@ -73,6 +74,7 @@ def tasks_of(
             if "prompt" not in line:
                 raise UsageError("no prompt")
             check(line)
+            check_said(line["prompt"])  # no line has a picture that a model could describe
             fields = {name: value for name, value in line.items() if name not in ("seed", "num_images")}
             complete = _complete(fields, defaults)
             plain = _hash([complete, identity])

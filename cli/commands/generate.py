@@ -107,11 +107,9 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
         if all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in given):
             streams.show(ctx.get_help())
-        if given["image"]:
-            raise UsageError(
-                'no prompt: describing a picture is not built; give one, as in: qwenimg "a cat" -i PICTURE'
-            )
-        raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
+        if not given["image"]:
+            raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
+        given["prompt"] = ""  # some models describe the picture
     config.settle(ctx, given)
     if given["output"] in streams.NAMES_OF_STDOUT:
         given["output"] = "-"

@@ -280,7 +280,7 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     asked = image_fields.fields({**texts, "seed": None, "num_images": None})
     asked = image_fields.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
     counted = "prompt" in asked
-    asked.setdefault("prompt", PROMPT)
+    asked.setdefault("prompt", "" if given["image"] and pipe.model.writes_prompts else PROMPT)
     image_fields.check(asked)
     job = Job(images=tuple(read_image(path)[0] for path in given["image"]))
     images: dict[str, Any] = {"image": job.images} if job.images else start.stand_in(pipe.model)

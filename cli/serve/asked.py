@@ -77,13 +77,13 @@ def options(data: Mapping[str, Any], *, texts: bool = False) -> Fields:
 
 
 def ordered(
-    values: Fields, settings: Settings, *, most: int, control_images: int = 0
+    values: Fields, settings: Settings, *, most: int, images: int = 0, control_images: int = 0
 ) -> tuple[Fields, tuple[int, ...]]:
     """Return the fields and the seeds of an order, once all is checked that needs no model. most: pictures of an order.
-    control_images: the number of those that came with it. Raises Fault."""
-    if not values.get("prompt"):
+    images, control_images: the numbers of those that came with it. Raises Fault."""
+    if not (values.get("prompt", "").strip() or images):  # some models describe a picture
         raise Fault(400, "a prompt is missing", param="prompt")
-    values = dict(values)
+    values = Fields({"prompt": ""} | values)
     if control_images or values.get("control"):
         values["control"] = _controls(values.get("control", ""), control_images, settings)
     for name, value in values.items():

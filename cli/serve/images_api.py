@@ -117,7 +117,13 @@ class ImagesApi:
         if "n" in data:
             data["num_images"] = data.pop("n")
         options = asked.options(data, texts=texts)
-        fields, seeds = asked.ordered(options, self.settings, most=MOST, control_images=len(files.control_images))
+        fields, seeds = asked.ordered(
+            options,
+            self.settings,
+            most=MOST,
+            images=len(files.images),
+            control_images=len(files.control_images),
+        )
         return PictureOrder(
             model=model,
             fields=fields,

@@ -68,7 +68,9 @@ class JobsApi:
         if mask is not None and not (files or control_images):
             raise Fault(400, "a mask needs the image that it belongs to", param="mask")
         options = asked.options(data)
-        fields, seeds = asked.ordered(options, self.settings, most=MOST, control_images=len(control_images))
+        fields, seeds = asked.ordered(
+            options, self.settings, most=MOST, images=len(files), control_images=len(control_images)
+        )
         order = PictureOrder(
             model=model,
             fields=fields,

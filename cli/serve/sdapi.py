@@ -123,7 +123,7 @@ class SdApi:
         if not isinstance(overrides, dict):
             raise Fault(400, "override_settings is not an object", param="override_settings")
         values = self._values(data, overrides, with_image=bool(images))
-        fields, seeds = asked.ordered(asked.options(values), self.settings, most=MOST)
+        fields, seeds = asked.ordered(asked.options(values), self.settings, most=MOST, images=len(images))
         order = PictureOrder(
             model=self._model(overrides.get("sd_model_checkpoint")),
             fields=fields,

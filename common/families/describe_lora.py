@@ -104,12 +104,19 @@ def _use(lora: LoraFile, models: Layers, fits: Sequence[str], errors: Mapping[st
     first = fits[0]
     if first not in errors:
         used = f"used: {count} of {count} modules by {' or '.join(fits)}"
-        return [used, f"use it: qwenimg PROMPT -m {first} --lora FILE:SCALE"], []
+        return [used, f"use it: qwenimg PROMPT -m {first} {_option(lora, models[first][0])}"], []
     fault = f"for {first}: {errors[first]}"
     known, _ = _matches(lora, models[first][1])
     if known < count or None in (delta.kind_of(frozenset(one.parts)) for one in lora.modules.values()):
         return [], [fault]
     return [f"use it: only with a model of its own sizes; {fault}"], []
+
+
+def _option(lora: LoraFile, family: Family) -> str:
+    """Return the option that takes the file, and why where only its name says it."""
+    if family.names_control is None or not family.names_control(lora.file.path):
+        return "--lora FILE:SCALE"
+    return "--control FILE=PICTURE (by its name it is for control pictures; its tensors are those of any LoRA)"
 
 
 def _kind(module: Module) -> str:

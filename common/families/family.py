@@ -58,6 +58,8 @@ class Family:
     lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
     # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None
+    # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
+    names_control: Callable[[Path], bool] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
     small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it
     defaults: Callable[[Checkpoint], Defaults]

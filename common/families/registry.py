@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from qwenimg.common.base.config import read_json
@@ -79,6 +80,7 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     return Opened(family=family, checkpoint=checkpoint, made_of=made_of)
 
 
+@cache
 def published(known: KnownModel) -> Opened | None:
     """Return a known model as it is published, without its files; None if its configurations are not known."""
     for family in FAMILIES:

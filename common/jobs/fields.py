@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers.sizes import parse_aspect, parse_size
-from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.request import MAX_SEED, OPTIONS
 
@@ -104,8 +103,6 @@ def check(said: Fields) -> None:
     for name, one in SAID.items():
         if name in said and name not in ("seed", "aspect"):
             one.check(said[name])
-    if "prompt" in said:
-        check_said(said["prompt"])
 
 
 def option_in(text: str, others: Container[str] = ()) -> str | None:

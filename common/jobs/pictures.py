@@ -16,6 +16,7 @@ from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, check, merged, seed
 from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.pictures import layer_files
+from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request.request import OPTIONS, random_seed
 
 
@@ -56,10 +57,10 @@ class Picture:
 
 
 def pictures(
-    base: Fields, lines: Sequence[Line] | None, output: str | None, *, overwrite: bool
+    base: Fields, lines: Sequence[Line] | None, output: str | None, *, overwrite: bool, unsaid: bool = False
 ) -> tuple[list[Picture], list[ModelError]]:
-    """Return an image for every prompt with every seed, and the faults of `lines`, which override `base`. Raises
-    UsageError."""
+    """Return an image for every prompt with every seed, and the faults of `lines`, which override `base`. unsaid: a
+    prompt may be empty. Raises UsageError."""
     chance = random_seed()
     check(base)
     seeds(base, chance)
@@ -74,6 +75,8 @@ def pictures(
             if "prompt" not in fields:
                 raise UsageError("no prompt")
             check(fields)
+            if not unsaid:
+                check_said(fields["prompt"])
             wanted += [(fields, seed, where) for seed in seeds(fields, chance)]
         except UsageError as error:
             if not where:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from qwenimg.common.families.registry import FAMILIES
@@ -56,5 +56,4 @@ def _text(one: Option) -> dict[str, Any]:
     if one.joined:
         each = {"type": "string", "maxLength": one.longest}
         return {"anyOf": [each, {"type": "array", "items": each}]}
-    blank = {"pattern": r"\S"} if one.default is MISSING else {}
-    return {"type": "string", "maxLength": one.longest} | blank
+    return {"type": "string", "maxLength": one.longest}

@@ -31,7 +31,6 @@ from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.prompts.check import check_said
 from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.lora_text import NamedLora
@@ -137,7 +136,7 @@ class Pipeline:
         if "mask" in values:
             usual["strength"] = with_mask
         request = self.controls.prompted(Request(**(usual | values), prompt=prompt))
-        check_said(prompt)
+        start.check_said(self.model, request)
         start.check_images(self.model, self.model_name, len(request.images))
         self.controls.check(request)
         sampler = self.model.plan(request).sampler
@@ -280,6 +279,7 @@ class Pipeline:
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
         initial = start.draw(model, request, generator)
+        request = model.with_prompt(request)
         cache = StepCache(self.engine, request) if request.caches and "step_cache" in self.model.options else None
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0

@@ -19,6 +19,7 @@ from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.prompts import check
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.request import Request
 
@@ -68,6 +69,15 @@ def stand_in(model: DiffusionModel) -> dict[str, Any]:
     """Return the options of a call that plans or measures an image and has no pictures: a grey one for a model that
     needs one."""
     return {"image": np.full((1024, 1024, 3), pixels.HALF, np.uint8)} if model.images[0] else {}
+
+
+def check_said(model: DiffusionModel, request: Request) -> None:
+    """Raise UsageError for a request without a prompt, if the model does not write one."""
+    if model.writes_prompts:
+        return
+    if request.images and not request.prompt.strip():
+        raise UsageError("the prompt is empty; say what to draw: only qwen-image-layered describes a picture itself")
+    check.check_said(request.prompt)
 
 
 def check_images(model: DiffusionModel, name: str, count: int) -> None:

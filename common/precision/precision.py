@@ -98,7 +98,7 @@ class Precision:
     attention: str = "fused"  # or fp32: queries, keys and values too, not only scores and softmax
     upcast: bool = False  # whether every product is in float32
     scaled: bool = False  # whether the denoiser's inputs are scaled by its kind's factors
-    kind: DenoiserKind
+    kind: DenoiserKind = field(hash=False)
     wide: re.Pattern[str] | None = None  # layers of one network that compute in float32 where it is in float16
 
     def __post_init__(self) -> None:

@@ -36,10 +36,12 @@ _CONFIG: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Added:
-    """An added token. `normalized`: it is matched in the text after NFC, not before as each of added_tokens.json."""
+    """An added token. `normalized`: it is matched in the text after NFC, not before as each of added_tokens.json.
+    `special`: it is no word, and left out of a text."""
 
     id: int
     normalized: bool
+    special: bool = True
 
 
 def read_added(folder: Path, vocabulary: Vocabulary) -> dict[str, Added]:
@@ -94,7 +96,7 @@ def _added(file: Path, entries: list[tuple[Any, Any]]) -> dict[str, Added]:
             refuse(file, f"has an added token that is twice there, empty or too long ({shown(content)})")
         if any(entry.get(option, False) is not False for option in ("lstrip", "rstrip", "single_word")):
             refuse(file, f"has lstrip, rstrip or single_word at the added token '{clean(content, 40)}'")
-        added[content] = Added(i, entry.get("normalized") is True)
+        added[content] = Added(i, entry.get("normalized") is True, entry.get("special") is not False)
     check_ids(file, {content: token.id for content, token in added.items()})
     return added
 

@@ -11,6 +11,7 @@ Unusual here:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +63,7 @@ class QwenTokenizer:
     def __init__(self, vocabulary: Vocabulary, added: dict[str, Added]) -> None:
         self.file = vocabulary.file
         self.largest_id = max([*vocabulary.ids.values(), *(token.id for token in added.values())])
+        self._special = frozenset(token.id for token in added.values() if token.special)
         self._tokenizer = guarded(self.file, lambda: _build(vocabulary, added))
 
     def encode(self, prompt: str) -> list[int]:
@@ -86,6 +88,11 @@ class QwenTokenizer:
         """Return the ids of `text`, which is not checked."""
         return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens, and with U+FFFD for bytes that are not UTF-8."""
+        kept = [token for token in ids if token not in self._special]
+        return guarded(self.file, lambda: self._tokenizer.decode(kept, skip_special_tokens=False))
+
 
 def load(folder: Path) -> QwenTokenizer:
     """Load the tokenizer in `folder`. Raises ModelError if it is missing, broken, or not of the published form."""
@@ -95,7 +102,7 @@ def load(folder: Path) -> QwenTokenizer:
 
 def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:
     """Return the Qwen2 pipeline with these tokens."""
-    from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
     tokenizer = Tokenizer(BPE(vocab=vocabulary.ids, merges=vocabulary.merges))
@@ -103,6 +110,7 @@ def _build(vocabulary: Vocabulary, added: dict[str, Added]) -> Tokenizer:
     split = pre_tokenizers.Split(Regex(REGEX), behavior="isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
     in_order = sorted(added.items(), key=lambda item: item[1].id)
     tokenizer.add_tokens([AddedToken(content, normalized=token.normalized) for content, token in in_order])
     for content, token in in_order:  # the library numbers new tokens itself, from the end of the vocabulary

@@ -17,6 +17,7 @@ class CallOptions(TypedDict, total=False):
     """Options of a call besides the prompt. None takes the model's default, or a random seed."""
 
     negative_prompt: str | None
+    caption: str | None
     width: int | None
     height: int | None
     steps: int | None

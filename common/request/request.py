@@ -61,6 +61,15 @@ def _check_schedule(name: str) -> None:
     schedules.check_name(name)
 
 
+def _captions() -> Sequence[str]:
+    return ("en", "zh")
+
+
+def _check_caption(language: str) -> None:
+    if language not in _captions():
+        raise UsageError(f"caption is {clean(language, 40)!r}; choose en or zh, as in --caption en")
+
+
 def _samplers() -> Sequence[str]:
     from qwenimg.common.sampling import table
 
@@ -90,6 +99,11 @@ class Request:
         help="what the picture must not show; needs guidance", section="Prompt", metavar="TEXT", flags=("-n",),
         title="the negative prompt", longest=MAX_CHARACTERS, checks=check_prompt, config=True, recorded="always",
         needs="guidance",
+    ))  # fmt: skip
+    caption: str = option("en", Option(
+        help="the language, en or zh, in which qwen-image-layered describes a picture that comes without a prompt",
+        section="Prompt", metavar="en|zh", checks=_check_caption, names=_captions, config=True, special=True,
+        elsewhere="this model describes no picture",
     ))  # fmt: skip
     width: int = option(1024, Option(  # pixels
         help="width; default the model's", call="pixels; beside image, in its proportions", section="Picture",

@@ -33,13 +33,7 @@ class Component:
 
     def stored(self, precision: Precision) -> LoadPlan:
         """Return the plan of its weights in memory under a policy."""
-        if self.plan.precision == precision:
-            return self.plan
-        known = _stored(self.plan, self.role)
-        stored = next((plan for plan in known if plan.precision == precision), None)
-        if stored is None:
-            known.append(stored := self.plan.stored(precision, self.role))
-        return stored
+        return self.plan if self.plan.precision == precision else _stored(self.plan, self.role, precision)
 
     def quantised(self, text: str) -> Component:
         """Return it with its weights quantized by `text` (`quantise.SYNTAX`). Raises UsageError."""
@@ -50,14 +44,18 @@ class Component:
 
     def held(self, precision: Precision) -> int:
         """Return the bytes of its weights that are in memory at once under a policy, without a plan for the policy."""
-        always = (entry for entry in self.plan.entries.values() if entry.residency is ALWAYS)
-        return sum(entry.bytes_under(precision, self.role) for entry in always)
+        return _held(self.plan, self.role, precision)
 
 
 @found_once
-def _stored(plan: LoadPlan, role: str) -> list[LoadPlan]:
-    """Return the list of plans that were made so far, one for each policy."""
-    return []
+def _held(plan: LoadPlan, role: str, precision: Precision) -> int:
+    always = (entry for entry in plan.entries.values() if entry.residency is ALWAYS)
+    return sum(entry.bytes_under(precision, role) for entry in always)
+
+
+@found_once
+def _stored(plan: LoadPlan, role: str, precision: Precision) -> LoadPlan:
+    return plan.stored(precision, role)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,18 @@ class PictureEncoder(Protocol):
         ...
 
 
+class WritingEncoder(PictureEncoder, Protocol):
+    """A text encoder that sees a picture and writes about it. It keeps the text so far."""
+
+    def begin(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array]) -> Array:
+        """Return the score [V] of each token as the next one behind a new text, evaluated; arguments as of `encode`."""
+        ...
+
+    def follow(self, token: int) -> Array:
+        """Return the scores [V] behind the text with one more token, evaluated."""
+        ...
+
+
 class DenoiserNetwork(Protocol):
     """A network that predicts noise, velocity or denoised latents."""
 

@@ -150,14 +150,17 @@ class Residents:
         self._memory.results = 0
 
     def enter(self, stage: Stage) -> tuple[Any, Split]:
-        """Return the network of `stage`, opened or used again, and the split of the work. Raises DoesNotFit."""
+        """Return the network of `stage`, opened or used again, and the split of the work. Only the caller has the
+        network of a stage that does not keep it. Raises DoesNotFit."""
         use, name = self._memory.arrange(stage), stage.resident
         self._memory.results += use.split.results
         needed = use.split.needed if stage.checked else 0
         if not use.opens:
             if stage.checked:
                 self.runtime.check_fit(self._title(stage), needed)
-            return self._networks[name], use.split
+            network = self._networks[name] if stage.keeps else self._networks.pop(name)
+            self._memory.settle(stage, use.component)
+            return network, use.split
         self._drop([name])
         network = self.runtime.open(use.component, name, needed)
         if stage.keeps:

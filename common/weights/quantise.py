@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine
 from qwenimg.common.codes.coded import QuantStorage
@@ -101,6 +102,7 @@ def _stored(entry: Entry) -> Entry:
     return replace(entry, source=Source(tensors, code))
 
 
+@found_once
 def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:
     """Return `plan` with the matrices that `blocks` matches quantized as `policy` says. A group in `blocks` is the
     number of the block.

@@ -174,6 +174,10 @@ def test_options_that_are_refused(library: Library, args: list[str], words: list
     assert not library.calls
 
 
+def test_a_command_without_prompt_names_no_option_for_one() -> None:
+    assert cli("info", "-s", "3").err == "qwenimg: error: No such option '-s'.\n"
+
+
 @pytest.mark.parametrize(
     "args",
     [

@@ -20,7 +20,7 @@ WRONG = {
     "true_cfg": "0.5", "devices": "0",
     "step_cache": "3", "cached_calls": "x", "guidance_rescale": "7", "cfg_normalization": "-1", "cfg_truncation": "2",
     "skip_layers": "9-7", "skip_layer_scale": "-1",
-    "strength": "9", "refine_at": "4", "layers": "100",
+    "strength": "9", "refine_at": "4", "layers": "100", "caption": "la",
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
     "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
     "save_latents": "x.txt", "lightning": "x", "latents": "x.txt", "control": "net=a.png:nan",
@@ -34,7 +34,7 @@ MISSING = (["--from", "missing.png"], ["x", "-i", "missing.png", "-m", "/missing
 def test_every_option_with_a_value_is_here() -> None:
     options = {one.name for one in generate.params if isinstance(one, click.Option) and not one.is_flag}
     hidden = {one.name for one in generate.params if isinstance(one, click.Option) and one.hidden}
-    assert options - hidden == set(WRONG) | NAMES
+    assert options - hidden == set(WRONG) | NAMES, "give a wrong value of each option in WRONG"
 
 
 @pytest.mark.parametrize("name", WRONG)

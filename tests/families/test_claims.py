@@ -88,7 +88,8 @@ def test_every_part_is_claimed_by_all_families_that_use_it() -> None:
     for title, family, part, names in PARTS:
         option = "transformer" if part == family.denoiser else part.rstrip("_23")
         told = claim(header(names))
-        assert told is not None and told[0] == option and family.name in told[1], (title, told)
+        said = f"{title} is claimed as {told}; the `part` of its family's row returns {option!r} for it"
+        assert told is not None and told[0] == option and family.name in told[1], said
         if title in SHARED:
             seen.add(title)
             assert told[1] == SHARED[title], (title, told)

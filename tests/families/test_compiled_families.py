@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from family_cases import FIRST
 from relative import relative
 
 import qwenimg
 
 SMALL: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0, "seed": 4}
-KINDS = ("z-image", "flux-dev", "flux2-klein", "sd3")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIRST.values())
 def test_a_compiled_run(tiny: dict[str, Path], kind: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traced, compiled = [], torch.nn.Module.compile
 

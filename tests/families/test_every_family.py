@@ -16,6 +16,7 @@ from crossed import crossed
 from family_cases import (
     ASKED,
     BACKENDS,
+    FIRST,
     HOLE,
     KINDS,
     PICTURE,
@@ -53,7 +54,7 @@ def each(kinds: Iterable[str]) -> pytest.MarkDecorator:
 
 # For what a run does around its network, one of each path: the others differ in the network alone.
 PATHS = ("qwen", "qwen-2511", "sd15", "sdxl+refiner", "z-image", "sd3", "toy")
-one_of_each_family = pytest.mark.parametrize("kind", ["qwen", "sd15", "z-image", "sd3", "toy"], indirect=True)
+one_of_each_family = pytest.mark.parametrize("kind", [*FIRST.values(), "toy"], indirect=True)
 
 
 @pytest.fixture(scope="module")

@@ -336,10 +336,6 @@ def test_refused(tiny_layered: Path, picture: str, case: str) -> None:
 
 def test_pictures_that_are_refused(tiny_layered: Path, picture: str, tmp_path: Path) -> None:
     cli("a ring", "-m", str(tiny_layered)).refused(2, "needs a picture: give it, as in qwenimg PROMPT -i PICTURE -m")
-    cli("-m", str(tiny_layered), "-i", picture).refused(
-        2, "no prompt: describing a picture is not built; give one, as in"
-    )
-    cli("", "-m", str(tiny_layered), "-i", picture).refused(2, "the prompt is empty")
     drawn(tiny_layered, picture, "-i", picture).refused(2, "2 pictures are given,", "takes one")
     ran = drawn(tiny_layered, picture, "--mask", picture)
     assert ran.code == 2 and "--mask is for models that draw from a picture; this one takes all of it apart" in ran.err

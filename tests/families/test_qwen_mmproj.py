@@ -24,6 +24,7 @@ from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.describe import describe
+from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 
@@ -85,6 +86,22 @@ def saved(place: Path, arrays: tuple[Arrays, Arrays], type: str = "F32") -> dict
 def drawn(folder: Path, backend: str = "cpu", **parts: Path) -> np.ndarray:
     with qwenimg.load(folder, backend, "fp32", **parts) as pipe:
         return pipe("make it winter", **ASKED).latents
+
+
+def test_layered_describes_by_both(tiny_layered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by neither alone: the head is in the language model's file, as llama.cpp calls it."""
+    monkeypatch.setattr(captions, "LIMIT", 8)
+    stored = {name: value.float().numpy() for name, value in tensors(tiny_layered / "text_encoder").items()}
+    language, tower = halves(stored)
+    asked = ASKED | {"steps": 1, "layers": 1}
+    with qwenimg.load(tiny_layered, "cpu", "fp32") as pipe:
+        prompt = pipe("", **asked).recipe["prompt"]
+    parts = saved(tmp_path, (language | {"output.weight": stored["lm_head.weight"]}, tower))
+    with qwenimg.load(tiny_layered, "cpu", "fp32", **parts) as pipe:
+        assert pipe("", **asked).recipe["prompt"] == prompt
+    parts.pop("text_encoder_2")
+    with qwenimg.load(tiny_layered, "cpu", "fp32", **parts) as pipe, pytest.raises(ModelError, match="no vision tower"):
+        pipe("", **asked)
 
 
 def test_names_are_llama_cpps() -> None:

@@ -12,8 +12,7 @@ import pytest
 import seen_pictures
 import torch
 from relative import relative_float32
-from seen_pictures import SLOT, Seen, prompt, reference_inputs, states
-from tiny_model import TEXT, randomise
+from seen_pictures import Seen, prompt, reference_inputs, states, theirs
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks.encoders import qwen_vl_vision
@@ -24,27 +23,8 @@ from qwenimg.common.pictures.patches import QWEN2_VL, patches, whole_blocks
 
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 3e-6  # relative L2 of a forward
-VISION = {
-    "depth": 4,
-    "hidden_size": 48,
-    "intermediate_size": 44,
-    "num_heads": 4,
-    "out_hidden_size": 60,
-    "patch_size": 6,
-    "window_size": 48,  # 4 x 4 slots
-    "fullatt_block_indexes": [1, 3],
-}
 # Pixels of pictures: windows that fit, that are cut at the right, at the bottom, at both; and less than one window
 SIZES = [(96, 96), (108, 48), (96, 60), (132, 84), (60, 156), (24, 180)]
-
-
-def theirs(seed: int = 3) -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    config = Qwen2_5_VLConfig(text_config=TEXT | {"vocab_size": 640}, vision_config=VISION, image_token_id=SLOT)
-    model = Qwen2_5_VLForConditionalGeneration(config)
-    randomise(model, seed)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

@@ -171,6 +171,23 @@ def test_any_text(tokenizer: ours.QwenTokenizer, reference: Any, text: str) -> N
     assert tokenizer.encode(text) == reference(text)["input_ids"]
 
 
+def assert_same_text(folder: Path, reference: Any, ids: list[int]) -> None:
+    """Special tokens are left out, bytes that are not UTF-8 become U+FFFD."""
+    theirs = reference.batch_decode([ids], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert [ours.load(folder).text(ids)] == theirs
+
+
+def test_texts_of_tokens_are_those_of_transformers(reference: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    count = len(tiny_vocabulary()[0]) + len(tiny_special_ids())
+    for seed in range(20):
+        assert_same_text(folders["both"], reference, random.Random(seed).choices(range(count), k=60))
+    changed = type(reference).from_pretrained(folders["json"])
+    changed.add_tokens(["<tool_call>", "caf\u00e9"])  # no special ones
+    changed.save_pretrained(tmp_path)
+    again = type(reference).from_pretrained(tmp_path)
+    assert_same_text(tmp_path, again, again("one caf\u00e9<tool_call> <|im_end|>two")["input_ids"])
+
+
 def test_the_split_is_that_of_transformers() -> None:
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 

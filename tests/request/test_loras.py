@@ -333,6 +333,20 @@ def test_info_says_use_it_of_what_drawing_accepts_only(tmp_path: Path) -> None:
     assert not told["other model"][1]
 
 
+def test_info_knows_a_lora_for_control_by_its_name_alone(tmp_path: Path) -> None:
+    called = {"transformer_blocks.0.attn.to_q": cases.lora((3072, 3072), 0)}
+    dialect, folder = cases.Dialect("", cases.NAMED_HALVES), tmp_path / "Qwen-Image-In-Context-Control-Union"
+    folder.mkdir()
+    last = {
+        file: describe(cases.written(file, called, dialect)).lines[-1]
+        for file in (folder / "model.safetensors", tmp_path / "model.safetensors")
+    }
+    print(*last.values(), sep="\n")
+    control, plain = last.values()
+    assert control.startswith("use it: qwenimg PROMPT -m qwen-image --control FILE=PICTURE (by its name")
+    assert plain == "use it: qwenimg PROMPT -m qwen-image --lora FILE:SCALE"
+
+
 def test_a_run_says_how_many_modules_are_in_use(tiny_folder: Path, tmp_path: Path) -> None:
     told: list[str] = []
     lora = write_lora(tiny_folder, "qwen", tmp_path / "a.safetensors")

@@ -11,6 +11,7 @@ import torch
 from sampler_reference import SD
 
 from qwenimg.common.base.errors import NumericsError
+from qwenimg.common.pipeline.steps.denoiser import RECENT
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.sampling.schedules import build
 from qwenimg.common.sampling.table import SAMPLERS
@@ -107,6 +108,18 @@ def test_arrays_are_added_subtracted_and_multiplied_by_floats_only(name, flow):
     expected, _ = run(name, levels, MAKE["numpy"])
     found, _ = run(name, levels, Plain)
     np.testing.assert_array_equal(found[-1], expected[-1])
+
+
+@pytest.mark.parametrize(("name", "flow"), CASES)
+def test_no_step_asks_the_model_more_often_than_is_remembered(name, flow):
+    """Else the evaluation that overflowed may be forgotten before its layer is searched for."""
+    levels = FLOW if flow else build(CONFIG, SAMPLERS[name].rule, "model", 7)
+    denoise = Given(MAKE["numpy"])
+    more = (np.asarray,) if SAMPLERS[name].adaptive else ()
+    states, before = SAMPLERS[name].function(np.ones(SHAPE), levels, denoise, lambda: np.ones(SHAPE), *more), 0
+    for _ in states:
+        asked, before = len(denoise.asked) - before, len(denoise.asked)
+        assert asked <= RECENT, f"{name} asks {asked} times in a step: raise RECENT"
 
 
 @pytest.mark.parametrize(("name", "flow"), [(n, f) for n, f in CASES if not SAMPLERS[n].adaptive])

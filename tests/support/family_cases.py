@@ -32,6 +32,8 @@ KINDS = {
     "sd3": "sd3",
     "toy": "toy",
 }
+FIRST = {family: kind for kind, family in reversed(KINDS.items()) if family != "toy"}
+"""By family its first kind, for tests that take one of each; without the toy, which has a network alone."""
 STARTING = tuple(kind for kind in KINDS if kind != "qwen-layered")
 """Kinds that may start from a picture; the other takes one apart."""
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 3, "guidance": 3.0, "seed": 7}

@@ -1,7 +1,8 @@
 """diffusers' Qwen-Image-Layered pipeline as the reference, with its defects worked around in this one place.
 
 - `output_type="latent"` fails: the final latents are taken from the callback of the last step.
-- It takes a prompt of nothing to its captioner, which our tests have not: they always give a prompt.
+- Its captioner needs a processor, and so torchvision: the stand-in of `oracle_edit` takes its place. It writes at most
+  512 tokens, here as many as a test asks for.
 - RoPE's frequencies, as in `oracle`.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from oracle_edit import PAD, Processor
 from PIL import Image
 
 from qwenimg.common.numbers.packing import pack_frames, unpack_frames
@@ -29,7 +31,42 @@ def pipeline(folder: Path) -> Any:
     pipe.set_progress_bar_config(disable=True)
     rope = pipe.text_encoder.model.language_model.rotary_emb
     rope.inv_freq.copy_(rope.compute_default_rope_parameters(rope.config)[0])
+    vision = pipe.text_encoder.model.visual.rotary_pos_emb
+    vision.inv_freq.copy_(vision.compute_axial_rope_parameters(vision.config)[0])
+    pipe.vl_processor = Captions(pipe.tokenizer)
     return pipe
+
+
+class Captions(Processor):
+    """The part of Qwen2VLProcessor that the captioner uses."""
+
+    def __call__(self, text: str, **given: Any) -> Any:
+        inputs = super().__call__([text], **given)
+        pad = self.tokenizer.convert_tokens_to_ids(PAD)
+        return inputs.__class__({**inputs, "mm_token_type_ids": (inputs["input_ids"] == pad).int()})
+
+    def batch_decode(self, ids: Any, **given: Any) -> list[str]:
+        texts: list[str] = self.tokenizer.batch_decode(ids, **given)
+        return texts
+
+
+def caption(folder: Path, image: np.ndarray, language: str, most: int, **changed: Any) -> tuple[str, list[int]]:
+    """Return diffusers' caption of `image`, as the text encoder sees it, of at most so many tokens, and these.
+    changed: settings of the generation."""
+    pipe, tokens = pipeline(folder), list[int]()
+    usual = pipe.text_encoder.generate
+
+    def generate(**given: Any) -> torch.Tensor:
+        made: torch.Tensor = usual(**(given | {"max_new_tokens": most} | changed))
+        tokens.extend(made[0, given["input_ids"].shape[1] :].tolist())
+        return made
+
+    pipe.text_encoder.generate = generate
+    try:
+        text = pipe.get_image_caption(Image.fromarray(image), use_en_prompt=language == "en", device="cpu")
+    finally:
+        del pipe.text_encoder.generate
+    return text, tokens
 
 
 def generate(

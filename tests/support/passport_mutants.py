@@ -58,12 +58,7 @@ class Original:
 
     def changed(self, keys: tuple[str | int, ...], value: object) -> Mutant:
         """The document with `value` at the place that `keys` lead to."""
-        document = copy.deepcopy(self.document)
-        held: Any = document
-        for key in keys[:-1]:
-            held = held[key]
-        held[keys[-1]] = "@" if isinstance(value, Text) else value
-        text = json.dumps(document)
+        text = json.dumps(_with(self.document, keys, "@" if isinstance(value, Text) else value))
         return Mutant(_shown(keys), text.replace('"@"', value) if isinstance(value, Text) else text)
 
     def mutants(self) -> Iterator[Mutant]:
@@ -98,6 +93,15 @@ def places(value: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[tuple[str 
     if isinstance(value, list):
         for i in sorted({0, len(value) - 1} & {*range(len(value))}):
             yield from places(value[i], (*keys, i))
+
+
+def _with(held: Any, keys: tuple[str | int, ...], value: object) -> Any:
+    """`held` with another value at a place; only what leads there is copied."""
+    if not keys:
+        return value
+    changed = copy.copy(held)
+    changed[keys[0]] = _with(held[keys[0]], keys[1:], value)
+    return changed
 
 
 def _shown(keys: tuple[str | int, ...]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from policies import FP32
+from tiny_model import TEXT, randomise
 
 from qwenimg import backends
 from qwenimg.common.networks.encoders.vision_tower import PicturePlace
@@ -15,6 +16,26 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import open_component, read_config
 
 SLOT = 600  # the token of a picture's slots
+VISION = {
+    "depth": 4,
+    "hidden_size": 48,
+    "intermediate_size": 44,
+    "num_heads": 4,
+    "out_hidden_size": 60,
+    "patch_size": 6,
+    "window_size": 48,  # 4 x 4 slots
+    "fullatt_block_indexes": [1, 3],
+}
+
+
+def theirs(seed: int = 3) -> Any:
+    """transformers' Qwen2.5-VL, tiny."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    config = Qwen2_5_VLConfig(text_config=TEXT | {"vocab_size": 640}, vision_config=VISION, image_token_id=SLOT)
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    randomise(model, seed)
+    return model.eval()
 
 
 class Seen(NamedTuple):

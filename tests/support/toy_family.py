@@ -99,7 +99,8 @@ class ToyModel:
     options: ClassVar[frozenset[str]] = frozenset()
     sees_alpha = False
     repeats_images = False
-    sees_mask = False
+    writes_prompts = False
+    sees_mask = 0
     images = (0, 1)
     guidance = Guidance(formula=cfg)
     lora_names = ()
@@ -137,6 +138,9 @@ class ToyModel:
         assert not deltas
 
     def check_weights(self) -> None: ...
+
+    def with_prompt(self, request: Request) -> Request:
+        return request
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Any] = ()) -> None: ...
 

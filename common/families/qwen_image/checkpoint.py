@@ -9,10 +9,10 @@ from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image import variants
+from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.describe_file import is_tower
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
@@ -22,8 +22,9 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision, vision_tower
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
@@ -40,8 +41,8 @@ _PARTS = ("transformer", "text_encoder", "vae")
 
 
 def networks(kind: QwenVariant) -> dict[str, Network]:
-    """Return the networks of a variant, by their folders."""
-    text = qwen_vl_vision.NETWORK if kind.edits else qwen_vl.NETWORK
+    """Return the networks of a variant, by their folders; of Layered, with all that its text encoder may have."""
+    text = qwen_vl_vision.NETWORK if kind.edits else qwen_vl_caption.NETWORK if kind.layered else qwen_vl.NETWORK
     return {"transformer": qwen_dit.NETWORK, "text_encoder": text, "vae": qwen_vae.NETWORK}
 
 
@@ -61,16 +62,20 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
 
     kind = _kind(folder, choices, config("transformer", qwen_dit.NETWORK))
     parts = networks(kind)
+    texts = [places["text_encoder"], *([] if tower is None else [tower])]
+    if kind.layered and captions.lacks(file for place in texts for file in find_files(place).files):
+        parts["text_encoder"] = qwen_vl.NETWORK
     configs = {name: config(name, network) for name, network in parts.items()}
     configs["transformer"] = variants.of_kind(configs["transformer"], kind)
     if not is_file(places["vae"] / "config.json"):  # the configuration is that of another VAE, or the published one
         configs["vae"] = variants.of_kind(configs["vae"], kind)
+    configs["text_encoder"] = _writing(configs["text_encoder"], [places["text_encoder"], folder / "text_encoder"])
     _check_fit(folder, kind, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
     tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     if kind.edits:
-        _check_sees([places["text_encoder"], *([] if tower is None else [tower])])
-    elif tower is not None:
+        _check_sees(texts)
+    elif tower is not None and not kind.layered:
         raise UsageError(f"{clean(tower, 80)}: is a vision tower, and {kind.title} sees no picture: leave it out")
     components = {}
     with closed_on_failure() as keep:
@@ -83,7 +88,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
                 RENAMES[name],
                 channels_last=CHANNELS_LAST.get(name, ""),
                 whole=choices.whole,
-                beside=tower if name == "text_encoder" else None,
+                beside=tower if name == "text_encoder" and network is not qwen_vl.NETWORK else None,
             )
             keep(components[name].plan)
     return Checkpoint(
@@ -137,6 +142,18 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
     if source is None and published:
         return network.config()
     return read_config(network, source or folders[-1])
+
+
+def _writing(config: Any, folders: list[Path]) -> Any:
+    """Return the configuration of a text encoder with what the generation_config.json in the first of `folders` that
+    has one says of how it writes. Raise ModelError."""
+    path = next((path for folder in folders if is_file(path := folder / "generation_config.json")), None)
+    if path is None or not isinstance(config, QwenCaptionConfig):
+        return config
+    try:
+        return qwen_vl_caption.with_writing(config, read_json(path))
+    except ModelError as error:
+        raise bad(path, str(error)) from None
 
 
 def _check_sees(places: Sequence[Path]) -> None:

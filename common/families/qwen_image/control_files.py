@@ -55,6 +55,7 @@ _PATCHES_OF = {
     "qwen-image-patches-inpaint": _MASK_CHANNELS,
 }
 _LORA = "qwen-image-in-context-control-union"
+_NAMED = re.compile(r"in[-_ ]?context[-_ ]?control", re.IGNORECASE)  # in the path of such a LoRA
 _PROMPT = "Context_Control. "  # the start of the prompts that it was trained with
 _BLOCK = re.compile(r"(?:transformer|controlnet)_blocks\.(\d+)\.")
 
@@ -69,6 +70,11 @@ def described(tensors: Mapping[str, object]) -> str:
     kind = "patches" if _PATCHES in tensors else "blocks of a ControlNet"
     layers = len({match[1] for name in tensors if (match := _BLOCK.match(name))})
     return f"a control network for Qwen-Image, {layers} {kind}"
+
+
+def names_control(path: Path) -> bool:
+    """Return whether the path of a LoRA names In-Context-Control."""
+    return _NAMED.search(str(path.absolute())) is not None
 
 
 def open_control(path: Path, checkpoint: Checkpoint) -> Controller:

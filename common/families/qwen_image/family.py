@@ -18,7 +18,7 @@ from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.published import published
 from qwenimg.common.families.qwen_image.small_files import small_files
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -107,7 +107,13 @@ FAMILY = Family(
     name="qwen-image",
     title="Qwen-Image",
     pipelines=variants.PIPELINES,
-    networks=(qwen_dit.NETWORK, qwen_vl.NETWORK, qwen_vae.NETWORK, qwen_vl_vision.NETWORK),
+    networks=(
+        qwen_dit.NETWORK,
+        qwen_vl.NETWORK,
+        qwen_vae.NETWORK,
+        qwen_vl_vision.NETWORK,
+        qwen_vl_caption.NETWORK,
+    ),
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
@@ -124,6 +130,7 @@ FAMILY = Family(
     defaults=_defaults,
     control=control_files.open_control,
     published_control=control_files.published,
+    names_control=control_files.names_control,
     described=_described,
     part=part_of,
     model_of=lambda transformer, choices: "qwen-image",

@@ -1,26 +1,35 @@
 """Qwen-Image-Layered: Qwen-Image that takes a picture apart into layers, each of which has alpha.
 
 All layers are drawn at once, as frames behind one more that is their composite and is dropped. The transformer sees the
-picture as tokens of its own, in the size of the layers; the text encoder does not see it.
+picture as tokens of its own, in the size of the layers. The text encoder sees it only to describe it, if there is no
+prompt.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.qwen_image import references
+from qwenimg.common.families.qwen_image import captions, references
 from qwenimg.common.families.qwen_image.model import QwenImage
+from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.texts.captions import CaptionTexts
+from qwenimg.common.parts.texts.picture_texts import SeenPicture, SeenPictures
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pipeline.models.diffusion_model import Image
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg, cfg_with_norm
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
 
 AREAS = (640**2, 1024**2)  # pixels of the pictures that it was trained with, the usual ones first
@@ -43,7 +52,13 @@ class QwenImageLayered(QwenImage):
     sees_alpha = True
     levels = FlowLevels(mu=shift)
     guidance = Guidance(formula=guided)
-    options = QwenImage.options | {"layers", "cfg_normalization"}
+    options = QwenImage.options | {"layers", "cfg_normalization", "caption"}
+    writes_prompts = True
+    texts: CaptionTexts
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
+        super().__init__(runtime, checkpoint, kind)
+        self._seen = SeenPictures(described)
 
     def frames(self, request: Request) -> int:
         return request.layers + 1
@@ -57,6 +72,10 @@ class QwenImageLayered(QwenImage):
         if request.cfg_normalization not in (0, 1):
             raise UsageError(f"cfg-normalization is {request.cfg_normalization:g}; this model takes 0, without, or 1")
         trained_sizes(request.images[0])  # only for its errors
+        if not has_prompt(request):
+            captions.check(self.checkpoint["text_encoder"])
+            if self.engine.group is not None:  # each would write its own, and the last bits decide between two words
+                raise UsageError("--devices: several devices do not describe a picture: give a prompt")
         return super().plan(request)
 
     def references(self, request: Request) -> list[Latents]:
@@ -72,6 +91,36 @@ class QwenImageLayered(QwenImage):
         size = sizes.render_size(request.width, request.height, self.multiple)
         return [self.shape_of(*size) for _ in request.images]
 
+    # The prompt, if the model writes it
+
+    def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
+        """Announce nothing where only captions are to come, which open the text encoder anyway."""
+        if any(prompt.strip() for prompt in prompts):
+            super().announce([prompt for prompt in prompts if prompt], clip_skip, images)
+
+    def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
+        caption = None if has_prompt(request) else self.texts.known(self._picture(request), request.caption)
+        request = request if caption is None else replace(request, prompt=caption)
+        return super().stages(request, plan, shape, counted and has_prompt(request))
+
+    def writing(self, request: Request) -> list[Stage]:
+        return [] if has_prompt(request) else [self.texts.writing(self._picture(request), request.caption)]
+
+    def with_prompt(self, request: Request) -> Request:
+        if has_prompt(request):
+            return request
+        request = replace(request, prompt=self.texts.caption(self._picture(request), request.caption))
+        if self.texts.has(self.prompts(request)):
+            self.residents.free("text")
+        return request
+
+    def _picture(self, request: Request) -> SeenPicture:
+        return self._seen.of(request.images[0], request.width, request.height)
+
+    def forget(self) -> None:
+        super().forget()
+        self._seen.clear()
+
     def warnings(self, request: Request) -> list[str]:
         lines, size = super().warnings(request), (request.width, request.height)
         trained = trained_sizes(request.images[0])
@@ -81,6 +130,15 @@ class QwenImageLayered(QwenImage):
                 f"{size[0]}x{size[1]}: for this picture the model was trained with {shown}; give one as --size"
             )
         return lines
+
+
+def has_prompt(request: Request) -> bool:
+    return bool(request.prompt.strip())
+
+
+def described(picture: Uint8, width: int, height: int) -> Uint8:
+    """Return `picture` as it is described: in the size of its layers, on white."""
+    return pixels.over_white(pixels.fit(pixels.with_alpha(picture), width, height))
 
 
 def trained_sizes(picture: Uint8) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_vision, vision_tower
+from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.vaes import wan_names
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Rename
@@ -56,7 +56,8 @@ def transformer(manifest: Manifest) -> Rename:
 
 def text_encoder(manifest: Manifest) -> Rename:
     sees = any(name.startswith(vision_tower.PREFIX) for name in manifest)
-    rename = qwen_vl_vision.rename if sees else qwen_vl.rename
+    writes = qwen_vl_caption.HEAD in manifest
+    rename = qwen_vl_caption.rename if writes else qwen_vl_vision.rename if sees else qwen_vl.rename
     return lambda key: rename(key.removeprefix(_MFLUX_TEXT))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
-from qwenimg.common.families.qwen_image import layouts, memory, variants
+from qwenimg.common.families.qwen_image import captions, layouts, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import kept_bytes
@@ -20,6 +20,7 @@ from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.control_net import Controller, ControlNet
+from qwenimg.common.parts.texts.captions import CaptionTexts
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -56,6 +57,8 @@ class QwenImage(FlowModel):
         texts: TemplateTexts | PictureTexts
         if kind.edits:
             texts = PictureTexts(residents, checkpoint, kind.around)
+        elif kind.layered:
+            texts = CaptionTexts(residents, checkpoint, kind.template, captions.describing())
         else:
             texts = TemplateTexts(residents, checkpoint, kind.template)
         super().__init__(runtime, checkpoint, residents, texts, halves)

@@ -50,6 +50,7 @@ class StableDiffusion:
     images: tuple[int, int] = (0, 1)
     sees_alpha = False
     repeats_images = False
+    writes_prompts = False
     nets: Mapping[str, Controller] = MappingProxyType({})
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
@@ -116,6 +117,9 @@ class StableDiffusion:
         self.vae.check_weights()
         if self.refiner is not None:
             self.refiner.check_weights()
+
+    def with_prompt(self, request: Request) -> Request:
+        return request
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
         for expert in self.experts():

@@ -44,19 +44,20 @@ class SeenPicture:
 
 
 class SeenPictures:
-    """The latest pictures in the size that the text encoder sees, as `copy` makes it."""
+    """The latest pictures as the text encoder sees them, as `copy` makes them of an image and, for a model that sees
+    them in another size each time, of width and height."""
 
-    def __init__(self, copy: Callable[[Uint8], Uint8]):
+    def __init__(self, copy: Callable[..., Uint8]):
         self._copy = copy
         self._kept: dict[str, SeenPicture] = {}
 
-    def of(self, image: Uint8) -> SeenPicture:
-        """Return `image` as it is seen."""
-        name = f"{image.shape[1]}x{image.shape[0]} {sha256(image)}"
+    def of(self, image: Uint8, *size: int) -> SeenPicture:
+        """Return `image` as it is seen, in a `size` if the model sees it in several."""
+        name = " ".join(map(str, (f"{image.shape[1]}x{image.shape[0]}", *size, sha256(image))))
         if name not in self._kept:
             while len(self._kept) >= KEPT:
                 del self._kept[next(iter(self._kept))]
-            self._kept[name] = SeenPicture(name, self._copy(image))
+            self._kept[name] = SeenPicture(name, self._copy(image, *size))
         return self._kept[name]
 
     def clear(self) -> None:
@@ -155,7 +156,7 @@ class PictureTexts(PromptTexts[PicturePrompt]):
         def encoded(encoder: PictureEncoder, prompt: PicturePrompt) -> States:
             for picture in prompt.pictures:
                 if picture.sha256 not in slots:
-                    slots[picture.sha256] = encoder.slots(*self._patches(picture))
+                    slots[picture.sha256] = encoder.slots(*self.patches(picture))
             ids, places = self.fill(prompt)
             seen = places, [slots[picture.sha256] for picture in prompt.pictures]
             asked = (ids, *seen) if self._sees(keys) else (ids,)
@@ -184,7 +185,8 @@ class PictureTexts(PromptTexts[PicturePrompt]):
         sizes = (patches.whole_blocks(width, height, slot, form) for height, width, _ in shapes)
         return [(width // slot, height // slot) for width, height in sizes]
 
-    def _patches(self, picture: SeenPicture) -> tuple[np.ndarray, int, int]:
+    def patches(self, picture: SeenPicture) -> tuple[np.ndarray, int, int]:
+        """Return the patches of a picture [L, values], and their rows and columns."""
         config, form = self.config, self.around.form
         return patches.patches(picture.pixels, config.patch_size, config.merge_size, config.taps_in_time, form)
 

@@ -58,6 +58,7 @@ class DiffusionModel(Protocol):
     options: frozenset[str]  # the special options of `Request` that it takes
     images: tuple[int, int]  # the fewest and the most of a request
     sees_alpha: bool  # True: images of a request keep their alpha; else they are put on white
+    writes_prompts: bool  # True: it writes the prompt of a request without one
     repeats_images: bool  # True: from the noise that an image of a request was made of, the model draws it again
     # Mask and masked image are inputs of the model itself, and the mask has so many values along a side of a latent: 1,
     # or that of every pixel (`scale`); 0: they are no inputs
@@ -116,6 +117,11 @@ class DiffusionModel(Protocol):
     def control(self, nets: Mapping[str, Controller]) -> None:
         """Replace the control networks and LoRAs of the last request by `nets`, by their names in the next one. Loads
         nothing."""
+        ...
+
+    def with_prompt(self, request: Request) -> Request:
+        """Return the request with the prompt that is encoded next: its own, or one that the model writes from it.
+        Raises UsageError for one that cannot be written."""
         ...
 
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> AbstractContextManager[PreparedRun]:

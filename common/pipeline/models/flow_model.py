@@ -1,7 +1,8 @@
 """What flow-match models with one transformer share: sampling, stages, LoRAs, and the run of one image.
 
 A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs, and `start`: it encodes the
-texts, opens the transformer and returns a `FlowRun`.
+texts, opens the transformer and returns a `FlowRun`. The transformer's configuration has its width as `dim`, and its
+heads as `num_attention_heads`, unless the family defines `heads`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class FlowModel(ABC):
     multiple = MULTIPLE
     sees_alpha = False
     repeats_images = False
+    writes_prompts = False
     sees_mask = 0
     images: tuple[int, int] = (0, 1)
     guidance: Guidance
@@ -135,12 +137,22 @@ class FlowModel(ABC):
         """Return the keys of the states of the branches' prompts."""
         return [self.prompt(branch.prompt, request.images) for branch in self.guidance.branches(request)]
 
+    # A prompt that the model writes itself
+
+    def writing(self, request: Request) -> list[Stage]:
+        """Return the stages in which the model writes the prompt of `request`."""
+        return []
+
+    def with_prompt(self, request: Request) -> Request:
+        return request
+
     # A run
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         prompts = self.prompts(request)
         return [
             *(self.vae.encoding(one) for one in self.encoded(request, shape)),
+            *self.writing(request),
             *([] if self.texts.has(prompts) else self.texts.encodings(prompts, counted)),
             *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
             self.vae.decoding(shape),

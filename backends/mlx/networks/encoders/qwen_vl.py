@@ -13,7 +13,7 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import load, ops
-from qwenimg.backends.mlx.networks.encoders.language_model import DecoderLayer, Pair
+from qwenimg.backends.mlx.networks.encoders.language_model import DecoderLayer, KeyValues, Pair
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision.precision import Precision
@@ -38,11 +38,12 @@ class Attention(mlx.nn.Module):
         """[B S C] -> [B S H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def __call__(self, x: Array, rope: Pair) -> Array:
-        """[B S C] -> [B S C], causal."""
+    def __call__(self, x: Array, rope: Pair, past: KeyValues | None = None) -> Array:
+        """[B S C] -> [B S C], causal. past: of the tokens before these, to which these are added."""
         q = ops.rotate_halves(self.heads(self.q_proj(x)), *rope)
         k = ops.rotate_halves(self.heads(self.k_proj(x)), *rope)
         v = self.attend.values(self.heads(self.v_proj(x)))
+        k, v = (k, v) if past is None else past.extended(k, v)
         return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
 
 

@@ -133,10 +133,12 @@ class QwenPictureEncoder(QwenTextEncoder):
 
 
 class Component:
+    encoder = QwenPictureEncoder
+
     def __init__(self, config: QwenVLVisionConfig, plan: LoadPlan, precision: Precision):
         self.config = config
         stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: QwenPictureEncoder(config, stream), precision, "text")
+        self.model = load.empty(lambda: self.encoder(config, stream), precision, "text")
         load.fill(self.model, plan.when(ALWAYS))
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
@@ -152,7 +154,7 @@ class Component:
         return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back)))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Array]) -> Array:
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Array] = ()) -> Array:
         """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
         start = self.model.start(ops.placed([list(ids)]), places, slots)
         cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)

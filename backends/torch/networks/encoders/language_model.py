@@ -18,6 +18,19 @@ from qwenimg.common.networks.encoders.vision_tower import PicturePlace
 Pair = tuple[Tensor, Tensor]
 
 
+class KeyValues:
+    """The keys and values of the tokens so far, of one attention."""
+
+    def __init__(self) -> None:
+        self.pair: Pair | None = None
+
+    def extended(self, k: Tensor, v: Tensor) -> Pair:
+        """Add the next tokens' k and v [B S H D], and return those of all tokens, both in v's dtype."""
+        keys, values = self.pair or (k[:, :0], v[:, :0])
+        self.pair = ops.joined(keys, k, v.dtype), ops.joined(values, v, v.dtype)
+        return self.pair
+
+
 class MLP(torch.nn.Module):
     def __init__(self, config: Qwen3Config | QwenVLConfig):
         super().__init__()
@@ -39,9 +52,10 @@ class DecoderLayer(torch.nn.Module):
         self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: Pair, *pads: int) -> Tensor:
-        """[B S C] -> [B S C]. `pads`: their number at the end, for an attention that takes it."""
-        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope, *pads))
+    def forward(self, x: Tensor, rope: Pair, *more: int | KeyValues) -> Tensor:
+        """[B S C] -> [B S C]. `more`: what the attention takes besides: the number of pads at the end, or the tokens
+        so far."""
+        x = ops.residual(x, self.self_attn(self.input_layernorm(x), rope, *more))
         return ops.residual(x, self.mlp(self.post_attention_layernorm(x)))
 
 

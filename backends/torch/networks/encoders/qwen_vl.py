@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import load, ops
-from qwenimg.backends.torch.networks.encoders.language_model import DecoderLayer, Pair
+from qwenimg.backends.torch.networks.encoders.language_model import DecoderLayer, KeyValues, Pair
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers.rope import text_rope
 from qwenimg.common.precision.precision import Precision
@@ -36,11 +36,12 @@ class Attention(torch.nn.Module):
         """[B S C] -> [B S H D]."""
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def forward(self, x: Tensor, rope: Pair) -> Tensor:
-        """[B S C] -> [B S C], causal."""
+    def forward(self, x: Tensor, rope: Pair, past: KeyValues | None = None) -> Tensor:
+        """[B S C] -> [B S C], causal. past: of the tokens before these, to which these are added."""
         q = ops.rotate_halves(self.heads(self.q_proj(x)), *rope)
         k = ops.rotate_halves(self.heads(self.k_proj(x)), *rope)
         v = self.attend.values(self.heads(self.v_proj(x)))
+        k, v = (k, v) if past is None else past.extended(k, v)
         return self.o_proj(self.attend.result(ops.attention(q, k, v, causal=True)))
 
 

@@ -131,11 +131,13 @@ class QwenPictureEncoder(QwenTextEncoder):
 
 
 class Component:
+    encoder = QwenPictureEncoder
+
     def __init__(self, config: QwenVLVisionConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         self.config = config
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("text")]
-        self.model = load.empty(lambda: QwenPictureEncoder(config, stream), precision, "text")
+        self.model = load.empty(lambda: self.encoder(config, stream), precision, "text")
         load.fill(self.model, plan.when(ALWAYS), device)
         self.table_dtype = ops.DTYPES[precision.compute_dtype("text")]
 
@@ -151,7 +153,7 @@ class Component:
         return ops.eval(self.model.visual(values[None], (cos, sin), groups, ops.placed(back, self.device)))
 
     @ops.computes
-    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace], slots: Sequence[Tensor]) -> Tensor:
+    def encode(self, ids: Sequence[int], places: Sequence[PicturePlace] = (), slots: Sequence[Tensor] = ()) -> Tensor:
         """Encode the token ids of one prompt, with one id for each slot of its pictures, to [1 S C], evaluated."""
         start = self.model.start(ops.placed([list(ids)], self.device), places, slots)
         cos, sin = qwen_vl_vision.prompt_rope(self.config, len(ids), places)
