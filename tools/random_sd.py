@@ -91,7 +91,8 @@ def write_clip_tokenizer(folder: Path) -> None:
     """CLIP's tokenizer with these words."""
     _json(folder / "vocab.json", vocabulary())
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-    _json(folder / "tokenizer_config.json", {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": EOS})
+    special = {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": EOS}
+    _json(folder / "tokenizer_config.json", special | {"model_max_length": 77})
 
 
 def _tuple(value: object) -> Any:

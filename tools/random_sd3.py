@@ -51,6 +51,16 @@ INDEX = {
 }
 
 
+T5_TOKENS = {
+    "tokenizer_class": "T5TokenizerFast",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "model_max_length": 512,
+    "extra_ids": 0,
+}
+
+
 def write_random_sd3(folder: Path, dtype: str = "F16") -> None:
     """A complete folder in diffusers layout, stored as `dtype`, with the published VAE. model_index.json is written
     last."""
@@ -66,6 +76,7 @@ def write_random_sd3(folder: Path, dtype: str = "F16") -> None:
     write_clip_tokenizer(folder / "tokenizer")
     write_clip_tokenizer(folder / "tokenizer_2")
     _json(folder / "tokenizer_3" / "tokenizer.json", t5_tokenizer())
+    _json(folder / "tokenizer_3" / "tokenizer_config.json", T5_TOKENS)
     _json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
     _json(folder / "model_index.json", INDEX)
 
@@ -74,13 +85,20 @@ def t5_tokenizer() -> dict[str, Any]:
     """T5's with letters for pieces, and a table of no characters."""
     special, letters = ["<pad>", "</s>", "<unk>"], [chr(ord("a") + i) for i in range(26)]
     table = struct.pack("<I", 4 * 256) + bytes(4 * 256) + b"\0"
+    end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     return {
         "version": "1.0",
-        "added_tokens": [{"id": i, "content": text, "special": True} for i, text in enumerate(special)],
+        "added_tokens": [{"id": i, "content": text, "special": True} | plain for i, text in enumerate(special)],
         "normalizer": {"type": "Precompiled", "precompiled_charsmap": b64encode(table).decode()},
         "pre_tokenizer": metaspace,
-        "post_processor": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, end],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, end, {"Sequence": {"id": "B", "type_id": 0}}, end],
+            "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
+        },
         "decoder": metaspace,
         "model": {
             "type": "Unigram",

@@ -17,7 +17,7 @@ from qwenimg.common.families.qwen_image_21 import known as qwen_image_21
 from qwenimg.common.families.sd3 import known as sd3
 from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
-from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, PIECES, T5_TOKENIZER, Piece
+from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, T5_TOKENIZER, Piece
 
 _FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
 BUILT_IN = qwen_image.BUILT_IN
@@ -25,9 +25,10 @@ KNOWN: dict[str, KnownModel] = {
     known.name: known for known in (*(known for family in _FAMILIES for known in family.KNOWN), BUILT_IN)
 }
 DEFAULT = "qwen-image"
+_SMALL_FILES = (qwen_image.SMALL_FILES, z_image.SMALL_FILES, flux2.SMALL_FILES, qwen_image_21.SMALL_FILES)
 CONTROLS: tuple[Piece, ...] = qwen_image.CONTROLS
 """The control networks that are known by name."""
-NAMED: tuple[Piece, ...] = (*PIECES, *CONTROLS)
+NAMED: tuple[Piece, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS)
 
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
 
@@ -51,7 +52,7 @@ def find_piece(name: str) -> Piece | None:
 
 def small_files(family: str) -> Piece | None:
     """Return the small files beside the weights of a `family`, if they are a piece of their own."""
-    return next((piece for piece in PIECES if piece.family == family), None)
+    return next((piece for piece in _SMALL_FILES if piece.family == family), None)
 
 
 ALIASES = {alias: known.name for known in KNOWN.values() for alias in known.aliases}
@@ -60,7 +61,7 @@ _VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by
 _SMALL = "files beside the weights, and no model; get them by: qwenimg pull "
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
-    **{piece.name: _SMALL + piece.name for piece in PIECES if piece.family},
+    **{piece.name: _SMALL + piece.name for piece in _SMALL_FILES},
     **{piece.name: f"a control network: give it with --control {piece.name}=PICTURE" for piece in CONTROLS},
     T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,

@@ -332,9 +332,9 @@ def test_small_files_alone_are_no_model_that_was_asked_for(pulled: Path) -> None
 
 def test_the_small_files_are_what_a_published_folder_has() -> None:
     from qwenimg.common.families import catalog, repository
-    from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
+    from qwenimg.common.families.qwen_image.known import SMALL_FILES
 
-    piece = QWEN_IMAGE_FILES
+    piece = SMALL_FILES
     assert all(repository.needed(name) and not name.endswith(".safetensors") for name in piece.files)
     assert catalog.find_piece("Qwen-Image-Files") is piece
     have = set(piece.files) - {"tokenizer/tokenizer.json"}  # the published one has vocab.json and merges.txt
@@ -355,12 +355,12 @@ def test_the_small_files_are_pulled_without_weights(fake, cache: Path, monkeypat
     from fake_hub import REPO
 
     from qwenimg.common.families import catalog, repository
+    from qwenimg.common.families.qwen_image.known import SMALL_FILES
     from qwenimg.common.hub.pull import pull
-    from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
 
-    monkeypatch.setattr(catalog, "NAMED", (replace(QWEN_IMAGE_FILES, repo=REPO),))
+    monkeypatch.setattr(catalog, "NAMED", (replace(SMALL_FILES, repo=REPO),))
     folder = pull("qwen-image-files", echo=print, progress=lambda *told: None)
     here = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert here == set(QWEN_IMAGE_FILES.files) & fake.files.keys() and "vae/config.json" in here
+    assert here == set(SMALL_FILES.files) & fake.files.keys() and "vae/config.json" in here
     assert repository.lacks(folder, frozenset(PARTS)) is None and repository.lacks(folder) is not None
     assert not repository.has_weights(folder)

@@ -1,5 +1,6 @@
 """What a plan says of each stage is what the run does, for every family, on both backends and at any limit: which
-network is opened and which is used again, how many of its bytes stay in memory, and how the work is divided."""
+network is opened and which is used again, how many of its bytes stay in memory, and how the work is divided. Images
+are the same at any limit."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from crossed import crossed
 from family_cases import ASKED, BACKENDS, KINDS, PICTURE, PROMPT, STARTING, opener, places, see_few_pixels
+from relative import relative
 from toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline
@@ -27,6 +30,7 @@ PICTURES: tuple[dict[str, Any], ...] = (
     {"prompt": PROMPT}, {"prompt": "a star"}, {"prompt": "a star", "width": 96, "cfg_end": 0.5},
     {"prompt": PROMPT, "image": PICTURE, "strength": 0.8}, {"prompt": PROMPT},
 )  # fmt: skip
+SAME = 3e-4  # relative L2: streamed blocks have the same bits; a UNet's branches in turn round otherwise, 8e-5 at most
 SHARES = (1.0, 1.25, 1.6, 2.5)  # of the least --max-memory
 Row = tuple[str, str, bool, int, int | None]  # stage, component, whether it is opened, its bytes, size of a piece
 
@@ -72,8 +76,8 @@ def once(rows: list[Row]) -> list[Row]:
     return [row for i, row in enumerate(rows) if i == 0 or row[2] or row[:2] != rows[i - 1][:2]]
 
 
-def drawn(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
-    """The stages as the engine opens networks for them."""
+def drawn(pipe: Pipeline, asked: dict[str, Any]) -> tuple[list[Row], np.ndarray]:
+    """The stages as the engine opens networks for them, and the final latents."""
     rows: list[Row] = []
     held: dict[str, int] = getattr(pipe, "held", {})
     opened: list[int] = []
@@ -94,9 +98,9 @@ def drawn(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipe.engine, "open", opening)
         patch.setattr(Residents, "enter", entered)
-        pipe(**asked)
+        made = pipe(**asked)
     pipe.held = held  # type: ignore[attr-defined]
-    return once(rows)
+    return once(rows), made.latents
 
 
 def lowest(pipe: Pipeline, every: list[dict[str, Any]]) -> int:
@@ -112,15 +116,19 @@ def test_a_run_does_what_its_plan_says(load: Callable[[int | None], Pipeline], k
         every = [{name: value for name, value in asked.items() if name != "strength"} for asked in every]
     with closing(load(10**12)) as pipe:
         least = lowest(pipe, every)
-    seen = set[tuple[bool, int]]()
+    seen, whole, errors = set[tuple[bool, int]](), list[np.ndarray](), list[float]()
     for limit in (None, *(int(share * least) for share in SHARES)):
         with closing(load(limit)) as pipe:
-            for asked in every:
+            for number, asked in enumerate(every):
                 plan = planned(pipe, asked)
-                run = drawn(pipe, asked)
+                run, latents = drawn(pipe, asked)
                 assert run == plan, (limit, asked)
                 seen |= {(opens, held) for _, _, opens, held, _ in run}
-    print(f"{kind} on {backend}: from {least:,} bytes on, {len(seen)} ways to have a component in memory")
+                whole += [latents] if limit is None else []
+                errors.append(relative(latents, whole[number]))
+    print(f"{kind} on {backend}: from {least:,} bytes on, {len(seen)} ways to have a component in memory; ", end="")
+    print(f"latents {max(errors):.1e} apart")
+    assert max(errors) <= SAME
     assert kind == "toy" or len(seen) > 4, "some are used again, and some streamed"
 
 

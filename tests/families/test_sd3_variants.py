@@ -14,7 +14,7 @@ from published import write_published_sd3
 
 import qwenimg
 from qwenimg.cli.main import run
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3.published import defaults
@@ -98,6 +98,15 @@ def test_a_pulled_model_draws(fake, cache, tiny_sd3: dict[str, Path], monkeypatc
 def test_a_pull_names_memory_and_license_first() -> None:
     text = requirements.machine_text(catalog.KNOWN["sd3.5-large"], 0)
     assert "12.0 GB of memory on a GPU or a Mac" in text and "Stability AI Community" in text
+
+
+def test_the_few_step_lora_is_for_sd3_medium(tiny_sd3: dict[str, Path]) -> None:
+    with qwenimg.load(tiny_sd3["sd3"], "cpu") as pipe:
+        settings = pipe.settled({"few_steps": "hyper-cfg"})
+    assert (settings["steps"], settings["guidance"]) == (8, 5.0)
+    assert settings["lora"] == "ByteDance/Hyper-SD/Hyper-SD3-8steps-CFG-lora.safetensors:0.125"
+    with qwenimg.load(tiny_sd3["medium"], "cpu") as pipe, pytest.raises(UsageError, match="nothing is made"):
+        pipe.settled({"few_steps": "hyper-cfg"})
 
 
 def test_t5_left_out_is_in_the_recipe_and_repeated(

@@ -258,32 +258,36 @@ def test_reuse_by_hand_in_z_images_transformer(opened: Opened) -> None:
         assert torch.equal(one["out"], stream[:, : one["out"].shape[1]])
 
 
-def test_reuse_by_hand_in_flux_2s_transformer(opened: Opened) -> None:
-    """What all blocks behind the first added to the image and its reference in the last whole call is added again, and
-    the text stays as the first block left it."""
-    pipe, skipped = opened("flux2-base", "cpu"), {3, 4, 7}
+@pytest.mark.parametrize("kind", ["flux2-base", "sd3"])
+def test_reuse_by_hand_in_a_transformer_of_two_streams(opened: Opened, kind: str) -> None:
+    """What all blocks behind the first added to the image, and to a reference of FLUX.2, in the last whole call is
+    added again, and the text stays as the first block left it."""
+    pipe, skipped = opened(kind, "cpu"), {3, 4, 7}
     model = open_part(pipe, "transformer").model
     seen = list[dict[str, torch.Tensor]]()
     hooks = [
         model.transformer_blocks[0].register_forward_hook(
             lambda _, given, made: seen.append({"first": made[0].clone()})
         ),
-        model.single_transformer_blocks[-1].register_forward_hook(
+        getattr(model, "single_transformer_blocks", model.transformer_blocks)[-1].register_forward_hook(
             lambda _, given, made: seen[-1].update(last=made[0].clone())
         ),
         model.norm_out.register_forward_pre_hook(lambda _, given: seen[-1].update(out=given[0].clone())),
     ]
     picture = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
-    made = pipe(PROMPT, **(ASKED | {"guidance": 1.0}), image=picture, cached_calls="3,4,7")
+    more = {"image": picture} if kind == "flux2-base" else {}
+    made = pipe(PROMPT, **(ASKED | {"guidance": 1.0}), **more, cached_calls="3,4,7")
     for hook in hooks:
         hook.remove()
     assert cached(made) == skipped and len(seen) == ASKED["steps"]
     kept: dict[str, torch.Tensor] = {}
     for call, one in enumerate(seen, 1):
         whole = call not in skipped
+        assert ("last" in one) == whole
         kept = one if whole else kept
         stream = one["last"] if whole else one["first"] + (kept["last"] - kept["first"])
-        assert stream.shape[1] == 2 * one["out"].shape[1] and torch.equal(one["out"], stream[:, : one["out"].shape[1]])
+        assert stream.shape[1] == (1 + len(more)) * one["out"].shape[1]
+        assert torch.equal(one["out"], stream[:, : one["out"].shape[1]])
 
 
 def test_against_diffusers_first_block_cache(opened: Opened, tiny_folder: Path) -> None:

@@ -138,6 +138,24 @@ def test_a_strength_below_1_starts_from_the_picture(tiny_flux2: dict[str, Path])
     assert relative(weak.latents, mean) < 0.5 * relative(strong.latents, mean)
 
 
+@pytest.mark.parametrize("strength", [0.8, 1.0])
+def test_inpainting_equals_diffusers(tiny_flux2: dict[str, Path], strength: float) -> None:
+    """With a mask of whole latents: elsewhere diffusers' is soft at its edges, and ours as for every other model."""
+    picture, mask = PICTURES["even"], np.zeros((64, 96), np.uint8)
+    mask[16:48, 32:] = 255
+    latents, pixels = oracle_flux2.inpainted(
+        tiny_flux2["flux2-base"], "a ring", picture, mask,
+        seed=7, num_inference_steps=5, strength=strength, guidance_scale=3.0,
+    )  # fmt: skip
+    asked = {"width": 96, "height": 64, "steps": 5, "strength": strength, "guidance": 3.0, "seed": 7}
+    for backend in BACKENDS:
+        with qwenimg.load(tiny_flux2["flux2-base"], backend=backend, precision="fp32") as pipe:
+            ours = pipe("a ring", image=picture, mask=mask, **asked)
+        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
+        print(f"{backend} {strength}: latents {error:.1e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
+        assert error <= LATENTS and worst <= PIXELS
+
+
 # Sizes of references
 
 

@@ -45,6 +45,37 @@ def test_equals_diffusers(tiny_zimage: Path, case) -> None:
         assert worst <= PIXELS
 
 
+PICTURE = np.random.default_rng(5).integers(0, 256, (48, 80, 3), np.uint8)
+HOLE = np.zeros((48, 80), np.uint8)
+HOLE[8:40, 28:] = 255
+FROM_PICTURES = [
+    # whether there is a mask, steps, strength, guidance
+    (False, 5, 0.6, 0.0),
+    (False, 4, 0.9, 2.5),
+    (True, 5, 0.8, 2.5),
+    (True, 3, 1.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("masked", "steps", "strength", "guidance"), FROM_PICTURES)
+def test_from_a_picture_equals_diffusers(
+    tiny_zimage: Path, masked: bool, steps: int, strength: float, guidance: float
+) -> None:
+    hole = HOLE if masked else None
+    latents, pixels = oracle_zimage.from_picture(
+        tiny_zimage, "a red circle", PICTURE, mask=hole, seed=7,
+        num_inference_steps=steps, strength=strength, guidance_scale=guidance, negative_prompt="blurry",
+    )  # fmt: skip
+    assert pixels.std() > 10, "a constant picture would prove nothing"
+    asked = {"steps": steps, "strength": strength, "guidance": guidance, "negative_prompt": "blurry", "seed": 7}
+    for backend in BACKENDS:
+        with qwenimg.load(tiny_zimage, backend=backend, precision="fp32") as pipe:
+            ours = pipe("a red circle", image=PICTURE, mask=hole, width=80, height=48, **asked)
+        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
+        print(f"{backend} {strength}: latents {error:.1e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
+        assert error <= LATENTS and worst <= PIXELS
+
+
 def test_defaults(tiny_zimage: Path) -> None:
     pipe = qwenimg.load(tiny_zimage, backend="cpu", precision="fp32")
     assert (pipe.defaults.steps, pipe.defaults.guidance, pipe.defaults.negative_prompt) == (8, 0.0, "")

@@ -94,6 +94,21 @@ def test_streamed_is_resident_bit_for_bit(folder: Path, backend: str, precision:
     resident.close()
 
 
+# Those of FLUX.1 and of Qwen-Image-Edit are streamed in the tests of their families.
+@pytest.mark.parametrize(("kind", "backend"), crossed(["z-image", "flux2-base", "sd3"], ["cpu", "mlx"]))
+def test_blocks_of_other_transformers(tiny: dict[str, Path], kind: str, backend: str) -> None:
+    resident = qwenimg.load(tiny[kind], backend=backend, precision="fp32")
+    streamed = qwenimg.load(tiny[kind], backend=backend, precision="fp32")
+    limited(streamed)
+    for seed in (5, 6):
+        assert drawn(streamed, seed=seed) == drawn(resident, seed=seed)
+    paths = network_of(streamed, "transformer").streamed.blocks
+    print(f"{backend} {kind}: streamed {', '.join(paths)}")
+    assert len(paths) >= 2
+    streamed.close()
+    resident.close()
+
+
 @pytest.mark.parametrize("kind", ["sd15", "sdxl"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, kind: str) -> None:

@@ -12,13 +12,14 @@ from PIL import Image
 
 
 @cache
-def pipeline(folder: Path) -> Any:
+def pipeline(folder: Path, task: str = "") -> Any:
+    """diffusers' pipeline for text and references, or for the `task` Inpaint."""
     import diffusers
     import transformers
 
     transformers.logging.set_verbosity_error()
     diffusers.utils.logging.set_verbosity_error()
-    pipe = diffusers.Flux2KleinPipeline.from_pretrained(folder, torch_dtype=torch.float32)
+    pipe = getattr(diffusers, f"Flux2Klein{task}Pipeline").from_pretrained(folder, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -45,6 +46,27 @@ def generate(
         latents=torch.from_numpy(latents),
         output_type="latent",
     ).images
+    return _finished(pipe, final)
+
+
+def inpainted(
+    folder: Path, prompt: str, picture: np.ndarray, mask: np.ndarray, *, seed: int, **asked: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same for a `picture` [H, W, 3] of which a `mask` [H, W] is drawn anew; the whole is a reference too."""
+    pipe = pipeline(folder, "Inpaint")
+    final = pipe(
+        image=Image.fromarray(picture),
+        mask_image=Image.fromarray(mask),
+        prompt=prompt,
+        generator=torch.Generator().manual_seed(seed),
+        output_type="latent",
+        **asked,
+    ).images
+    return _finished(pipe, final)
+
+
+def _finished(pipe: Any, final: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Latents and pixels of what a pipeline returns."""
     bn = pipe.vae.bn
     mean, std = bn.running_mean[:, None, None], torch.sqrt(bn.running_var[:, None, None] + bn.eps)
     with torch.no_grad():

@@ -161,7 +161,7 @@ def rotate_halves(x: Array, cos: Array, sin: Array) -> Array:
 @fused
 def silu(x: Array) -> Array:
     wide = at_least_float32(x)
-    return (wide * mx.sigmoid(wide)).astype(x.dtype)
+    return (wide / (1 + mx.exp(-wide))).astype(x.dtype)
 
 
 def tanh(x: Array) -> Array:
@@ -182,10 +182,11 @@ def swiglu(gate: Array, values: Array) -> Array:
 
 @fused
 def gelu(x: Array) -> Array:
-    """Return GELU by its tanh approximation."""
+    """Return GELU by its tanh approximation, 0.5 x (1 + tanh u), as x / (1 + exp(-2u)): one exponential costs less, and
+    far below zero 1 + tanh u loses its digits."""
     wide = at_least_float32(x)
-    inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
-    return (0.5 * wide * (1 + mx.tanh(inner))).astype(x.dtype)
+    exponent = -1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    return (wide / (1 + mx.exp(exponent))).astype(x.dtype)
 
 
 @fused
@@ -200,7 +201,7 @@ def quick_gelu(x: Array) -> Array:
     """Return x sigmoid(1.702 x), an approximation of GELU (D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units",
     2016)."""
     wide = at_least_float32(x)
-    return (wide * mx.sigmoid(1.702 * wide)).astype(x.dtype)
+    return (wide / (1 + mx.exp(-1.702 * wide))).astype(x.dtype)
 
 
 @fused

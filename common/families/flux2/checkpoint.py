@@ -12,6 +12,7 @@ from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux2 import vae_file
+from qwenimg.common.families.flux2.known import SMALL_FILES
 from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
@@ -22,7 +23,6 @@ from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.small_files import find_tokenizer
-from qwenimg.common.parts.texts.piece import FLUX_2_FILES
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
@@ -41,7 +41,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
     elsewhere are read from there; a file has the configuration of the model's own part. Raises ModelError and
     UsageError."""
-    tokenizer = find_tokenizer(folder, choices.tokenizer, FLUX_2_FILES)
+    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     index, scheduler = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
     distilled = is_distilled(index)
     configs: dict[str, Any] = {name: read_config(network, folder / name) for name, network in NETWORKS.items()}

@@ -14,6 +14,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.describe_file import is_tower
+from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.families.qwen_image.variants import QwenVariant
@@ -30,7 +31,6 @@ from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.small_files import find_tokenizer
-from qwenimg.common.parts.texts.piece import QWEN_IMAGE_FILES
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -72,7 +72,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     configs["text_encoder"] = _writing(configs["text_encoder"], [places["text_encoder"], folder / "text_encoder"])
     _check_fit(folder, kind, configs["transformer"], configs["text_encoder"], configs["vae"])
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    tokenizer = find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_FILES)
+    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     if kind.edits:
         _check_sees(texts)
     elif tower is not None and not kind.layered:

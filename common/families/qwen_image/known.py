@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import Piece
+from qwenimg.common.parts.texts.piece import Piece, small_files
 
 _qwen = partial(
     KnownModel,
@@ -71,6 +71,13 @@ KNOWN = (
         steps=50,
         files=("qwen_image_layered_bf16",),
     ),
+)
+SMALL_FILES = small_files(
+    name="qwen-image-files",
+    repo="Qwen/Qwen-Image",
+    title="the small files of Qwen-Image",
+    bytes=4_700_000,
+    family="qwen-image",
 )
 BUILT_IN = KnownModel(
     name="shapes-v1",

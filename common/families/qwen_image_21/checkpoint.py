@@ -14,6 +14,7 @@ from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image_21.describe_file import is_tower
+from qwenimg.common.families.qwen_image_21.known import SMALL_FILES
 from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
@@ -24,7 +25,6 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts.components import check_widths, open_component, open_tokenizer, read_config
 from qwenimg.common.parts.small_files import find_tokenizer
-from qwenimg.common.parts.texts.piece import QWEN_IMAGE_21_FILES
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -49,7 +49,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
     networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"], tower)}
     configs = {name: _config(network, [places[name], folder / name]) for name, network in networks.items()}
-    tokenizer = find_tokenizer(folder, choices.tokenizer, QWEN_IMAGE_21_FILES)
+    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():

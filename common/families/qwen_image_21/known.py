@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.texts.piece import CONFIGURATIONS, TOKENIZER_FILES, small_files
 
 LICENSE = "Qwen Research (non-commercial)"
 _qwen = partial(
@@ -27,3 +28,12 @@ TURBO = _qwen(
     files=("qwen_image_2.1_turbo_bf16",),
 )
 KNOWN = (BASE, TURBO)
+SMALL_FILES = small_files(
+    name="qwen-image-2.1-files",
+    repo="Qwen/Qwen-Image-2.1",
+    title="the small files of Qwen-Image-2.1",
+    license=LICENSE,
+    files=(*CONFIGURATIONS, *(f"processor/{name}" for name in TOKENIZER_FILES)),
+    tokenizer="processor",
+    family="qwen-image-2.1",
+)

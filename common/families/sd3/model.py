@@ -24,6 +24,7 @@ from qwenimg.common.pipeline.steps.guidance import Branch, Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request import skip_layers
+from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
@@ -33,7 +34,15 @@ from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
 from qwenimg.common.weights.plan import LoadPlan
 
+HYPER = "ByteDance/Hyper-SD/Hyper-SD3-8steps-CFG-lora.safetensors"
 SKIPPING = (0.01, 0.2)  # shares of the steps: skip-layer guidance is in those between, without either
+
+
+def _few_steps(config: SD3Config) -> dict[str, FewSteps]:
+    """Return the LoRA for SD 3 medium, the model without norms of queries and keys, with the settings of its card."""
+    if config.qk_norm is not None:
+        return {}
+    return {"hyper-cfg": FewSteps(steps=(8,), sampler="euler", guidance=5.0, loras={8: (HYPER,)}, strength=0.125)}
 
 
 def _with_skipped(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
@@ -68,6 +77,7 @@ class SD3(PooledFlowModel):
         texts = SD3Texts(residents, checkpoint, checkpoint["transformer"].config.joint_attention_dim)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
+        self.few_steps = _few_steps(self.config)
 
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)

@@ -11,6 +11,7 @@ from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import mflux
+from qwenimg.common.families.z_image.known import SMALL_FILES
 from qwenimg.common.families.z_image.published import SHIFTS, of_name, transformer
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.families.z_image.transformer_file import open_transformer
@@ -21,7 +22,6 @@ from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts.components import check_widths, open_component, open_tokenizer, read_config
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.small_files import find_tokenizer
-from qwenimg.common.parts.texts.piece import Z_IMAGE_FILES
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -36,7 +36,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
     elsewhere are read from there. Raises ModelError and UsageError."""
     whole = is_file(folder / "model_index.json")
-    tokenizer = find_tokenizer(folder, choices.tokenizer, Z_IMAGE_FILES)
+    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     components = {}
     with closed_on_failure() as keep:
         for name in _NETWORKS:

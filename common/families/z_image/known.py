@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.texts.piece import small_files
 
 _z_image = partial(KnownModel, family="z-image", license="Apache-2.0", memory=14_000_000_000)
 TURBO = _z_image(
@@ -30,6 +31,12 @@ BASE = _z_image(
     files=("z_image_bf16",),
 )
 KNOWN = (TURBO, BASE)
+SMALL_FILES = small_files(
+    name="z-image-files",
+    repo="Tongyi-MAI/Z-Image-Turbo",
+    title="the small files of Z-Image",
+    family="z-image",
+)
 _WHY = "edits images; this version makes images from text"
 # Why others are not supported
 REFUSED = {

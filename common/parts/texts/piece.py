@@ -40,56 +40,23 @@ T5_TOKENIZER = Piece(
     purpose="the words of T5, for a model in one file",
     files=("spiece.model", "tokenizer_config.json", "special_tokens_map.json"),
 )
-_CONFIGURATIONS = (
+CONFIGURATIONS = (
     "model_index.json",
     "scheduler/scheduler_config.json",
     *(f"{part}/config.json" for part in ("transformer", "text_encoder", "vae")),
 )
-_TOKENIZER = (
+TOKENIZER_FILES = (
     *(f"{name}.json" for name in ("vocab", "tokenizer", "tokenizer_config", "added_tokens")),
     "merges.txt",
     "special_tokens_map.json",
 )
-_small_files = partial(
+SMALL_FILE_NAMES = (*CONFIGURATIONS, *(f"tokenizer/{name}" for name in TOKENIZER_FILES))
+"""The small files of a folder in diffusers layout with one text encoder."""
+small_files = partial(
     Piece,
     bytes=15_900_000,
     license="Apache-2.0",
     purpose="tokenizer and configurations, where the weights are in other files",
-    files=(*_CONFIGURATIONS, *(f"tokenizer/{name}" for name in _TOKENIZER)),
+    files=SMALL_FILE_NAMES,
 )
-QWEN_IMAGE_FILES = _small_files(
-    name="qwen-image-files",
-    repo="Qwen/Qwen-Image",
-    title="the small files of Qwen-Image",
-    bytes=4_700_000,
-    family="qwen-image",
-)
-Z_IMAGE_FILES = _small_files(
-    name="z-image-files",
-    repo="Tongyi-MAI/Z-Image-Turbo",
-    title="the small files of Z-Image",
-    family="z-image",
-)
-FLUX_2_FILES = _small_files(
-    name="flux2-files",
-    repo="black-forest-labs/FLUX.2-klein-4B",
-    title="the small files of FLUX.2 klein",
-    family="flux2",
-)
-QWEN_IMAGE_21_FILES = _small_files(
-    name="qwen-image-2.1-files",
-    repo="Qwen/Qwen-Image-2.1",
-    title="the small files of Qwen-Image-2.1",
-    license="Qwen Research (non-commercial)",
-    files=(*_CONFIGURATIONS, *(f"processor/{name}" for name in _TOKENIZER)),
-    tokenizer="processor",
-    family="qwen-image-2.1",
-)
-PIECES = (
-    CLIP_TOKENIZER,
-    T5_TOKENIZER,
-    QWEN_IMAGE_FILES,
-    Z_IMAGE_FILES,
-    FLUX_2_FILES,
-    QWEN_IMAGE_21_FILES,
-)
+"""The row of these files of a model."""
