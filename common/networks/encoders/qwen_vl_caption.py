@@ -79,4 +79,5 @@ NETWORK = replace(
     manifest=manifest,
     rename=rename,
     published=lambda name: f"model.{name}" if is_language(name) else name,
+    traced=(),  # a passport always has a prompt
 )
