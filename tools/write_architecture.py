@@ -25,6 +25,7 @@ FACES = {
     "cli/batch": "A file of requests drawn by several workers, local ones or on Ray: keys, journal, driver, engines.",
     "cli/ranks": "One picture on several devices: rank 0, which reads and writes, and others that compute with it.",
     "cli/serve": "The HTTP server. Its process imports no framework; a worker process for each device draws.",
+    "cli/serve/apis": "The server's APIs: OpenAI's, AUTOMATIC1111's and our own, and what they share.",
     "backends/torch": "PyTorch on an NVIDIA GPU and on any CPU. The networks here are written by hand.",
     "backends/mlx": "MLX on Apple silicon and on Linux. The networks here are translated from those on torch.",
     "backends/torch/training": "The loop of a training, on torch alone; the wheel calls it nowhere yet.",

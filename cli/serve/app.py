@@ -17,16 +17,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from qwenimg.cli.serve.apis.images_api import ImagesApi
+from qwenimg.cli.serve.apis.jobs_api import JobsApi
+from qwenimg.cli.serve.apis.sdapi import PREFIX, SdApi, sdapi_answer
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.guards import Guards, HastyProtocol, plain_answer
-from qwenimg.cli.serve.images_api import ImagesApi
-from qwenimg.cli.serve.jobs_api import JobsApi
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.cli.serve.page import Page
-from qwenimg.cli.serve.sdapi import PREFIX, SdApi, sdapi_answer
 
 CONNECTIONS = 256  # at once
 LINGER = 10  # seconds for answers to be sent, beyond those for orders to be drawn

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 import qwenimg
 from qwenimg import Pipeline
-from qwenimg.cli.serve import asked, messages
+from qwenimg.cli.serve import messages
+from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.drawing_process import DrawingProcess
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault

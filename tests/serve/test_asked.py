@@ -13,7 +13,7 @@ from fake_worker import SETTINGS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwenimg.cli.serve import asked
+from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.cli.serve.public import HIDDEN, public
 from qwenimg.common.jobs.fields import SAID

@@ -23,6 +23,7 @@ AT_IMPORT = {
     "Rows": "a constant: a named tuple",
     "KnownModel": "a constant: a frozen dataclass",
     "Piece": "a constant: a frozen dataclass",
+    "SmallFiles": "a constant: a frozen dataclass",
     "FlowLevels": "a constant: a frozen dataclass",
     "DenoiserKind": "a constant: a frozen dataclass",
     "Text": "a constant: a frozen dataclass",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import Piece, small_files
+from qwenimg.common.parts.texts.piece import Piece, SmallFiles
 
 _qwen = partial(
     KnownModel,
@@ -72,7 +72,7 @@ KNOWN = (
         files=("qwen_image_layered_bf16",),
     ),
 )
-SMALL_FILES = small_files(
+SMALL_FILES = SmallFiles(
     name="qwen-image-files",
     repo="Qwen/Qwen-Image",
     title="the small files of Qwen-Image",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import CONFIGURATIONS, TOKENIZER_FILES, small_files
+from qwenimg.common.parts.texts.piece import CONFIGURATIONS, TOKENIZER_FILES, SmallFiles
 
 LICENSE = "Qwen Research (non-commercial)"
 _qwen = partial(
@@ -28,7 +28,7 @@ TURBO = _qwen(
     files=("qwen_image_2.1_turbo_bf16",),
 )
 KNOWN = (BASE, TURBO)
-SMALL_FILES = small_files(
+SMALL_FILES = SmallFiles(
     name="qwen-image-2.1-files",
     repo="Qwen/Qwen-Image-2.1",
     title="the small files of Qwen-Image-2.1",

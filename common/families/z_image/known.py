@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import small_files
+from qwenimg.common.parts.texts.piece import SmallFiles
 
 _z_image = partial(KnownModel, family="z-image", license="Apache-2.0", memory=14_000_000_000)
 TURBO = _z_image(
@@ -31,7 +31,7 @@ BASE = _z_image(
     files=("z_image_bf16",),
 )
 KNOWN = (TURBO, BASE)
-SMALL_FILES = small_files(
+SMALL_FILES = SmallFiles(
     name="z-image-files",
     repo="Tongyi-MAI/Z-Image-Turbo",
     title="the small files of Z-Image",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +49,13 @@ TOKENIZER_FILES = (
     "merges.txt",
     "special_tokens_map.json",
 )
-SMALL_FILE_NAMES = (*CONFIGURATIONS, *(f"tokenizer/{name}" for name in TOKENIZER_FILES))
-"""The small files of a folder in diffusers layout with one text encoder."""
-small_files = partial(
-    Piece,
-    bytes=15_900_000,
-    license="Apache-2.0",
-    purpose="tokenizer and configurations, where the weights are in other files",
-    files=SMALL_FILE_NAMES,
-)
-"""The row of these files of a model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallFiles(Piece):
+    """The small files of a folder in diffusers layout with one text encoder."""
+
+    bytes: int = 15_900_000
+    license: str = "Apache-2.0"
+    purpose: str = "tokenizer and configurations, where the weights are in other files"
+    files: tuple[str, ...] = (*CONFIGURATIONS, *(f"tokenizer/{name}" for name in TOKENIZER_FILES))

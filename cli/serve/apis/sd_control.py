@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qwenimg.cli.serve import asked
+from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.common.base.text import clean
 from qwenimg.common.request import control_text

@@ -15,9 +15,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve import answers, asked, sd_control
+from qwenimg.cli.serve.apis import answers, asked, sd_control
+from qwenimg.cli.serve.apis.images_api import client_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
-from qwenimg.cli.serve.images_api import client_of
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.common.base.errors import ModelError

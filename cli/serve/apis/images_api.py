@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve import answers, asked
+from qwenimg.cli.serve.apis import answers, asked
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.messages import PictureDrawn, Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder

@@ -15,9 +15,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve import answers, asked
+from qwenimg.cli.serve.apis import answers, asked
+from qwenimg.cli.serve.apis.images_api import client_of, deadline_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
-from qwenimg.cli.serve.images_api import client_of, deadline_of
 from qwenimg.cli.serve.journal import Journal, Kept
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
