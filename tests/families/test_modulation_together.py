@@ -122,5 +122,5 @@ def test_a_negative_prompt_is_announced_where_it_is_used(
     monkeypatch.setattr(Pipeline, "prepare", lambda self, texts, *rest, **more: announced.extend(texts))
     asked: dict[str, Any] = {"prompt": "x", "seed": 1, "guidance": 3.5, "negative_prompt": "blurry"}
     with qwenimg.load(tiny["flux-dev"], "cpu", "fp32") as pipe:
-        jobs.prepare(pipe, [Picture(index=1, where="", asked=asked | options, aspect=None, path=None)])
+        jobs.prepare(pipe, [Picture(index=1, where="", asked=asked | options, aspect=None, path=None)], jobs.Job())
     assert announced == expected

@@ -31,7 +31,7 @@ PICTURES: tuple[dict[str, Any], ...] = (
     {"prompt": PROMPT, "image": PICTURE, "strength": 0.8}, {"prompt": PROMPT},
 )  # fmt: skip
 SAME = 3e-4  # relative L2: streamed blocks have the same bits; a UNet's branches in turn round otherwise, 8e-5 at most
-SHARES = (1.0, 1.25, 1.6, 2.5)  # of the least --max-memory
+SHARES = (1.0, 1.6)  # of the least --max-memory
 Row = tuple[str, str, bool, int, int | None]  # stage, component, whether it is opened, its bytes, size of a piece
 
 

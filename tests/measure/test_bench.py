@@ -120,7 +120,7 @@ def test_against_diffusers_for_z_image(guidance: str, tiny_zimage: Path) -> None
     assert ran.code == 0 and made["difference"] < 1e-4
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
+@pytest.mark.parametrize("name", ["sdxl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd15", "sd21"))])
 def test_against_diffusers_for_stable_diffusion(name: str, folders: dict[str, Path]) -> None:
     """Each folder's own scheduler, both branches of guidance: the same latents from the same noise."""
     small = ("-W", "64", "-H", "80", "--steps", "4", "--rounds", "1", "--guidance", "5", "--precision", "fp32")
