@@ -84,7 +84,7 @@ def networks(
     for mark, name in by_print.items():
         if mark not in {one.fingerprint for one in recorded}:
             then = ", ".join(dict.fromkeys(clean(one.name, 60) for one in recorded))
-            raise ModelError(f"--control {clean(name, 60)}: another network than was recorded, {then}")
+            raise ModelError(f"--control {clean(Path(name).name, 60)}: another network than was recorded, {then}")
     for one in recorded:
         if one.fingerprint not in by_print and (path := find(one.name)) is not None:
             by_print[controls.fingerprint(str(path))] = str(path)
