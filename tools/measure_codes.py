@@ -60,7 +60,7 @@ def load(path: Path, backend: str) -> dict[str, int]:
     plan = quantise.quantised(plan, quantise.parse(POLICY)["transformer"], qwen_dit.NETWORK.blocks)
     plan = plan.stored(bases(KIND)["bf16"], "transformer")
     engine = backends.load(backend)
-    exactness.error(engine, "float32", "matmul")
+    exactness.float32_error(engine)
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the largest size so far
     opened = engine.open("qwen_dit", config, plan, bases(KIND)["bf16"])

@@ -119,7 +119,7 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
         kind = files.opened.family.precision
         policies.parse(opening.precision, on_gpu=False, kind=kind)  # before a framework is imported
         ready = engine()
-        error = exactness.error(ready, "float32", "matmul")
+        error = exactness.float32_error(ready)
         runtime = _runtime(files, opening, ready, notify, error)
         if opening.cache_prompts:
             runtime.keep_prompts()

@@ -18,6 +18,7 @@ from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.runtime.engine import Engine
 
 Array = NDArray[np.float64]
+Shapes = tuple[tuple[int, ...], ...]
 U = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # The largest relative error (L2) that a dtype's precision allows. Float32 sums of 1,000 terms are off by some 30 u if
 # they are added one by one; a 16-bit result by 0.42 u, and twice that if a bias or a score is rounded too.
@@ -51,11 +52,12 @@ def attention(q: Array, k: Array, v: Array) -> Array:
 
 
 # name: the operation in float64, and the shapes of its inputs
-OPERATIONS: dict[str, tuple[Callable[..., Array], tuple[tuple[int, ...], ...]]] = {
+OPERATIONS: dict[str, tuple[Callable[..., Array], Shapes]] = {
     "matmul": (matmul, ((128, 1024), (256, 1024))),
     "conv2d": (conv2d, ((1, 128, 64, 64), (128, 128, 3, 3))),  # Metal takes Winograd's method at these sizes
     "attention": (attention, ((1, 160, 4, 128),) * 3),
 }
+SMALL_PRODUCT = ((256, 256), (256, 256))  # at every start: milliseconds
 SMALL_CONV = ((1, 64, 16, 16), (64, 64, 3, 3))  # for a CPU, which has no faster method of lower precision
 
 
@@ -94,13 +96,19 @@ def measure(engine: Engine, dtype: str) -> Measured:
     return Measured(dtype=dtype, errors=errors, flops=2.0 * side**3 / seconds)
 
 
-def error(engine: Engine, dtype: str, operation: str) -> float:
-    """Return an operation's relative error (L2) against float64 on the same inputs, which are exact in `dtype`."""
-    exact, shapes = OPERATIONS[operation]
+def float32_error(engine: Engine) -> float:
+    """Return the relative error (L2) of a 256^3 float32 product, which takes milliseconds."""
+    return error(engine, "float32", "matmul", SMALL_PRODUCT)
+
+
+def error(engine: Engine, dtype: str, operation: str, shapes: Shapes = ()) -> float:
+    """Return an operation's relative error (L2) against float64 on the same inputs, which are exact in `dtype`. shapes:
+    of the inputs, if not the usual ones."""
+    exact, usual = OPERATIONS[operation]
     if operation == "conv2d" and not engine.on_gpu:
-        shapes = SMALL_CONV
+        usual = SMALL_CONV
     generator = np.random.RandomState(0)
-    arrays = [nearest(generator.standard_normal(shape).astype(np.float32), dtype) for shape in shapes]
+    arrays = [nearest(generator.standard_normal(shape).astype(np.float32), dtype) for shape in shapes or usual]
     reference = exact(*(array.astype(np.float64) for array in arrays))
     result = engine.operate(operation, dtype, arrays).astype(np.float64)
     return float(np.linalg.norm(result - reference) / np.linalg.norm(reference))

@@ -185,7 +185,7 @@ def measure(
 
     If float32 does not fit, the first policy that does is the reference. Raises NumericsError on a device whose float32
     products are less precise."""
-    error = exactness.error(device.engine, "float32", "matmul")
+    error = exactness.float32_error(device.engine)
     if not error <= MAX_FP32_ERROR:
         raise NumericsError(f"float32 products on {device.engine.device} are off by {error:.1e}; see qwenimg doctor")
     known, results = bases(device.kind), list[_Drawn]()

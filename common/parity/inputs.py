@@ -18,6 +18,7 @@ from qwenimg.common.pipeline.controls import label
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.request import given
+from qwenimg.common.request.control_text import NamedControl
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
@@ -83,8 +84,11 @@ def keywords(recorded: RecordedImage, lora: str, networks: Sequence[str]) -> dic
     are called here."""
     asked = called(recorded.asked) | {"lora": lora}
     if recorded.controls:
-        pairs = zip(networks, recorded.controls, strict=True)
-        asked |= {CONTROL: "; ".join(one.text(name, _NAMED) for name, one in pairs)}
+        named = (
+            NamedControl(name, _NAMED, one.preprocessor, one.scale, one.start, one.end)
+            for name, one in zip(networks, recorded.controls, strict=True)
+        )
+        asked |= {CONTROL: "; ".join(map(str, named))}
         asked |= {IMAGES: tuple(one.picture for one in recorded.controls)}
     return asked if recorded.mask is None else asked | {MASK: recorded.mask}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 from qwenimg.common.base.found_once import found_once
+from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import Modulation
@@ -90,8 +91,7 @@ class Modulations:
         if key is None:
             transformer, split = self.residents.enter(stage)
             self.runtime.notify("stage", "computing modulation")
-            while len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
+            drop_oldest(self._kept, KEPT - 1)
             every = dict.fromkeys([*needed, *announced])
             prompts = tuple(every)[: split.size] if needed else ()
             with self.runtime.clock.timed("modulate"):

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.hf_cache import REPO
+from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.numbers.noise import sha256
@@ -139,8 +140,7 @@ class Controls:
         if before is None or before[0] != path or any(file.is_replaced() for file in before[1].files):
             before = path, self._named(self._open_net(path), name)
         self._opened[name] = before
-        while len(self._opened) > KEPT:  # not closed here: weights may be read from it again
-            del self._opened[next(iter(self._opened))]
+        drop_oldest(self._opened, KEPT)  # not closed here: weights may be read from it again
         return before[1]
 
     def _named(self, net: Controller, name: str) -> Controller:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import REPO, cache_folder, snapshots, storage_folder
+from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import data_sha256
@@ -129,8 +130,7 @@ class Loras:
         if opened is None or opened.file.file.path != path or opened.file.file.is_replaced():
             opened = self._read(path)
         self._opened[asked.name] = opened
-        while len(self._opened) > KEPT:  # not closed here: weights that are loaded may be read from it again
-            del self._opened[next(iter(self._opened))]
+        drop_oldest(self._opened, KEPT)  # not closed here: weights that are loaded may be read from it again
         return opened
 
     def _read(self, path: Path) -> _Opened:

@@ -292,8 +292,8 @@ def test_non_finite_pixels_name_the_vae(tiny_folder: Path, backend: str, monkeyp
 
 
 def test_fp32_that_is_not_fp32_is_refused(tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exactness.error(backends.load(backend), "float32", "matmul") < 2e-6
-    monkeypatch.setattr(exactness, "error", lambda engine, dtype, operation: 3e-4)
+    assert exactness.float32_error(backends.load(backend)) < 1e-6
+    monkeypatch.setattr(exactness, "float32_error", lambda engine: 3e-4)
     with pytest.raises(NumericsError, match=r"3\.0e-04"):
         load(tiny_folder, backend, "fp32")
     load(tiny_folder, backend, "bf16")

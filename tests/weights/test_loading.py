@@ -303,7 +303,7 @@ def peak():
 
 backend, file, config = sys.argv[1], Path(sys.argv[2]), qwen_dit.QwenDiTConfig(**json.loads(sys.argv[3]))
 engine = backends.load(backend)
-exactness.error(engine, "float32", "matmul")
+exactness.float32_error(engine)
 policy = BF16
 plan = keys.plan(file, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses).stored(policy)
 engine.expect(plan.nbytes)

@@ -98,10 +98,7 @@ class SdApi:
         routes = [Route(f"{PREFIX}/{path}", endpoint, methods=["POST"]) for path, endpoint in rows.items()]
         routes += [Route(f"{PREFIX}/{path}", endpoint, methods=["GET"]) for path, endpoint in gets.items()]
         routes += [Route(f"{PREFIX}/{path}", self.empty, methods=["GET"]) for path in EMPTY]
-        routes += [
-            Route(f"/controlnet/{path}", self.controlnet, methods=["GET"])
-            for path in ("version", "model_list", "module_list")
-        ]
+        routes += [Route(f"/controlnet/{path}", self.controlnet, methods=["GET"]) for path in CONTROLNET]
         return [*routes, Route("/internal/ping", self.nothing, methods=["GET"])]
 
     # Pictures
@@ -259,7 +256,7 @@ class SdApi:
 
     async def scripts(self, request: HttpRequest) -> Response:
         """List the scripts: by their names clients see whether there are control networks."""
-        names = ["controlnet", "controlnet m2m"] if self.settings.controls else []
+        names = [sd_control.NAME, f"{sd_control.NAME} m2m"] if self.settings.controls else []
         return JSONResponse({"txt2img": names, "img2img": names})
 
     async def controlnet(self, request: HttpRequest) -> Response:

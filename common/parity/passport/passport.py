@@ -94,11 +94,6 @@ class RecordedControl:
     end: float
     picture: NDArray[np.uint8]  # [H, W, 3] of the image's size, before the preprocessor
 
-    def text(self, network: str, picture: str) -> str:
-        """Return it in the form of `--control`, with the names that its network and its picture have here."""
-        before = f"{self.preprocessor}@" if self.preprocessor else ""
-        return f"{network}={before}{picture}:{self.scale!r}:{self.start!r}-{self.end!r}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedImage:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.text import clean
 from qwenimg.common.parts.texts.picture_texts import KEPT, PicturePrompt, PictureTemplate, PictureTexts, SeenPicture
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
@@ -57,9 +58,8 @@ class CaptionTexts(TemplateTexts):
         """Return the caption of `picture`, and write it if it is new. Raises UsageError for one that is no prompt."""
         if (caption := self.known(picture, language)) is None:
             caption = self._write(picture, language)
-            while len(self._written) >= KEPT:
-                del self._written[next(iter(self._written))]
             self._written[language, picture] = caption
+            drop_oldest(self._written, KEPT)
             self.runtime.notify("stage", f"the prompt is the model's own: {clean(caption, SHOWN)}")
         return caption
 

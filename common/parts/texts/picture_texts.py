@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.latest import drop_oldest
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
@@ -55,8 +56,7 @@ class SeenPictures:
         """Return `image` as it is seen, in a `size` if the model sees it in several."""
         name = " ".join(map(str, (f"{image.shape[1]}x{image.shape[0]}", *size, sha256(image))))
         if name not in self._kept:
-            while len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
+            drop_oldest(self._kept, KEPT - 1)
             self._kept[name] = SeenPicture(name, self._copy(image, *size))
         return self._kept[name]
 
