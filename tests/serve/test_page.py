@@ -298,6 +298,61 @@ def test_a_picture_that_is_dropped_brings_its_settings(watched: Watched, server:
     watched.check("400")
 
 
+LOOK = """() => [
+    getComputedStyle(document.documentElement).backgroundColor.match(/[0-9]+/g).map(Number),
+    getComputedStyle(document.querySelector("#gallery img")).transitionDuration,
+]"""
+
+
+@slow
+def test_what_else_a_person_does(watched: Watched, server: RunningServer) -> None:
+    """A guidance without a second prediction, a shape, a download, a copied recipe, a pasted file, the theme."""
+    page = watched.page
+    page.fill("#guidance", "1")
+    expect(page.locator("#unguided")).to_be_visible()
+    assert page.locator("#negative_prompt").is_disabled()
+    page.fill("#guidance", "2")
+    expect(page.locator("#unguided")).to_be_hidden()
+    page.fill("#negative_prompt", "blue")
+    page.locator("#shapes label", has_text="16:9").click()
+    page.fill("#steps", "2")
+    page.fill("#prompt", "a wide red circle")
+    page.click("#draw")
+    expect(page.locator("#easel button.open img")).to_have_attribute("alt", "a wide red circle")
+    done = newest(server)
+    assert done["recipe"]["negative_prompt"] == "blue" and done["recipe"]["guidance"] == 2
+    assert 1.6 < done["recipe"]["width"] / done["recipe"]["height"] < 1.95
+    page.locator(f"#gallery [data-id='{done['id']}'] button").click()
+    with page.expect_download() as download:
+        page.click("#download")
+    file = Path(download.value.path()).read_bytes()
+    assert file == server.http.get(f"/api/pictures/{done['id']}").content
+    watched.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#copy")
+    expect(page.locator("#toasted")).to_have_text("The recipe is in the clipboard.")
+    assert json.loads(page.evaluate("navigator.clipboard.readText()")) == done["recipe"]
+    page.click("#shut")
+    page.click("#clear")
+    page.fill("#prompt", "")
+    page.evaluate(
+        """(data) => {
+            const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0)), clipboardData = new DataTransfer();
+            clipboardData.items.add(new File([bytes], "pasted.png", {type: "image/png"}));
+            document.body.dispatchEvent(new ClipboardEvent("paste", {bubbles: true, cancelable: true, clipboardData}));
+        }""",
+        base64.b64encode(file).decode(),
+    )
+    expect(page.locator("#prompt")).to_have_value("a wide red circle")
+    assert page.input_value("#seed") == str(done["recipe"]["seed"]) and page.input_value("#negative_prompt") == "blue"
+    looks = []
+    for theme, motion in (("light", "no-preference"), ("dark", "reduce")):
+        page.emulate_media(color_scheme=theme, reduced_motion=motion)
+        looks.append(page.evaluate(LOOK))
+    assert min(looks[0][0]) > 200 and max(looks[1][0]) < 40, "the colours of the page's ground"
+    assert looks[0][1] != looks[1][1] == "0s"
+    watched.check()
+
+
 @slow
 def test_a_mask_is_painted(watched: Watched, server: RunningServer) -> None:
     """What is not painted stays; undo, invert and erase do what they say."""
@@ -401,7 +456,8 @@ def test_a_grid_of_settings(watched: Watched, server: RunningServer) -> None:
 
 @slow
 def test_a_grid_that_starts_from_a_picture(watched: Watched, server: RunningServer) -> None:
-    """Its cells have the picture and the mask, also those that are handed in after a reload."""
+    """Its cells have the picture and the mask, also those that are handed in after a reload; at most four are in line,
+    and one that is cancelled says so."""
     page = watched.page
     small(page)
     page.fill("#prompt", "a red circle")
@@ -418,13 +474,16 @@ def test_a_grid_that_starts_from_a_picture(watched: Watched, server: RunningServ
     with server.http as http:  # no cell ends before the page is opened anew
         held = http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"]
         page.click("#compare")
-        expect(page.locator("#table td", has_text="waiting")).to_have_count(3)
+        expect(page.locator("#table td", has_text="waiting")).to_have_count(4)
         page.reload()
         page.locator("#lamp:not(.off)").wait_for()
+        [fourth] = [job["id"] for job in http.get("/api/jobs").json()["jobs"] if job.get("position") == 4]
+        http.delete(f"/api/jobs/{fourth}")
+        expect(page.locator("#table td", has_text="cancelled")).to_have_count(1)
         http.delete(f"/api/jobs/{held}")
-        expect(page.locator("#table img")).to_have_count(7)
-        recipes = [one["recipe"] for one in http.get("/api/pictures?limit=7").json()["pictures"]]
-    assert sorted(one["strength"] for one in recipes) == [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1]
+        expect(page.locator("#table img")).to_have_count(6)
+        recipes = [one["recipe"] for one in http.get("/api/pictures?limit=6").json()["pictures"]]
+    assert sorted(one["strength"] for one in recipes) == [0.1, 0.2, 0.3, 0.7, 0.8, 1]
     assert len({(one["image_sha256"], one["mask_sha256"], one["seed"]) for one in recipes}) == 1
     page.click("#unplot")
     expect(page.locator("#matrix")).to_be_hidden()
