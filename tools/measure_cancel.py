@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import queue
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import httpx2
 from screenshots import serving
+from servers import events
 
 LONG: dict[str, Any] = {"prompt": "a red circle", "steps": 1000, "size": "128x128"}
 SHORT: dict[str, Any] = {"prompt": "a ring", "steps": 1, "size": "64x64"}
@@ -36,14 +40,10 @@ class News:
         self.wait("jobs")
 
     def _read(self, address: str) -> None:
-        name = ""
         stream = httpx2.stream("GET", f"{address}/api/events", timeout=None)
         with contextlib.suppress(httpx2.RemoteProtocolError), stream as response:  # the server is killed at the end
-            for line in response.iter_lines():
-                if line.startswith("event: "):
-                    name = line[7:]
-                elif line.startswith("data: "):
-                    self._events.put((time.perf_counter(), name, json.loads(line[6:])))
+            for name, data in events(response):
+                self._events.put((time.perf_counter(), name, data))
 
     def wait(self, name: str, job: str = "", state: str = "") -> tuple[float, list[float]]:
         """Wait for an event of `job`, or for its `state`; return its moment, and those of the steps of all jobs before

@@ -120,13 +120,13 @@ def written_controls(folder: Path) -> list[str]:
     return [*map(str, nets), str(write_patches(folder / "patches.safetensors"))]
 
 
-def of_model(place: str, policy: str, controls: list[str] | None = None) -> Iterator[tuple[str, str, float]]:
+def of_model(place: str, policy: str, controls: Sequence[str] = ()) -> Iterator[tuple[str, str, float]]:
     pipe, other = (qwenimg.load(place, backend, policy) for backend in ("cpu", "mlx"))
     picture = np.random.default_rng(2).integers(0, 256, (ASKED["height"], ASKED["width"], 3), np.uint8)
-    more = {"control": "; ".join(f"{net}=a" for net in controls)} if controls else {}
-    asked = ASKED | more | ({"control_images": (picture,) * len(controls)} if controls else {})
+    control = {"control": "; ".join(f"{net}=a" for net in controls), "control_images": (picture,) * len(controls)}
+    asked = ASKED | (control if controls else {})
     passport = record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
-    theirs = list(check.blocks(passport, other, networks=controls or ()))
+    theirs = list(check.blocks(passport, other, networks=controls))
     parts = check.parts(inputs.weights(pipe, asked), pipe.precision)
     for recorded, judged in zip(passport.blocks, theirs, strict=True):
         part = parts[recorded.component]

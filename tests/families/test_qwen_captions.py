@@ -11,20 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runner import cli
+from drawing_here import drawing
+from folder_tensors import tensors
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from silent_conversion import Silent
+from tiny_layered import with_generation
 
 import qwenimg
 from qwenimg import Pipeline
 from qwenimg.cli.serve import messages
 from qwenimg.cli.serve.apis import asked
-from qwenimg.cli.serve.drawing_process import DrawingProcess
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.networks.encoders import qwen_vl_caption
 from qwenimg.common.pipeline import fit_options, start
@@ -106,13 +108,6 @@ def test_the_head_is_loaded_for_a_caption_alone(tiny_layered: Path, monkeypatch:
 
 
 def test_streamed_and_converted_and_in_16_bits(tiny_layered: Path, tmp_path: Path) -> None:
-    class Told:
-        def plan(self, size: int, files: int) -> None: ...
-
-        def kept(self, name: str, size: int) -> None: ...
-
-        def written(self, name: str, size: int) -> None: ...
-
     whole = opened(tiny_layered)
     prompt = whole("", **ASKED).recipe["prompt"]
     weights = 4 * whole.checkpoint["text_encoder"].plan.parameters  # type: ignore[index]
@@ -120,7 +115,7 @@ def test_streamed_and_converted_and_in_16_bits(tiny_layered: Path, tmp_path: Pat
     streamed = opened(tiny_layered, max_memory=limit_for(needs.activations + int(0.9 * weights)))
     [fewer] = [stage for stage in plan_of(streamed, "")[1].stages if stage.name == "caption"]
     assert fewer.weights < weights and streamed("", **ASKED).recipe["prompt"] == prompt
-    convert(tiny_layered, tmp_path / "same", Choices(), Told())
+    convert(tiny_layered, tmp_path / "same", Choices(), Silent())
     assert opened(tmp_path / "same")("", **ASKED).recipe["prompt"] == prompt
     assert opened(tiny_layered, precision="bf16")("", **ASKED).recipe["prompt"]
     assert opened(tiny_layered, quantize="8")("", **ASKED).recipe["prompt"]
@@ -144,12 +139,10 @@ def test_a_lora_of_the_text_encoder_has_a_caption_of_its_own(tiny_layered: Path,
 def without(folder: Path, part: str, to: Path) -> Path:
     """A copy of `folder` whose text encoder has no tensor with `part` in its name."""
     encoder = shutil.copytree(folder, to) / "text_encoder"
-    files = sorted(encoder.glob("*.safetensors"))
-    tensors = {name: value for file in files for name, value in load_file(file).items()}
-    for file in files:
+    kept = {name: value for name, value in tensors(encoder).items() if part not in name}
+    for file in (*encoder.glob("*.safetensors"), encoder / "model.safetensors.index.json"):
         file.unlink()
-    (encoder / "model.safetensors.index.json").unlink(missing_ok=True)
-    save_file({name: value for name, value in tensors.items() if part not in name}, encoder / "model.safetensors")
+    save_file(kept, encoder / "model.safetensors")
     return to
 
 
@@ -162,20 +155,10 @@ def test_a_part_is_missing(tiny_layered: Path, tmp_path: Path, part: str, said: 
     assert np.array_equal(pipe("a ring", **ASKED).latents, opened(tiny_layered)("a ring", **ASKED).latents)
 
 
-def changed(folder: Path, to: Path, **values: Any) -> Path:
-    path = shutil.copytree(folder, to) / "text_encoder" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return to
-
-
 def test_a_caption_of_no_words(tiny_layered: Path, tmp_path: Path) -> None:
-    every = list(range(pipe_vocabulary(tiny_layered)))
+    every = list(range(opened(tiny_layered).checkpoint["text_encoder"].config.vocab_size))  # type: ignore[index]
     with pytest.raises(UsageError, match="the model's description of the picture is empty: give a prompt"):
-        opened(changed(tiny_layered, tmp_path / "empty", eos_token_id=every))("", **ASKED)
-
-
-def pipe_vocabulary(folder: Path) -> int:
-    return int(json.loads((folder / "text_encoder" / "config.json").read_text())["text_config"]["vocab_size"])
+        opened(with_generation(tiny_layered, tmp_path / "empty", eos_token_id=every))("", **ASKED)
 
 
 def test_a_caption_that_is_no_prompt(tiny_layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +179,7 @@ def test_a_caption_that_is_no_prompt(tiny_layered: Path, monkeypatch: pytest.Mon
 )
 def test_wrong_settings(tiny_layered: Path, tmp_path: Path, values: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError) as caught:
-        opened(changed(tiny_layered, tmp_path / "wrong", **values))
+        opened(with_generation(tiny_layered, tmp_path / "wrong", **values))
     assert "generation_config.json" in str(caught.value) and said in str(caught.value)
 
 
@@ -265,17 +248,9 @@ def test_plan_counts_the_caption(tiny_layered: Path, picture: str) -> None:
 # The server
 
 
-class Connection:
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-
-def drawn(folder: Path, picture: str) -> Connection:
-    connection = Connection()
-    worker = DrawingProcess(connection, messages.Start(models={"tiny": Opening(model=str(folder), backend="cpu")}))
+def drawn(folder: Path, picture: str) -> list[Any]:
+    """What is said of an order without a prompt."""
+    worker, sent = drawing(folder)
     fields, seeds = asked.ordered(
         {"width": 96, "height": 64, "steps": 1, "seed": "3-4"} | ({"layers": 1} if "layered" in str(folder) else {}),
         Settings(models={}),
@@ -285,13 +260,13 @@ def drawn(folder: Path, picture: str) -> Connection:
     worker.draw(
         messages.Draw(order="a", model="tiny", fields=fields, seeds=seeds, images=(Path(picture).read_bytes(),))
     )
-    return connection
+    return sent
 
 
 def test_an_order_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
     with pytest.raises(Fault, match="a prompt is missing"):
         asked.ordered({"prompt": " "}, Settings(models={}), most=1)
-    pictures = [one for one in drawn(tiny_layered, picture).sent if isinstance(one, messages.PictureDrawn)]
+    pictures = [one for one in drawn(tiny_layered, picture) if isinstance(one, messages.PictureDrawn)]
     assert len(pictures) == 2 and pictures[0].recipe["prompt"] == pictures[1].recipe["prompt"] != ""
-    refused = drawn(tiny_folder, picture).sent[-1]
+    refused = drawn(tiny_folder, picture)[-1]
     assert refused.exit_code == 2 and "the prompt is empty" in refused.error

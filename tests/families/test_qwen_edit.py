@@ -17,6 +17,7 @@ from encoded import huge_png
 from PIL import Image
 from relative import relative
 from safetensors.torch import load_file, save_file
+from silent_conversion import Silent
 
 import qwenimg
 from qwenimg import Pipeline
@@ -245,20 +246,12 @@ def test_lora(folder: Path, tmp_path: Path) -> None:
         assert relative(moved, plain) > 1e-3 and np.array_equal(still, plain)
 
 
-class Told:
-    def plan(self, size: int, files: int) -> None: ...
-
-    def kept(self, name: str, size: int) -> None: ...
-
-    def written(self, name: str, size: int) -> None: ...
-
-
 def test_converted_is_the_same(folder: Path, tiny_edit: dict[str, Path], tmp_path: Path) -> None:
     """Also where the user said which model the file is: the folder then says it."""
     right = opened(folder)("make it red", **ASKED).latents
-    convert(folder, tmp_path / "same", Choices(), Told())
+    convert(folder, tmp_path / "same", Choices(), Silent())
     parts = {"transformer": folder / "transformer"}
-    convert(tiny_edit["qwen-2509"], tmp_path / "said", Choices(variant="2511", parts=parts), Told())
+    convert(tiny_edit["qwen-2509"], tmp_path / "said", Choices(variant="2511", parts=parts), Silent())
     for name in ("same", "said"):
         assert np.array_equal(opened(tmp_path / name)("make it red", **ASKED).latents, right)
         index = json.loads((tmp_path / name / "model_index.json").read_text())

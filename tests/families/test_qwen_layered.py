@@ -13,20 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runner import cli
+from drawing_here import drawing
+from folder_tensors import tensors
 from gguf_files import fitting, write
 from PIL import Image
 from relative import relative
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from silent_conversion import Silent
 
 import qwenimg
 from qwenimg import Pipeline
 from qwenimg.cli.serve import messages
-from qwenimg.cli.serve.drawing_process import DrawingProcess
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.qwen_image import layouts, variants
 from qwenimg.common.networks.denoisers.qwen_dit import ADDITION
 from qwenimg.common.networks.vaes import qwen_vae
@@ -51,10 +52,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(folder: Path, backend: str = "cpu", **more: Any) -> Pipeline:
     return qwenimg.load(folder, backend=backend, **({"precision": "fp32"} | more))
-
-
-def tensors(folder: Path) -> dict[str, Any]:
-    return {name: value for part in folder.glob("*.safetensors") for name, value in load_file(part).items()}
 
 
 # Known
@@ -189,20 +186,12 @@ def test_lora(tiny_layered: Path, tmp_path: Path) -> None:
     assert np.array_equal(pipe("a ring", lora=f"{tmp_path / 'a.safetensors'}:0", **ASKED).latents, plain)
 
 
-class Told:
-    def plan(self, size: int, files: int) -> None: ...
-
-    def kept(self, name: str, size: int) -> None: ...
-
-    def written(self, name: str, size: int) -> None: ...
-
-
 def test_converted_is_the_same(tiny_layered: Path, tiny_folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
     """Also from single files beside a folder of Qwen-Image: the new folder says what it is."""
     right = opened(tiny_layered)("make it red", **ASKED).latents
-    convert(tiny_layered, tmp_path / "same", Choices(), Told())
+    convert(tiny_layered, tmp_path / "same", Choices(), Silent())
     parts = {"transformer": files["transformer"], "vae": files["vae"], "text_encoder": tiny_layered / "text_encoder"}
-    convert(tiny_folder, tmp_path / "said", Choices(parts=parts), Told())
+    convert(tiny_folder, tmp_path / "said", Choices(parts=parts), Silent())
     for name in ("same", "said"):
         assert np.array_equal(opened(tmp_path / name)("make it red", **ASKED).latents, right)
         index = json.loads((tmp_path / name / "model_index.json").read_text())
@@ -371,31 +360,20 @@ def test_a_passport_has_each_layer(tiny_layered: Path, tmp_path: Path) -> None:
 # The server
 
 
-class Connection:
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-
 @pytest.mark.parametrize("first", [0, 3])
 def test_each_layer_is_a_picture_of_an_order(tiny_layered: Path, picture: str, first: int) -> None:
     """`first` pictures are kept by an earlier server: of two seeds with two layers, all of the first and one more."""
-    connection = Connection()
-    worker = DrawingProcess(
-        connection, messages.Start(models={"tiny": Opening(model=str(tiny_layered), backend="cpu")})
-    )
+    worker, sent = drawing(tiny_layered)
     fields = {"prompt": "a ring", "width": 64, "height": 48, "steps": 1, "layers": 2}
     order = messages.Draw(
         order="a", model="tiny", fields=fields, seeds=(3, 4), first=first, images=(Path(picture).read_bytes(),)
     )
     worker.draw(order)
-    drawn = [message for message in connection.sent if isinstance(message, messages.PictureDrawn)]
+    drawn = [message for message in sent if isinstance(message, messages.PictureDrawn)]
     assert [one.index for one in drawn] == list(range(first, 4))
     pixels = [np.asarray(Image.open(io.BytesIO(one.data))) for one in drawn]
     asked = {"image": PICTURE, "width": 64, "height": 48, "steps": 1, "layers": 2}
     layers = opened(tiny_layered, precision="auto")("a ring", seed=4, **asked).layers
     assert np.array_equal(pixels[-1], layers[1]) and pixels[-1].shape == (48, 64, 4)
     worker.draw(replace(order, suffix=".jpg", first=0))
-    assert connection.sent[-1].error.startswith("layers are transparent in parts"), connection.sent[-1]
+    assert sent[-1].error.startswith("layers are transparent in parts"), sent[-1]

@@ -17,6 +17,7 @@ from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
 from gguf_files import fitting, write
 from relative import relative
 from safetensors.torch import save_file
+from silent_conversion import Silent
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
@@ -141,13 +142,6 @@ def test_codes(tiny_edit: dict[str, Path], arrays: tuple[Arrays, Arrays], tmp_pa
 def test_convert_writes_one_whole_text_encoder(
     tiny_edit: dict[str, Path], arrays: tuple[Arrays, Arrays], tmp_path: Path
 ) -> None:
-    class Silent:
-        def plan(self, size: int, files: int) -> None: ...
-
-        def kept(self, name: str, size: int) -> None: ...
-
-        def written(self, name: str, size: int) -> None: ...
-
     folder = tiny_edit["qwen-2511"]
     convert(folder, tmp_path / "out", Choices(parts=saved(tmp_path, arrays)), Silent())
     assert not describe(tmp_path / "out").faults

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf_files import fitting, write
 from safetensors.torch import load_file, save_file
+from silent_conversion import Silent
 from spiece_files import trained, write_spiece
 from tiny_clip import write_tiny_clip_tokenizer
 from tiny_ldm import behind
@@ -199,16 +200,6 @@ def test_info(made: Made) -> None:
 
 
 # Conversion
-
-
-class Silent:
-    """A listener that keeps nothing."""
-
-    def plan(self, size: int, files: int) -> None: ...
-
-    def kept(self, name: str, size: int) -> None: ...
-
-    def written(self, name: str, size: int) -> None: ...
 
 
 @pytest.mark.parametrize("form", ["folder", "file", "file without table", "without T5", "parts"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections import Counter
@@ -67,6 +68,11 @@ def passport(tiny_folder: Path, nets: dict[str, Path], tmp_path_factory: pytest.
 
 def names(nets: dict[str, Path]) -> tuple[str, str]:
     return str(nets["union"]), str(nets["patches"])
+
+
+def controls(*networks: object) -> list[str]:
+    """Return the options of `parity check` that give these networks."""
+    return [word for network in networks for word in ("--control", str(network))]
 
 
 # Each kind of control
@@ -182,8 +188,8 @@ def test_what_is_missing_or_another_is_refused(
     passport_file.write(path, passport, overwrite=False)
 
     def checked(*networks: object) -> Ran:
-        more = [argument for network in networks for argument in ("--control", str(network))]
-        return cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", "--blocks", *more)
+        asked = ("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", "--blocks")
+        return cli(*asked, *controls(*networks))
 
     checked().refused(2, "recorded with --control union; give the same")
     checked(nets["union"]).refused(2, "recorded with --control patches.safetensors; give the same")
@@ -264,8 +270,8 @@ def written(original: Original, document: dict[str, Any], path: Path) -> Path:
             size = int(np.prod(shape))
             table[name] = {"dtype": "U8", "shape": list(shape), "data_offsets": [len(body), len(body) + size]}
             body += bytes(size)
-    wider = Original.__new__(Original)
-    wider.table, wider.body, wider.metadata = table, body, original.metadata
+    wider = copy.copy(original)
+    wider.table, wider.body = table, body
     return wider.write(path, json.dumps(document))
 
 
@@ -276,8 +282,7 @@ def test_a_wrong_file_is_refused(original: Original, nets: dict[str, Path], tmp_
     change(document)
     path = written(original, document, tmp_path / "wrong.safetensors")
     assert words in refused(passport_file.read, path)
-    asked = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
-    cli("parity", "check", str(path), "--backend", "cpu", *asked).refused(5, "record it again")
+    cli("parity", "check", str(path), "--backend", "cpu", *controls(*names(nets))).refused(5, "record it again")
 
 
 def test_another_controls_hash_and_a_missing_control(
@@ -290,8 +295,7 @@ def test_another_controls_hash_and_a_missing_control(
         document = json.loads(json.dumps(original.document))
         change(document)
         written(original, document, path)
-        asked = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
-        return cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", *asked)
+        return cli("parity", "check", str(path), str(tiny_folder), "--backend", "cpu", *controls(*names(nets)))
 
     checked(lambda d: first(d).update(fingerprint="0" * 64)).refused(5, "union: another network than was recorded")
     exchanged = checked(lambda d: first(d).update(fingerprint=d["picture"]["controls"][1]["fingerprint"]))
@@ -308,7 +312,7 @@ def test_every_mutant_of_the_controls_is_refused_or_judged(
     original: Original, nets: dict[str, Path], tiny_folder: Path, tmp_path: Path
 ) -> None:
     path, codes = tmp_path / "mutant.safetensors", Counter[str]()
-    asked = ("--control", str(nets["union"]), "--control", str(nets["patches"]))
+    asked = controls(*names(nets))
     for mutant in original.mutants():
         if not mutant.place.startswith("picture.controls.0"):
             continue

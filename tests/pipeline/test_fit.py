@@ -30,11 +30,11 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.z_image.published import SHIFTS
-from qwenimg.common.hub import outlook
 from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
 
 STAGES = ["text", "modulation", "denoise", "decode"]
+pytestmark = pytest.mark.usefixtures("no_other_models")
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Planned = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the plans of smaller models that each plan of a slow one names; `test_outlook` has them."""
-    monkeypatch.setattr(outlook, "every", lambda engine, below: [])
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from published import write_published
 import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import DoesNotFit
-from qwenimg.common.hub import outlook
 from qwenimg.common.pipeline import encode
 from qwenimg.common.pipeline.fit_options import FitOptions, amount_text, rounded_up
 from qwenimg.common.runtime.runtime import limit_for, plannable
@@ -40,13 +39,8 @@ def places(published: Path, tiny_folder: Path, folders: dict[str, Path]) -> dict
     }
 
 
-pytestmark = pytest.mark.usefixtures("multiplies_bf16")  # in float32 other ways fit than in bfloat16
-
-
-@pytest.fixture(autouse=True)
-def no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the plans of smaller models that each plan of a slow one names; `test_outlook` has them."""
-    monkeypatch.setattr(outlook, "every", lambda engine, below: [])
+# In float32 other ways fit than in bfloat16
+pytestmark = pytest.mark.usefixtures("multiplies_bf16", "no_other_models")
 
 
 @pytest.fixture

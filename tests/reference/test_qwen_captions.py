@@ -3,8 +3,6 @@ and planted faults."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import seen_pictures
 import torch
 from seen_pictures import prompt, reference_inputs, seen, theirs
 from tiny_edit import louder
+from tiny_layered import with_generation
 
 import qwenimg
 from qwenimg import Pipeline
@@ -174,9 +173,7 @@ def stopping(tiny_layered: Path, tmp_path: Path) -> tuple[Path, str, int]:
     seen = described(PICTURE, 96, 64)
     _, tokens = oracle_layered.caption(tiny_layered, seen, "en", LIMIT)
     stop = next(token for i, token in enumerate(tokens) if i >= 9 and token not in tokens[:i])
-    folder = shutil.copytree(tiny_layered, tmp_path / "stopping")
-    path = folder / "text_encoder" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": stop}))
+    folder = with_generation(tiny_layered, tmp_path / "stopping", eos_token_id=stop)
     _, cut = oracle_layered.caption(tiny_layered, seen, "en", LIMIT, eos_token_id=[stop])
     assert 9 < len(cut) < LIMIT and cut[-1] == stop
     [text] = oracle_layered.pipeline(tiny_layered).vl_processor.batch_decode([cut[:-1]])  # it is a word elsewhere
@@ -196,14 +193,12 @@ def test_a_stop_token_ends_the_caption(tiny_layered: Path, tmp_path: Path, monke
 
 
 def test_the_penalty_is_that_of_the_folder(tiny_layered: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_layered, tmp_path / "penalized")
-    path, seen = folder / "text_encoder" / "generation_config.json", described(PICTURE, 96, 64)
-    captions_of = {}
+    seen, captions_of = described(PICTURE, 96, 64), {}
     for penalty in (1.05, 1.5):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": penalty}))
+        folder = with_generation(tiny_layered, tmp_path / str(penalty), repetition_penalty=penalty)
         captions_of[penalty], _ = oracle_layered.caption(tiny_layered, seen, "en", LIMIT, repetition_penalty=penalty)
         with opened(folder, "cpu") as pipe:
             assert caption(pipe) == captions_of[penalty]
-    path.unlink()  # then as published
+    (folder / "text_encoder" / "generation_config.json").unlink()  # then as published
     with opened(folder, "cpu") as pipe:
         assert caption(pipe) == captions_of[1.05] != captions_of[1.5]

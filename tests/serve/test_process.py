@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx2
 import numpy as np
 import openai
 import psutil
@@ -217,18 +216,11 @@ def controlled(folder: Path, tiny_folder: Path, tiny_layered: Path) -> Iterator[
         yield server
 
 
-def served(http: httpx2.Client) -> str:
-    """Return the name of the model that was given by its folder."""
-    name: str = http.get("/v1/models").json()["data"][1]["id"]
-    return name
-
-
 def test_control_networks_that_were_given_at_the_start(
     controlled: RunningServer, folder: Path, tiny_folder: Path
 ) -> None:
     """By each API the pixels of the command line, whose pictures are files; a request names none, nor another
     network, and no answer names a path."""
-    server = controlled
     size = SIZE | {"steps": 2, "guidance": 3.0, "seed": 3}
     options = [f"--{key}={value}" for key, value in size.items()]
     net = folder / "union"
@@ -237,8 +229,8 @@ def test_control_networks_that_were_given_at_the_start(
     code, _, err = qwenimg(*base, *controls, "-o", "by-cli.png", cwd=folder)
     assert code == 0, err
     expected = pixels(folder / "by-cli.png")
-    with server.http as http:
-        name = served(http)
+    with controlled.http as http:
+        name = http.get("/v1/models").json()["data"][1]["id"]
         assert http.get("/api/models").json()["controls"] == ["union", LONG_NAME, "broken"]
         files = [base64.b64encode(png(one)).decode() for one in (HOLE, EDGES)]
         asked = {"prompt": "x", "model": name, **size, "control": "union=canny@2:0.5; union=1:0.8:0-0.5"}
@@ -255,7 +247,7 @@ def test_control_networks_that_were_given_at_the_start(
         answer = http.post("/v1/images/generations", json=sent)
         assert answer.status_code == 200, answer.text
         drawn.append(base64.b64decode(answer.json()["data"][0]["b64_json"]))
-        drawn.append(by_webuiapi(server))
+        drawn.append(by_webuiapi(controlled))
         for one in drawn:
             assert (np.asarray(Image.open(io.BytesIO(one))) == expected).all()
         parts = [("image", png(EDGES)), ("control_image[]", png(HOLE)), ("control_image[]", png(EDGES))]

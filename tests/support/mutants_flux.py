@@ -27,12 +27,14 @@ from mutants_shared import (
     mask_inverted,
     of_modulation,
     packing_order,
+    reference_a_sample,
     scale_without_one,
     scales_first,
     silu_left_out,
     sines_first,
     text_not_causal,
     time_off,
+    velocity_of_other_tokens,
     velocity_sign,
 )
 from PIL import Image
@@ -295,18 +297,6 @@ def reference_rows_and_columns_swapped(patch: Patch) -> None:
 
 def reference_in_the_size_of_the_image(patch: Patch) -> None:
     patch.set(references, "size", lambda picture: (EDIT["width"], EDIT["height"]))
-
-
-def reference_a_sample(patch: Patch) -> None:
-    """Of its latents, for their mean."""
-    patch.around(
-        VAEHalves, "__init__", lambda init, halves, *given, **more: init(halves, *given, **(more | {"samples": True}))
-    )
-
-
-def velocity_of_other_tokens(patch: Patch) -> None:
-    lib = patch.backend.lib
-    patch.around(patch.backend.ops.Tokens, "whole", lambda whole, tokens, x: lib.roll(whole(tokens, x), 1, 1))
 
 
 # Fill

@@ -14,11 +14,9 @@ from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
 from mutants_flux import (
     first_text_token_not_attended,
     image_first_in,
-    reference_a_sample,
     single_gate_first,
     streams_modulation_exchanged,
     text_norms_of_the_image,
-    velocity_of_other_tokens,
 )
 from mutants_shared import (
     ARITHMETIC,
@@ -32,12 +30,14 @@ from mutants_shared import (
     last_scale_and_shift_swapped,
     of_modulation,
     padded_on_the_other_side,
+    reference_a_sample,
     scale_without_one,
     scales_first,
     silu_left_out,
     sines_first,
     text_not_causal,
     text_rope_of_pairs,
+    velocity_of_other_tokens,
     velocity_sign,
 )
 

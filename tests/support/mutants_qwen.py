@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mutant import Mutant, Patch
+from mutant import Mutant, Patch, Plant
 from mutants_shared import (
     ARITHMETIC,
     NOISE_LEVELS,
@@ -75,13 +75,18 @@ def time_as_sigma(patch: Patch) -> None:
     patch.around(FlowMatchConfig, "timestep", lambda made, config, sigma: made(config, sigma) * 0.999)
 
 
-def _with_template(patch: Patch, **changes: Any) -> None:
-    kind = replace(variants.TEXT, template=replace(variants.DRAWS, **changes))
-    patch.set(variants, "VARIANTS", variants.VARIANTS | {"text": kind})
+def with_template(patch: Patch, name: str, **changes: Any) -> None:
+    """Change the template of the variant of that name."""
+    variant = variants.VARIANTS[name]
+    changed = replace(variant, template=replace(variant.template, **changes))
+    patch.set(variants, "VARIANTS", variants.VARIANTS | {name: changed})
 
 
-def template_one_token_off(patch: Patch) -> None:
-    _with_template(patch, dropped=variants.DRAWS.dropped + 1)
+def template_one_token_off(name: str) -> Plant:
+    def template_one_token_off(patch: Patch) -> None:
+        with_template(patch, name, dropped=variants.VARIANTS[name].template.dropped + 1)
+
+    return template_one_token_off
 
 
 def rows_and_columns_swapped(patch: Patch) -> None:
@@ -122,10 +127,7 @@ def time_plus_one(patch: Patch) -> None:
 
 
 def template_without_last_newline(patch: Patch) -> None:
-    _with_template(patch, text=variants.DRAWS.text[:-1])
-
-
-# Behind the steps
+    with_template(patch, "text", text=variants.DRAWS.text[:-1])
 
 
 MUTANTS = (
@@ -157,7 +159,7 @@ MUTANTS = (
     Mutant(packing_order, "latents packed in another order", picture=True),
     *NOISE_LEVELS,
     Mutant(time_as_sigma, "times of the noise levels 0.1 % off", picture=True),
-    Mutant(template_one_token_off, "the template cut one token off", picture=True),
+    Mutant(template_one_token_off("text"), "the template cut one token off", picture=True),
     Mutant(rows_and_columns_swapped, "RoPE's rows and columns exchanged", picture=True),
     Mutant(stale_rope, "RoPE tables of another size", picture=True),
     Mutant(wrong_text_mask, "the mask of the other prompt", picture=True),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import oracle_control
 from mutant import Mutant, Patch, PictureJudge, Scenes
-from mutants_shared import mask_inverted
+from mutants_shared import mask_inverted, picture_in_0_to_1
 from tiny_control import write_controlnet, write_patches
 
 from qwenimg.common.families.qwen_image import control
@@ -20,7 +20,6 @@ from qwenimg.common.families.qwen_image.control import ControlNetworks
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.request.control_text import NamedControl
 
@@ -239,15 +238,6 @@ def _repacked(latents: Any) -> Any:
     return packing.unpack(packing.pack(latents, channels_last=True), h, w)
 
 
-def picture_0_to_1(patch: Patch) -> None:
-    """For -1 to 1."""
-
-    def unit(made: Any, picture: Any) -> Any:
-        return (made(picture) + 1) / 2
-
-    patch.around(pixels, "from_uint8", unit)
-
-
 # The mask
 
 
@@ -304,7 +294,7 @@ MUTANTS = tuple(
         ("one", mean_of_the_picture, "the mean of the picture's latents for a sample"),
         ("one", picture_turned, "the picture upside down"),
         ("one", picture_of_another_order, "channels last in the picture's patches"),
-        ("one", picture_0_to_1, "the picture in 0..1 for -1..1"),
+        ("one", picture_in_0_to_1, "the picture in 0..1 for -1..1"),
         ("two", last_control_alone, "the last of two controls alone"),
         ("mask", mask_inverted, "the mask inverted"),
         ("mask", mask_beside_the_latents_inverted, "the mask beside the latents inverted"),

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from mutant import Judge, Mutant, Patch
-from mutants_flux import reference_a_sample, velocity_of_other_tokens
-from mutants_shared import ARITHMETIC, by_pairs
+from mutants_qwen import template_one_token_off, with_template
+from mutants_shared import ARITHMETIC, by_pairs, reference_a_sample, velocity_of_other_tokens
 
 from qwenimg.common.families.qwen_image import references, variants
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
@@ -277,17 +277,8 @@ def all_pictures_the_first(patch: Patch) -> None:
     patch.set(variants, "_numbered", lambda pictures: f"Picture 1: {VISION}" * pictures)
 
 
-def _template(patch: Patch, change: Any) -> None:
-    kind = variants.VARIANTS["2511"]
-    patch.set(variants, "VARIANTS", variants.VARIANTS | {"2511": replace(kind, template=change(kind.template))})
-
-
-def template_one_token_off(patch: Patch) -> None:
-    _template(patch, lambda template: replace(template, dropped=template.dropped + 1))
-
-
 def template_of_qwen_image(patch: Patch) -> None:
-    _template(patch, lambda template: replace(variants.DRAWS, limit=template.limit, seen=template.seen))
+    with_template(patch, "2511", text=variants.DRAWS.text, dropped=variants.DRAWS.dropped)
 
 
 # The transformer
@@ -391,7 +382,7 @@ _ALL = (
     Mutant(slots_one_token_late, "slots one token late", picture=True),
     Mutant(pictures_exchanged_in_the_prompt, "the pictures exchanged in the prompt", picture=True),
     Mutant(all_pictures_the_first, "every picture called the first", picture=True),
-    Mutant(template_one_token_off, "the template cut one token off", picture=True, refused=SMALL),
+    Mutant(template_one_token_off("2511"), "the template cut one token off", picture=True, refused=SMALL),
     Mutant(template_of_qwen_image, "Qwen-Image's template", picture=True),
     Mutant(zero_cond_t_ignored, "references at the time of the image", picture=True),
     Mutant(image_at_time_zero, "the image at time 0 for its references", picture=True),

@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 import oracle_layered
 from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
-from mutants_flux import reference_a_sample, velocity_of_other_tokens
-from mutants_shared import PIXELS, cfg_branches_swapped, cfg_from_the_prompt, no_latents_mean
+from mutants_qwen import template_one_token_off
+from mutants_shared import (
+    PIXELS,
+    cfg_branches_swapped,
+    cfg_from_the_prompt,
+    no_latents_mean,
+    picture_in_0_to_1,
+    reference_a_sample,
+    velocity_of_other_tokens,
+)
 from PIL import Image
 
-from qwenimg.common.families.qwen_image import layered, variants
+from qwenimg.common.families.qwen_image import layered
 from qwenimg.common.families.qwen_image.layered import QwenImageLayered
 from qwenimg.common.numbers import noise, packing, rope
 from qwenimg.common.parts.vae import VAEHalves
@@ -202,10 +210,6 @@ def picture_turned(patch: Patch) -> None:
     _picture(patch, lambda picture: picture[::-1])
 
 
-def picture_in_0_to_1(patch: Patch) -> None:
-    patch.around(pixels, "from_uint8", lambda made, picture: (made(picture) + 1) / 2)
-
-
 def picture_by_nearest_pixels(patch: Patch) -> None:
     def nearest(picture: Any, width: int, height: int) -> Any:
         return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST))
@@ -256,11 +260,6 @@ def picture_not_seen(patch: Patch) -> None:
         return made(own, texts, shapes, [0 * one for one in references])
 
     patch.around(owner, "condition", without)
-
-
-def template_one_token_off(patch: Patch) -> None:
-    kind = replace(variants.LAYERED, template=replace(variants.DRAWS, dropped=variants.DRAWS.dropped + 1))
-    patch.set(variants, "VARIANTS", variants.VARIANTS | {"layered": kind})
 
 
 # Frames
@@ -371,7 +370,7 @@ _ALL = (
     Mutant(picture_not_seen, "the picture's latents not seen", picture=True),
     Mutant(reference_a_sample, "a sample of the picture's latents for their mean", picture=True),
     Mutant(velocity_of_other_tokens, "the velocity of other tokens", picture=True),
-    Mutant(template_one_token_off, "the template cut one token off", picture=True),
+    Mutant(template_one_token_off("layered"), "the template cut one token off", picture=True),
     Mutant(no_frame_for_the_composite, "no frame for the composite", picture=True),
     Mutant(one_noise_for_all_frames, "the same noise for all frames", picture=True),
     Mutant(noise_by_channels, "noise with frames behind channels", picture=True),

@@ -208,6 +208,26 @@ def lora_without_alpha(patch: Patch) -> None:
     patch.set(lora, "scale_of", lambda file, module, rank: 1.0)
 
 
+# Pictures that a model sees
+
+
+def picture_in_0_to_1(patch: Patch) -> None:
+    """For -1 to 1."""
+    patch.around(pixels, "from_uint8", lambda made, picture: (made(picture) + 1) / 2)
+
+
+def reference_a_sample(patch: Patch) -> None:
+    """Of its latents, for their mean."""
+    patch.around(
+        VAEHalves, "__init__", lambda init, halves, *given, **more: init(halves, *given, **(more | {"samples": True}))
+    )
+
+
+def velocity_of_other_tokens(patch: Patch) -> None:
+    lib = patch.backend.lib
+    patch.around(patch.backend.ops.Tokens, "whole", lambda whole, tokens, x: lib.roll(whole(tokens, x), 1, 1))
+
+
 # The loop: what both backends share
 
 

@@ -28,10 +28,16 @@ def pipeline(folder: Path, dtype: torch.dtype = torch.float32):
     diffusers.utils.logging.set_verbosity_error()
     pipe = diffusers.QwenImagePipeline.from_pretrained(folder, torch_dtype=dtype)
     pipe.set_progress_bar_config(disable=True)
-    rope = pipe.text_encoder.model.language_model.rotary_emb
-    rope.inv_freq.copy_(rope.compute_default_rope_parameters(rope.config)[0])
+    compute_frequencies(pipe.text_encoder)
     pipe.vae.to(torch.float32)  # our policy keeps the VAE in float32; the reference decodes in its dtype
     return pipe
+
+
+def compute_frequencies(text_encoder: Any) -> None:
+    """Compute RoPE's frequencies of a language model and of its vision tower again."""
+    language, vision = text_encoder.model.language_model.rotary_emb, text_encoder.model.visual.rotary_pos_emb
+    language.inv_freq.copy_(language.compute_default_rope_parameters(language.config)[0])
+    vision.inv_freq.copy_(vision.compute_axial_rope_parameters(vision.config)[0])
 
 
 def generate(

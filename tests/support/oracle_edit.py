@@ -65,10 +65,7 @@ def pipeline(folder: Path, name: str = "") -> Any:
     cls = getattr(diffusers, name) if name else diffusers.DiffusionPipeline
     pipe = cls.from_pretrained(folder, torch_dtype=torch.float32, processor=None)
     pipe.set_progress_bar_config(disable=True)
-    rope = pipe.text_encoder.model.language_model.rotary_emb
-    rope.inv_freq.copy_(rope.compute_default_rope_parameters(rope.config)[0])
-    vision = pipe.text_encoder.model.visual.rotary_pos_emb
-    vision.inv_freq.copy_(vision.compute_axial_rope_parameters(vision.config)[0])
+    oracle.compute_frequencies(pipe.text_encoder)
     _with_positions(pipe.text_encoder)
     pipe.processor = Processor(pipe.tokenizer)
     return pipe

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import torch
 from oracle_edit import PAD, Processor
 from PIL import Image
@@ -29,10 +30,7 @@ def pipeline(folder: Path) -> Any:
     diffusers.utils.logging.set_verbosity_error()
     pipe = diffusers.QwenImageLayeredPipeline.from_pretrained(folder, torch_dtype=torch.float32, processor=None)
     pipe.set_progress_bar_config(disable=True)
-    rope = pipe.text_encoder.model.language_model.rotary_emb
-    rope.inv_freq.copy_(rope.compute_default_rope_parameters(rope.config)[0])
-    vision = pipe.text_encoder.model.visual.rotary_pos_emb
-    vision.inv_freq.copy_(vision.compute_axial_rope_parameters(vision.config)[0])
+    oracle.compute_frequencies(pipe.text_encoder)
     pipe.vl_processor = Captions(pipe.tokenizer)
     return pipe
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import torch
 from PIL import Image
 from tiny_qwen21 import AREA, LEAST
@@ -73,10 +74,7 @@ def pipeline(folder: Path) -> Any:
         sample_sigmas=list(sample_sigmas(folder / "model_index.json")) or None,
     )
     pipe.set_progress_bar_config(disable=True)
-    rope = pipe.text_encoder.model.language_model.rotary_emb
-    rope.inv_freq.copy_(rope.compute_default_rope_parameters(rope.config)[0])
-    vision = pipe.text_encoder.model.visual.rotary_pos_emb
-    vision.inv_freq.copy_(vision.compute_axial_rope_parameters(vision.config)[0])
+    oracle.compute_frequencies(pipe.text_encoder)
     pipe.transformer.time_text_embed.time_proj.forward = lambda t: torch.stack(
         [torch.from_numpy(timestep_features(1000 * float(one))).float() for one in t]
     )

@@ -5,6 +5,8 @@ Its latents have 16 channels: diffusers takes a picture of as many channels as t
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,10 @@ def write_tiny_layered(folder: Path, shard: str = "400KB") -> None:
     part = folder.with_suffix(".part")
     diffusers.QwenImageLayeredPipeline(**parts).save_pretrained(part, max_shard_size=shard)
     part.rename(folder)
+
+
+def with_generation(folder: Path, to: Path, **values: Any) -> Path:
+    """Copy a folder and change settings of its generation_config.json; return the copy."""
+    path = shutil.copytree(folder, to) / "text_encoder" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return to

@@ -1,0 +1,17 @@
+"""A server's drawing process, run in the process of a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from qwenimg.cli.serve.drawing_process import DrawingProcess
+from qwenimg.cli.serve.messages import FromWorker, Start
+from qwenimg.common.families.opening import Opening
+
+
+def drawing(folder: Path) -> tuple[DrawingProcess, list[FromWorker]]:
+    """Return one on the CPU with the model of `folder`, called "tiny", and the list of all that it sends."""
+    sent: list[FromWorker] = []
+    models = {"tiny": Opening(model=str(folder), backend="cpu")}
+    return DrawingProcess(SimpleNamespace(send=sent.append), Start(models=models)), sent
