@@ -101,6 +101,9 @@ def save(model: Path, out: Path, bits: int | None) -> None:
                 )
             else:
                 made[theirs(name, part)] = value
+        if part == "text_encoder":  # mflux 0.24 saves what it computed too
+            for place in ("", "layers.0.self_attn."):
+                made[f"encoder.{place}rotary_emb.inv_freq"] = mx.ones(16)
         about = {"quantization_level": str(bits), "mflux_version": "0.11.1"}
         names = list(made)
         (out / part).mkdir(parents=True)
