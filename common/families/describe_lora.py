@@ -21,7 +21,7 @@ from qwenimg.common.weights.loras.lora_names import Names, find
 FITS, NO_USE = "fits: ", "use it: no"
 Layers: TypeAlias = Mapping[str, tuple[Family, Names]]
 """Models by their names: the family, and the names that LoRAs give the layers."""
-_KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
+_KEY = re.compile(r".*(\.lora_|[._]lora\d?\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 # The start of a module's name, and the program that writes it.
 _WRITERS = (
     ("base_model.model.", "PEFT"),
