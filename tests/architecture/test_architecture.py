@@ -358,6 +358,7 @@ print(len(names), seen[:before], len(seen) - before)
 """
 
 
+@pytest.mark.sample(0)
 def test_importing_every_module_touches_nothing(tmp_path):
     """No folder, file, process, connection or environment variable, seen through Python's audit events."""
     printed = python(WATCHED, f"Path({str(tmp_path / 'made')!r}).mkdir()")

@@ -112,6 +112,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(1)
 def test_it_is_refused_or_read_within_the_limits(tmp_path: Path, case: str) -> None:
     name, make, call, expected = CASES[case]
     (tmp_path / name).write_bytes(make())

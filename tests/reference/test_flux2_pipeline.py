@@ -45,6 +45,7 @@ def opened() -> dict[tuple[str, str], Pipeline]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}x{case[3]}-{case[5]}-{case[6]}")
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_flux2: dict[str, Path], opened: dict[tuple[str, str], Pipeline], case) -> None:
     name, prompt, width, height, steps, guidance, which = case
     picture = PICTURES[which]
@@ -69,6 +70,7 @@ def test_equals_diffusers(tiny_flux2: dict[str, Path], opened: dict[tuple[str, s
 
 
 @pytest.mark.parametrize("names", [("even", "odd"), ("odd", "even")])
+@pytest.mark.sample(0)
 def test_several_references(tiny_flux2: dict[str, Path], names: tuple[str, str]) -> None:
     """In their order, each in its own size."""
     pictures = [PICTURES[name] for name in names]
@@ -139,6 +141,7 @@ def test_a_strength_below_1_starts_from_the_picture(tiny_flux2: dict[str, Path])
 
 
 @pytest.mark.parametrize("strength", [0.8, 1.0])
+@pytest.mark.sample(0)
 def test_inpainting_equals_diffusers(tiny_flux2: dict[str, Path], strength: float) -> None:
     """With a mask of whole latents: elsewhere diffusers' is soft at its edges, and ours as for every other model."""
     picture, mask = PICTURES["even"], np.zeros((64, 96), np.uint8)

@@ -168,6 +168,7 @@ for stage in ("vae", "text", "dit"):
     return out
 
 
+@pytest.mark.sample(0)
 def test_three_artists_draw_alike(trained: Path, monkeypatch: pytest.MonkeyPatch):
     """Both backends and diffusers from the same noise: a model of four steps, one prompt."""
     monkeypatch.setattr(catalog, "BUILT_IN", replace(catalog.BUILT_IN, steps=2))
@@ -202,6 +203,7 @@ def test_figures_are_of_the_weights_that_ship(name: str, whole: bool):
 # The card
 
 
+@pytest.mark.sample(0)
 def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     training, folder = trained / "training", tmp_path / "shapes-v1"
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("training"))

@@ -98,6 +98,7 @@ def copied(trained: Path, out: Path) -> Path:
 # It learns
 
 
+@pytest.mark.sample(0)
 def test_loss_falls(trained: Path):
     for stage, fall in (("vae", VAE_FALL), ("text", TEXT_FALL), ("dit", DIT_FALL)):
         found = losses(trained, stage)
@@ -107,6 +108,7 @@ def test_loss_falls(trained: Path):
         assert ratio < fall
 
 
+@pytest.mark.sample(0)
 def test_log_and_curve(trained: Path):
     table = (trained / "training" / "dit.csv").read_text().splitlines()
     assert table[0] == ",".join(train_state.COLUMNS)
@@ -211,6 +213,7 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.sample(0)
 def test_killed_and_resumed_equals_unbroken(trained: Path, killed: Path, tmp_path: Path, stage: str):
     broken, whole = killed / stage, tmp_path / "whole"
     if stage == "dit":
@@ -378,6 +381,7 @@ def gradients(config: TrainConfig) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.sample(1)
 def test_accumulation_and_checkpointing_change_no_gradient(with_parts: Path, stage: str):
     config = options(stage, with_parts, batch=6, seed=4)
     loss, expected = gradients(config)
@@ -592,6 +596,7 @@ def test_sizes():
 # The command
 
 
+@pytest.mark.sample(0)
 def test_command_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from train import train as command
 
