@@ -350,21 +350,24 @@ class Pipeline:
         denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
         denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(generator.normal(initial.noise.shape)))
+        state: Array | None = None  # what the sampler goes on from
         for i in count():
             self._turns.check_process()  # a stream that the parent process began
             begun = time.perf_counter()
             try:
-                x = next(steps, None)
+                x = steps.send(state)
             except NumericsError:  # from a sampler that reads x itself
                 raise denoiser.explain(done + i + 1) from None
-            if x is None:
+            except StopIteration:
                 return
             if not self.engine.finite(x):
                 raise denoiser.explain(done + i + 1)
             seconds = time.perf_counter() - begun
             if cache is not None:
                 cache.timed(seconds)
-            yield x, denoiser.latest, sigmas[min(i, len(sigmas) - 2)], seconds
+            last = min(i, len(sigmas) - 2)
+            state = denoiser.stepped(x, sigmas[last + 1])
+            yield state, denoiser.latest, sigmas[last], seconds
 
     # Warnings and the recipe
 
