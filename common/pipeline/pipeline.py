@@ -347,10 +347,9 @@ class Pipeline:
         cache: StepCache | None,
     ) -> Iterator[tuple[Array, Array, float, float]]:
         """Yield, after each step of `segment`, x, the denoised latents, the noise level at its start, its seconds."""
-        denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
+        denoiser, sigmas, state = run.denoiser(segment, initial), segment.schedule.sigmas, None
         denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(generator.normal(initial.noise.shape)))
-        state: Array | None = None  # what the sampler goes on from
         for i in count():
             self._turns.check_process()  # a stream that the parent process began
             begun = time.perf_counter()
@@ -365,9 +364,8 @@ class Pipeline:
             seconds = time.perf_counter() - begun
             if cache is not None:
                 cache.timed(seconds)
-            last = min(i, len(sigmas) - 2)
-            state = denoiser.stepped(x, sigmas[last + 1])
-            yield state, denoiser.latest, sigmas[last], seconds
+            state = denoiser.stepped(x, i)
+            yield state, denoiser.latest, sigmas[min(i, len(sigmas) - 2)], seconds
 
     # Warnings and the recipe
 

@@ -66,6 +66,7 @@ def tree_names() -> set[str]:
     return found
 
 
+@pytest.mark.sample(0)
 def test_the_wheel_is_the_tree(wheel):
     inside = names(wheel)
     info = {name for name in inside if name.startswith(f"qwenimg-{__version__}.dist-info/")}

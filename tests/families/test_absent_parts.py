@@ -107,6 +107,7 @@ def test_a_unet_alone_with_all_the_rest(both, tmp_path: Path) -> None:
         registry.open_model(unet, Choices(parts={"vae": vae}))
 
 
+@pytest.mark.sample(0)
 def test_a_text_encoder_of_another_width_is_refused(both, tmp_path: Path) -> None:
     file = without(both["sd1"][1], "sd1", ("text_encoder",), tmp_path)
     other = written(tmp_path, open_clip_file(models_of("sd2")["text_encoder"]))
@@ -142,6 +143,7 @@ def test_the_wrong_one_of_two_text_encoders_is_not_enough(both, tmp_path: Path) 
         registry.open_model(folder, Choices(parts={"text_encoder": first}))
 
 
+@pytest.mark.sample(0)
 def test_a_qwen_image_folder_without_a_part_at_all(tiny_folder: Path, tmp_path: Path) -> None:
     """A part with its own configuration; a file alone is held against the published one."""
     folder = shutil.copytree(tiny_folder, tmp_path / "m")

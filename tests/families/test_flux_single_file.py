@@ -61,7 +61,7 @@ def expected(made: Made) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_one_file_draws_what_the_folder_draws(made: Made, expected: Any, backend: str) -> None:
     assert np.array_equal(made.draw(made.file, backend, tokenizer=made.words), expected[backend])
 

@@ -101,7 +101,7 @@ def test_parts_from_folders(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["plain", "newer"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_eight_bits_of_comfyui(folder: Path, tmp_path: Path, layout: str) -> None:
     written = comfy(
         tiny_ldm.behind("model.diffusion_model.", transformer(folder)), layout, lambda name: "linear" in name

@@ -150,7 +150,7 @@ WIDE: dict[str, Callable[[Path], Any]] = {  # models of which files show all tha
 
 
 @pytest.mark.parametrize("name", WIDE)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_they_draw_what_the_folder_draws(cache: Path, tmp_path: Path, name: str) -> None:
     """With the small files of the model in the cache, and no model named; the picture of the command is made again."""
     WIDE[name](tmp_path / "model")
@@ -211,6 +211,7 @@ def test_one_of_several_text_encoders(cache: Path, words: Path, tmp_path: Path, 
             assert pipe.model_name == name
 
 
+@pytest.mark.sample(0)
 def test_a_folder_without_tokenizers_is_converted_with_those_of_another(tmp_path: Path) -> None:
     """OpenCLIP pads with another token than CLIP: a vocabulary that is found elsewhere does not say it, the folder
     that is made of it does."""

@@ -228,6 +228,7 @@ def test_wrong_towers(folder: Path, arrays: tuple[Arrays, Arrays], tmp_path: Pat
     assert "v.deepstack.3" in said(**saved(tmp_path, (arrays[0], moved)))
 
 
+@pytest.mark.sample(0)
 def test_deep_layers_exchanged_are_seen(
     folder: Path, whole: dict[str, np.ndarray], arrays: tuple[Arrays, Arrays], tmp_path: Path
 ) -> None:

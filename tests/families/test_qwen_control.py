@@ -314,7 +314,7 @@ def test_a_network_is_opened_once_and_again_when_it_changes(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_step_cache_beside_control(tiny_folder: Path, nets: dict[str, Path], backend: str) -> None:
     """A call whose deep blocks are skipped adds no change twice: with every call computed the bits are those without a
     cache, and a skipped one moves the picture a little."""

@@ -79,6 +79,7 @@ def test_a_transformer_in_codes_is_refused(wide: Path) -> None:
     against("mflux", str(wide)).refused(2, "not quantized")
 
 
+@pytest.mark.sample(0)
 def test_a_peer_that_is_not_there_is_told(wide: Path, tmp_path: Path) -> None:
     bare = script(tmp_path / "bare", f'exec "{sys.executable}" -I -S "$@"')
     told = ("has no numpy, mlx, mflux", "pip install mflux==0.24.0", "--peer-python")

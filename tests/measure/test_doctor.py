@@ -79,6 +79,7 @@ def test_held_rounds_to_the_nearest() -> None:
     assert nearest(values, "bfloat16").tolist() == [1.0, 1.0, 1 + 2**-6, -1.0, 0.0]
 
 
+@pytest.mark.sample(0)
 def test_what_it_prints() -> None:
     ran = cli("doctor", "--backend", "cpu")
     text = ran.out.decode()

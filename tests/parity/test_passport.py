@@ -219,6 +219,7 @@ def scaled(folder: Path, copy: Path, key: str, factor: float) -> Path:
     return copy
 
 
+@pytest.mark.sample(0)
 def test_a_weight_off_by_one_per_cent(tiny: Path, tiny_folder: Path, tmp_path: Path) -> None:
     wrong = scaled(tiny_folder, tmp_path / "wrong", "transformer_blocks.1.attn.to_v.weight", 1.01)
     ran = check(tiny, str(wrong), "--backend", "cpu", "--blocks")

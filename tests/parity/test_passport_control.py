@@ -207,6 +207,7 @@ def test_what_is_missing_or_another_is_refused(
     ran.refused(2, "recorded without --control; leave it out")
 
 
+@pytest.mark.sample(0)
 def test_networks_in_the_cache_are_found(
     passport: Passport, tiny_folder: Path, nets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

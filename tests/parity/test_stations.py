@@ -183,6 +183,7 @@ def test_a_check_says_what_it_did_not_look_at(passport: Passport, tmp_path: Path
     assert ran.code == 0 and "latents and pixels are told only" in ran.events[0]["not_looked_at"][0]
 
 
+@pytest.mark.sample(0)
 def test_a_network_of_other_heads_does_not_blame_the_passport(
     passport: Passport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

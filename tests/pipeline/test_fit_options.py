@@ -153,7 +153,7 @@ def test_a_plan_in_which_nothing_fits_says_so(places: dict[str, str], capfd: pyt
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_picture_to_encode_that_does_not_fit_names_what_fits(
     precision: str, planned: Planned, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

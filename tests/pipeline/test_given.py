@@ -99,7 +99,7 @@ def test_a_picture_that_is_broken_inside_is_one_line(pipe: Pipeline, tmp_path: P
 # LoRAs
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_lora_may_be_a_text_a_path_or_a_pair(pipe: Pipeline, tiny_folder: Path, tmp_path: Path) -> None:
     one, two = (write_lora(tiny_folder, "qwen", tmp_path / f"{i}.safetensors", 10 * i) for i in (1, 2))
     asked: dict[str, Any] = {"prompt": "a ring", **SMALL | {"strength": None}}

@@ -201,6 +201,7 @@ def change(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> flo
     return float((a - b).abs().mean() / b.abs().mean())
 
 
+@pytest.mark.sample(0)
 def test_reuse_by_hand_in_a_unet(opened: Opened) -> None:
     """A call that reuses gives the last up block what went into it in the last whole call, and its own skips."""
     pipe = opened("sd15", "cpu")
@@ -261,6 +262,7 @@ def test_reuse_by_hand_in_z_images_transformer(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("kind", ["flux2-base", "sd3"])
+@pytest.mark.sample(0)
 def test_reuse_by_hand_in_a_transformer_of_two_streams(opened: Opened, kind: str) -> None:
     """What all blocks behind the first added to the image, and to a reference of FLUX.2, in the last whole call is
     added again, and the text stays as the first block left it."""

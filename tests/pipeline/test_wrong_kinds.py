@@ -111,6 +111,7 @@ def check(call: Callable[..., Any], given: dict[str, Any], one: inspect.Paramete
 
 
 @pytest.mark.parametrize("one", parameters(qwenimg.load), ids=lambda one: one.name)
+@pytest.mark.sample(6)
 def test_load(one: inspect.Parameter) -> None:
     assert check(qwenimg.load, {"model": "shapes", "backend": "cpu"}, one) > 20
 

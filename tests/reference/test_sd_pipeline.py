@@ -154,6 +154,7 @@ def test_inpainting(folders, name: str, strength: float) -> None:
         compare(f"{name} {backend} inpaint {strength:g}", made, expected)
 
 
+@pytest.mark.sample(0)
 def test_base_and_refiner(folders) -> None:
     base = oracle_sd.pipeline(folders["sdxl"], "StableDiffusionXLPipeline")
     asked = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "num_inference_steps": 10, "guidance_scale": 4.0}

@@ -242,6 +242,7 @@ kill -9 $VICTIM
 """
 
 
+@pytest.mark.sample(0)
 def test_kill_9_while_a_kernel_is_written(tmp_path: Path) -> None:
     compiler, kept = tmp_path / "bin" / "g++", tmp_path / "kept"
     compiler.parent.mkdir()

@@ -535,6 +535,7 @@ def test_a_picture_whose_shapes_are_kept(browser: Any, tmp_path: Path, tiny_fold
     [MARKUP, pytest.param(TURNED, marks=slow), pytest.param(LONG_PROMPT, marks=slow)],
     ids=["markup", "turned", "long"],
 )
+@pytest.mark.sample(0)
 def test_hostile_prompts_are_texts(browser: Any, server: RunningServer, prompt: str) -> None:
     done = drawn(server, prompt=prompt)
     assert done["state"] == "done"

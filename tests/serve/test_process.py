@@ -137,6 +137,7 @@ def test_an_answer_is_delivered_after_sigterm(tmp_path: Path) -> None:
         assert server.end() == 143
 
 
+@pytest.mark.sample(0)
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with serving(tmp_path / "g") as server, server.http as http:
         until_step(http, http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"])
@@ -149,6 +150,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         gone(worker)
 
 
+@pytest.mark.sample(0)
 def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
     other = shutil.copytree(builtin.folder(), tmp_path / "other")
     with serving(tmp_path / "g", "-m", other) as server, server.http as http:
@@ -161,6 +163,7 @@ def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
             assert served == [name], "one is open at a time"
 
 
+@pytest.mark.sample(0)
 def test_a_model_that_sees_several_images(tmp_path: Path, tiny_flux2: dict[str, Path]) -> None:
     """In their order, by every API, and what a page is told of the model."""
     images = [png(np.full((48, 64, 3), value)) for value in (40, 200)]
@@ -434,6 +437,7 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
         (["--backend", "metal"], "mlx"), (["a prompt"], "unexpected extra argument"),
     ],
 )  # fmt: skip
+@pytest.mark.sample(4)
 def test_wrong_options(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short").write_text("secret")

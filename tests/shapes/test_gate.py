@@ -28,6 +28,8 @@ from qwenimg.common.families import catalog
 from qwenimg.common.shapes import builtin, scenes
 from qwenimg.common.shapes.check import check, look
 
+pytestmark = pytest.mark.sample(0)  # it takes pictures of the built-in model
+
 SIDE = 96  # pixels
 NOBODY = Artist(model="nobody", backend="cpu", precision="fp32")
 
@@ -238,6 +240,7 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         model_card.main()
 
 
+@pytest.mark.sample(0)
 def test_runs_are_kept_where_their_folders_are_gone(trained: Path, tmp_path: Path):
     [*runs] = model_card.read_runs(trained / "training", "an abacus", tmp_path)
     assert [run.stage for run in runs] == ["vae", "text", "dit"]

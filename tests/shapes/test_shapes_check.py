@@ -142,6 +142,7 @@ NO_CIRCLES = {
 
 @pytest.mark.parametrize("side", [128, 256])
 @pytest.mark.parametrize("name", NO_CIRCLES)
+@pytest.mark.sample(4)
 def test_what_is_most_like_a_circle_and_is_none(name: str, side: int):
     pixels = painted(NO_CIRCLES[name], side)
     seen = look(pixels)[1]

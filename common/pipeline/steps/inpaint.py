@@ -74,11 +74,11 @@ class Blend:
     def kept(self, denoised: Array) -> Any:
         return self.latents + self.inside * (denoised - self.latents)
 
-    def stepped(self, x: Array, sigma: float) -> Any:
-        """Return the state that the sampler goes on from, for x after a step to `sigma`."""
+    def stepped(self, x: Array, step: int) -> Any:
+        """Return the state that the sampler goes on from, for x after a step, counted from 0."""
         if self.share is None:
             return x
-        known = self._known(sigma)
+        known = self._known(self.schedule.sigmas[step + 1])
         return known + self.share * (x - known)
 
     def _known(self, sigma: float) -> Any:
