@@ -170,7 +170,6 @@ for stage in ("vae", "text", "dit"):
     return out
 
 
-@pytest.mark.sample(0)
 def test_three_artists_draw_alike(trained: Path, monkeypatch: pytest.MonkeyPatch):
     """Both backends and diffusers from the same noise: a model of four steps, one prompt."""
     monkeypatch.setattr(catalog, "BUILT_IN", replace(catalog.BUILT_IN, steps=2))
@@ -205,7 +204,6 @@ def test_figures_are_of_the_weights_that_ship(name: str, whole: bool):
 # The card
 
 
-@pytest.mark.sample(0)
 def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     training, folder = trained / "training", tmp_path / "shapes-v1"
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("training"))
@@ -240,7 +238,6 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         model_card.main()
 
 
-@pytest.mark.sample(0)
 def test_runs_are_kept_where_their_folders_are_gone(trained: Path, tmp_path: Path):
     [*runs] = model_card.read_runs(trained / "training", "an abacus", tmp_path)
     assert [run.stage for run in runs] == ["vae", "text", "dit"]

@@ -100,7 +100,6 @@ def copied(trained: Path, out: Path) -> Path:
 # It learns
 
 
-@pytest.mark.sample(0)
 def test_loss_falls(trained: Path):
     for stage, fall in (("vae", VAE_FALL), ("text", TEXT_FALL), ("dit", DIT_FALL)):
         found = losses(trained, stage)
@@ -110,7 +109,6 @@ def test_loss_falls(trained: Path):
         assert ratio < fall
 
 
-@pytest.mark.sample(0)
 def test_log_and_curve(trained: Path):
     table = (trained / "training" / "dit.csv").read_text().splitlines()
     assert table[0] == ",".join(train_state.COLUMNS)
@@ -215,7 +213,6 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.sample(0)
 def test_killed_and_resumed_equals_unbroken(trained: Path, killed: Path, tmp_path: Path, stage: str):
     broken, whole = killed / stage, tmp_path / "whole"
     if stage == "dit":
@@ -383,7 +380,6 @@ def gradients(config: TrainConfig) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.sample(1)
 def test_accumulation_and_checkpointing_change_no_gradient(with_parts: Path, stage: str):
     config = options(stage, with_parts, batch=6, seed=4)
     loss, expected = gradients(config)
@@ -598,7 +594,6 @@ def test_sizes():
 # The command
 
 
-@pytest.mark.sample(0)
 def test_command_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from train import train as command
 

@@ -161,7 +161,6 @@ def poisoned(name: str, value: float) -> Callable[[dict[str, torch.Tensor]], Non
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("kind", ["model", "average", "exp_avg", "exp_avg_sq", "step"])
-@pytest.mark.sample(3)
 def test_value_that_is_not_finite(out: Path, kind: str, value: float):
     path = out / "training" / "vae.safetensors"
     name = next(name for name in load_file(path) if name.startswith(f"{kind}."))
@@ -262,7 +261,6 @@ def test_header_that_is_no_runs(out: Path, text: str):
 
 @pytest.mark.parametrize("field", ["run.batch", "run.seed", "run.size", "run.sizes", "scaler.scale", "scaler.good"])
 @pytest.mark.parametrize("value", ['"x"', "null", "-1", "1" + "0" * 30, "true", "2.0", "[]", "1e38", '"a\\u001b[2J"'])
-@pytest.mark.sample(26)
 def test_fields_of_the_wrong_kind(out: Path, field: str, value: str):
     path = out / "training" / "vae.safetensors"
     header = header_of(path)
@@ -437,7 +435,6 @@ def test_other_kinds_of_what_is_read(out: Path, suffix: str, make: Callable[[Pat
 
 @pytest.mark.parametrize("make", OTHERS)
 @pytest.mark.parametrize("name", ["training/vae.log", "training/vae.png", "vae/config.json", f"vae/{STEM}"])
-@pytest.mark.sample(11)
 def test_other_kinds_of_what_is_written(out: Path, name: str, make: Callable[[Path], None]):
     """A link is replaced by the file, but for the log, of which the end is written to."""
     replaced(out / name, make)
