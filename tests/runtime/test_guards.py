@@ -78,6 +78,7 @@ def cures(text: str, precision: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "backend"), crossed(CASES, BACKENDS))
+@pytest.mark.sample(1)
 def test_what_overflows_is_named_with_the_option_that_cures_it(
     overflowing: models.Maker, name: str, backend: str
 ) -> None:
