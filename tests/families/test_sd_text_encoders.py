@@ -87,15 +87,19 @@ def test_a_vit_l_beside_sd1(both, tmp_path: Path) -> None:
     folder = shutil.copytree(both["sd1"][0], tmp_path / "m")
     model.save_pretrained(folder / "text_encoder")
     save_file(clip_file(model), tmp_path / "clip_l.safetensors")
+    saved = folder / "text_encoder" / "model.safetensors"
+    assert not any(name.startswith("text_model.") for name in load_file(saved)), "transformers 5 leaves it out"
+    assert "transformers' names (width 64); its option is --text-encoder" in describe(saved).lines[0]
     made = [
         qwenimg.load(path, "cpu", "fp32", **given)("a red circle", **ASKED).latents
         for path, given in (
             (folder, {}),
             (both["sd1"][1], {"text_encoder": tmp_path / "clip_l.safetensors"}),
             (both["sd1"][0], {"text_encoder": folder / "text_encoder"}),
+            (both["sd1"][1], {"text_encoder": saved}),
         )
     ]
-    assert np.array_equal(made[0], made[1]) and np.array_equal(made[0], made[2])
+    assert all(np.array_equal(made[0], other) for other in made[1:])
 
 
 def test_open_clips_layer_that_sd2_never_uses(both, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import stored_uses
 
-NO_CLIP = "holds no CLIP text encoder: no text_model.encoder.layers or transformer.resblocks"
+NO_CLIP = "holds no CLIP text encoder: no encoder.layers or transformer.resblocks"
 WIDTHS = {768: "CLIP-L (ViT-L/14)", 1024: "OpenCLIP-H", 1280: "CLIP-G (OpenCLIP bigG)"}
-_TOKENS = "text_model.embeddings.token_embedding.weight"  # in transformers' names
+_TOKENS = "embeddings.token_embedding.weight"  # in transformers' names, behind `text_model.` or not
 _OPEN_TOKENS = "token_embedding.weight"  # in OpenCLIP's
 _PROJECTION = "text_projection.weight"
 _NOT_NEEDED = ("logit_scale", "text_model.embeddings.position_ids", "text_projection.weight")
@@ -39,9 +39,9 @@ def find(tensors: Mapping[str, Stored]) -> tuple[str, bool, int] | None:
         key = next((name for name in tensors if name == sign or name.endswith(f".{sign}")), None)
         if key is not None and len(tensors[key].shape) == 2:
             prefix = key.removesuffix(sign)
-            blocks = f"{prefix}{'transformer.resblocks.0.' if open_clip else 'text_model.encoder.layers.0.'}"
+            blocks = f"{prefix}{'transformer.resblocks.0.' if open_clip else 'encoder.layers.0.'}"
             if any(name.startswith(blocks) for name in tensors):
-                return prefix, open_clip, tensors[key].shape[1]
+                return prefix.removesuffix("text_model."), open_clip, tensors[key].shape[1]
     return None
 
 
