@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 import rules
 from rules import ROOT, name_of, sources
 
+FOLDER_FILES = 16
 FILE_LINES = 400
 FUNCTION_LINES = 60
 # Larger than the limits. They may shrink; a number here never grows.
@@ -367,7 +369,35 @@ def test_importing_every_module_touches_nothing(tmp_path):
     assert rest == "[] 1", "what importing did, and the one folder that the check itself made"
 
 
+# Circles
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {name_of(path): path.read_text(encoding="utf-8") for path in PACKAGE}
+    print(len(files), "files")
+    assert rules.circles(files) == []
+
+
+def test_the_check_of_circles():
+    files = {
+        "common/a.py": "from qwenimg.common.b import f",
+        "common/b.py": "def f():\n    from qwenimg.common import c",
+        "common/c.py": "import qwenimg.common.a",
+        "common/d.py": "from . import a",
+        "common/__init__.py": "",
+    }
+    assert rules.circles(files) == [["common/a.py", "common/b.py", "common/c.py"]]
+    assert rules.circles(files | {"common/c.py": "from qwenimg import common"}) == []
+
+
 # Sizes
+
+
+def test_no_folder_has_many_files():
+    """A reader looks through a folder; sixteen names are what he can. `__init__.py` is no room."""
+    counts = Counter(name_of(path.parent) for path in PACKAGE if path.name != "__init__.py")
+    print(counts.most_common(5))
+    assert {name for name, count in counts.items() if count > FOLDER_FILES} == set()
 
 
 def test_sizes():
