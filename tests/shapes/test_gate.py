@@ -224,7 +224,7 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert 0 <= float(hours) < 0.1
     for stage in ("vae", "text", "dit"):
         assert (folder / f"loss-{stage}.png").stat().st_size < 20_000
-    lines = (folder / builtin.SUMS).read_text(encoding="ascii").splitlines()
+    lines = (folder / "SHA256SUMS").read_text(encoding="ascii").splitlines()
     pinned = {name: digest_ for digest_, name in (line.split("  ") for line in lines)}
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert pinned.keys() == files - {"SHA256SUMS"} and {"MODEL_CARD.md", "loss-dit.png"} <= files

@@ -19,7 +19,6 @@ import oracle
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
 from safetensors.torch import load_file
 from training import data as train_data
 from training import dit as train_dit
@@ -107,13 +106,10 @@ def test_loss_falls(trained: Path):
         assert ratio < fall
 
 
-def test_log_and_curve(trained: Path):
+def test_log_and_table(trained: Path):
     table = (trained / "training" / "dit.csv").read_text().splitlines()
     assert table[0] == ",".join(train_state.COLUMNS)
     assert [row.split(",")[0] for row in table[1:]] == [str(step) for step in range(3, STEPS + 1, 3)]
-    with Image.open(trained / "training" / "dit.png") as picture:
-        assert picture.size == (640, 400)
-        assert len(picture.convert("RGB").getcolors(10**6) or []) > 3
     lines = (trained / "training" / "dit.log").read_text().splitlines()
     assert any("images/s" in line and "left" in line for line in lines)
     assert any(line.startswith("memory: activations kept") for line in lines)
