@@ -21,7 +21,11 @@ from qwenimg.common.request.parts import PARTS
 @click.option(
     "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."
 )
-@click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
+@click.option(
+    "--dtype",
+    type=click.Choice(("bf16", "fp16", "fp32")),
+    help="Number format of weights that are not quantized; unchanged without this option.",
+)
 @places.declared(*PARTS, "tokenizer")
 @places.declared("prediction", metavar=None, help="What the UNet of a Stable Diffusion file predicts.")
 @places.declared("variant")
@@ -42,15 +46,15 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
     choices = completed(opening).choices
     model = resolve(opening.model, without=choices.elsewhere)
     name = model.known.name if model.known is not None and "transformer" not in choices.parts else None
-    told = Told(quiet=quiet)
+    progress = ConversionProgress(quiet=quiet)
     try:
-        convert(model.folder, out, choices, told, name=name, lora="; ".join(lora), dtype=dtype)
+        convert(model.folder, out, choices, progress, name=name, lora="; ".join(lora), dtype=dtype)
     finally:
-        told.bar.close()
+        progress.bar.close()
     streams.put(os.fsencode(out) + b"\n")
 
 
-class Told:
+class ConversionProgress:
     """The progress of a conversion, shown as `pull` shows a download."""
 
     def __init__(self, *, quiet: bool) -> None:

@@ -173,7 +173,7 @@ class FitOptions:
         than the present one."""
         tight = self._model(Change(max_memory=1))
         least = limit_for(needs(tight, self.request, self.counted).largest.peak)
-        limit = min(rounded_up(least), tight.runtime.machine_room(0) // MEGABYTE * MEGABYTE)
+        limit = min(rounded_up(least), tight.runtime.machine_budget(0) // MEGABYTE * MEGABYTE)
         return limit if limit > (self.model.runtime.max_memory or 0) else 0
 
     def _smaller_sizes(self) -> Iterator[Size]:

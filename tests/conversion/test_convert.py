@@ -173,7 +173,7 @@ def test_a_lora_in_the_weights(model: Path, tmp_path: Path, backend: str) -> Non
     assert not np.array_equal(drawn(dense, backend), drawn(model, backend))
     note = json.loads((coded / "qwenimg.json").read_bytes())
     assert note["lora"] == "l.safetensors:0.7" and str(tmp_path) not in (coded / "qwenimg.json").read_text()
-    cli("convert", str(coded), str(tmp_path / "x"), "--lora", ask).refused(2, "weights in codes", "the original")
+    cli("convert", str(coded), str(tmp_path / "x"), "--lora", ask).refused(2, "is quantized", "the original")
     assert not (tmp_path / "x").exists() and not (tmp_path / "x.part").exists()
 
 

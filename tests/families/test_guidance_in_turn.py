@@ -42,7 +42,7 @@ class Sizes:
         runtime, unet = expert.runtime, expert.checkpoint["unet"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runtime, "max_memory", 1)
-            self.least = runtime.weight_bytes(runtime.fitted(unet, 0))
+            self.least = runtime.weight_bytes(runtime.with_streaming(unet, 0))
         self.whole = runtime.weight_bytes(unet)
         self.one, self.both = (expert.step_bytes(asked, *SHAPE, count) for count in (1, 2))
 

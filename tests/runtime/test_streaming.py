@@ -58,7 +58,7 @@ def limited(pipe: Pipeline) -> list[int]:
     """Lets the denoiser have room for about half of its blocks and the text encoder none, whatever a step takes, and
     tells how many blocks each loading streams."""
     counts: list[int] = []
-    open_, fitted, component = pipe.engine.open, pipe.runtime.fitted, denoiser(pipe)
+    open_, fitted, component = pipe.engine.open, pipe.runtime.with_streaming, denoiser(pipe)
     plan = pipe.runtime.load_plan(component)
     blocks = streaming.blocks(plan, component.streamable)
     room = streaming.held(plan, None) - sum(e.nbytes for block in blocks.values() for e in block) // 2
@@ -75,7 +75,7 @@ def limited(pipe: Pipeline) -> list[int]:
         return opened
 
     pipe.runtime.max_memory = 2**40
-    pipe.runtime.fitted = fit
+    pipe.runtime.with_streaming = fit
     pipe.engine.open = watched
     return counts
 
@@ -330,9 +330,9 @@ def test_blocks_are_read_into_the_same_two_pieces(
     limited(pipe)
     first = drawn(pipe)
     stream = network_of(pipe, "transformer").streamed
-    pieces = stream.source._pieces if backend == "cpu" else stream._pieces
-    before = [id(memory) for memory, _ in pieces._pieces]
-    assert drawn(pipe) == first and [id(memory) for memory, _ in pieces._pieces] == before and len(set(before)) == 2
+    buffer = stream.source._buffer if backend == "cpu" else stream._buffer
+    before = [id(memory) for memory, _ in buffer._pieces]
+    assert drawn(pipe) == first and [id(memory) for memory, _ in buffer._pieces] == before and len(set(before)) == 2
     pipe.close()
 
 

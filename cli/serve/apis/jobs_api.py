@@ -18,7 +18,7 @@ from starlette.routing import Route
 from qwenimg.cli.serve.apis import answers, asked
 from qwenimg.cli.serve.apis.images_api import client_of, deadline_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
-from qwenimg.cli.serve.journal import Journal, Kept
+from qwenimg.cli.serve.journal import GalleryPicture, Journal
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.cli.serve.public import named
@@ -208,7 +208,7 @@ class JobsApi:
             await asyncio.to_thread(self.journal.remove, kept)
         return Response(status_code=204)
 
-    def _kept(self, request: HttpRequest) -> Kept:
+    def _kept(self, request: HttpRequest) -> GalleryPicture:
         kept = self.journal.picture(request.path_params["id"])
         if kept is None:
             raise Fault(404, "there is no picture of this id", code="not_found")

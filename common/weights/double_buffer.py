@@ -42,7 +42,7 @@ class PlacedArray(NamedTuple):
         return self.begin + prod(self.shape) * _BYTES[self.dtype]
 
 
-class TwoPieces(Generic[Memory]):
+class DoubleBuffer(Generic[Memory]):
     """Two pieces of memory that take turns. `make` returns memory of so many bytes, and the same bytes for numpy."""
 
     def __init__(self, blocks: Blocks, make: Callable[[int], tuple[Memory, Bytes]]):
