@@ -17,9 +17,18 @@ from qwenimg.common.request.parts import PARTS
 @click.command("convert")
 @click.argument("model")
 @click.argument("out", type=FILE)
-@click.option("-q", "--quantize", metavar="8|6|4", help="Weights in so many bits; by part: text=8,transformer=4.")
 @click.option(
-    "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."
+    "-q",
+    "--quantize",
+    metavar="8|6|4",
+    help="Quantize weights to 8, 6 or 4 bits, or by part, such as text=8,transformer=4.",
+)
+@click.option(
+    "--lora",
+    type=TEXTS,
+    multiple=True,
+    metavar="FILE[:SCALE]",
+    help="A LoRA to merge into the weights; may be repeated.",
 )
 @click.option(
     "--dtype",
@@ -29,7 +38,7 @@ from qwenimg.common.request.parts import PARTS
 @places.declared(*PARTS, "tokenizer")
 @places.declared("prediction", metavar=None, help="What the UNet of a Stable Diffusion file predicts.")
 @places.declared("variant")
-@click.option("--quiet", is_flag=True, help="Only errors on standard error.")
+@click.option("--quiet", is_flag=True, help="Print only errors on standard error.")
 @places.with_opening
 def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
     """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or

@@ -202,8 +202,7 @@ def test_frameworks_and_references_are_extras():
     assert {"diffusers", "transformers"} <= extras["dev"]
     assert not extras["dev"] & FRAMEWORKS
     assert not core & (FRAMEWORKS | extras["dev"])
-    # Pillow's name, training draws its curve.
-    assert imports("backends/torch") - core == {"torch", "PIL"}
+    assert imports("backends/torch") - core == {"torch"}
     assert imports("backends/mlx") - core == {"mlx"}
     assert not imports("src", "common", "cli", "backends") & {"transformers", "diffusers", "mflux"}
 

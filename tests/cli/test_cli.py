@@ -320,7 +320,7 @@ def test_an_aspect_and_a_side_replace_each_other(library: Library) -> None:
 
 def test_flags_reach_the_library(library: Library) -> None:
     ran = cli(
-        "x", "-n", "y", "--cfg", "2.5", "--steps", "2", "-s", "3", "-m", "some/model", "--backend", "mlx",
+        "x", "-n", "y", "--guidance", "2.5", "--steps", "2", "-s", "3", "-m", "some/model", "--backend", "mlx",
         "--precision", "bf16,vae=bf16", "--offline",
     )  # fmt: skip
     assert ran.code == 0, ran.err
