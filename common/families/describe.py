@@ -20,7 +20,7 @@ from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import open_header
-from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
@@ -150,7 +150,7 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
                 if kind is not None and len(kind.families) > 1:
                     description.lines.insert(1, f"for: {kind.models}")
                 return description
-        tensors = _tensors(headers)
+        tensors = {name: stored for header in headers for name, stored in header.tensors.items()}
     layout = f"{kind.title} ({kind.flag})" if kind else "unknown"
     lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
     if headers[0].format == "GGUF":
@@ -187,10 +187,6 @@ def _opened(files: Iterable[Path]) -> Iterator[list[Header]]:
             headers.append(open_header(path))
             stack.callback(headers[-1].file.close)
         yield headers
-
-
-def _tensors(headers: Iterable[Header]) -> dict[str, Stored]:
-    return {name: stored for header in headers for name, stored in header.tensors.items()}
 
 
 def _differences(weights: Mapping[str, Source], expected: Manifest) -> list[tuple[str, list[str]]]:
