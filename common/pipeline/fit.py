@@ -87,8 +87,8 @@ class FitCheck:
 def with_inputs(
     model: DiffusionModel, loras: Loras, controls: Controls, request: Request, adapted: Key | None
 ) -> DiffusionModel:
-    """Return `model` with the LoRAs and the control networks of `request`. If it has others now (`adapted`: its LoRAs),
-    it is an unloaded variant."""
+    """Return `model` with the LoRAs and the control networks of `request`: an unloaded variant if it has others now.
+    adapted: the LoRAs that it has now."""
     asked = controls.loras(request)
     if loras.key(*asked) == adapted and controls.are_given(model, request):
         return model

@@ -97,7 +97,8 @@ class FitOptions:
 
     @cached_property
     def fitting(self) -> list[OptionChange]:
-        """The first change of each kind that fits; if these are few, also a change of weights with a size."""
+        """The first change of each kind that fits; if there are fewer than ENOUGH, also changes of weights combined
+        with a smaller size."""
         sizes = [*self._smaller_sizes()]
         size = self._largest(Change(), sizes)
         fewer, unquantized, limit = (

@@ -124,8 +124,8 @@ class JobsApi:
         return answers.event_stream(self._all_news())
 
     async def _all_news(self) -> AsyncIterator[str]:
-        """Yield the unfinished jobs as they are now, and then every event of one. Its state comes with the job, and
-        with the jobs that wait before it."""
+        """Yield the unfinished jobs, and again whenever one changes its state or ends; in between yield all other
+        events."""
         async with aclosing(answers.all_events(self.dispatcher)) as news:
             yield answers.event_line({"jobs": self._unfinished()}, "jobs")
             async for pair in news:
@@ -165,7 +165,7 @@ class JobsApi:
     # The gallery
 
     async def list_pictures(self, request: HttpRequest) -> Response:
-        """List pictures, the newest first; `before` is the `next` of the answer before. Raises Fault."""
+        """List pictures, the newest first. before: the value of `next` in the previous answer. Raises Fault."""
         before = _number(request, "before", 0, 2**62)
         pictures = self.journal.pictures(before or None, _number(request, "limit", LISTED, LISTED))
         after = pictures[-1].number if pictures else None
