@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import httpx2
 
-from qwenimg.common.hub import http
+from qwenimg.common.transfer import http
 
 LIMIT, PAUSE, PATIENCE = 2.0, 0.5, 15.0  # seconds
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"

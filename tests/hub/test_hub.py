@@ -21,10 +21,11 @@ from refusals import refused
 
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import repository
-from qwenimg.common.hub import download, http, resolve
+from qwenimg.common.hub import resolve
 from qwenimg.common.hub.pull import pull
 from qwenimg.common.request import loras
 from qwenimg.common.shapes import builtin
+from qwenimg.common.transfer import download, http
 
 SECONDS = 1.0  # in which a missing model must be refused
 

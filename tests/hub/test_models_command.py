@@ -117,7 +117,7 @@ def test_a_cache_that_is_a_file(cache, no_sockets) -> None:
 )
 def test_did_you_mean(given: str, meant: str, cache, no_sockets, monkeypatch) -> None:
     assert f"did you mean {meant}?" in refused(resolve.resolve, given)
-    monkeypatch.setattr("qwenimg.common.hub.http.BACKOFF", 0.001)
+    monkeypatch.setattr("qwenimg.common.transfer.http.BACKOFF", 0.001)
     monkeypatch.setattr("qwenimg.common.hub.pull._listing", lambda *_: refuse())
     monkeypatch.setattr("qwenimg.common.base.hf_cache.is_offline", lambda: False)
     assert f"did you mean {meant}?" in refused(pull, given, echo=print, progress=lambda *_: None)

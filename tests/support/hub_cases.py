@@ -9,8 +9,8 @@ import pytest
 from fake_hub import COMMIT, REPO, SHARDS, digest_of, running
 from huggingface_hub import constants
 
-from qwenimg.common.hub import http
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.transfer import http
 
 FIRST = f"transformer/{next(iter(SHARDS))}"
 SMALL = "transformer/config.json"
