@@ -36,8 +36,8 @@ from toy_family import add_toy, write_toy
 from qwenimg import DoesNotFit, NumericsError, Pipeline, Result, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.family import Family
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline import preview
 from qwenimg.common.request.parts import PARTS

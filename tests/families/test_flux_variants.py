@@ -29,9 +29,9 @@ from qwenimg import ModelError, Pipeline, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import VARIANTS, Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux import mflux, references, variants
 from qwenimg.common.families.flux.model import Flux
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_conditioning
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit_options, start

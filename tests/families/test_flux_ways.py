@@ -27,7 +27,7 @@ from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.weights.storage import Packed
 
 ASKED: dict[str, Any] = {"prompt": "a red circle", "width": 64, "height": 48, "steps": 2, "seed": 3}

@@ -16,8 +16,8 @@ import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry, repository
-from qwenimg.common.families.describe import describe
 from qwenimg.common.hub import resolve
+from qwenimg.common.hub.describe import describe
 
 BACKENDS = ("cpu", "mlx")
 

@@ -24,8 +24,8 @@ from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image import layouts
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.vaes import qwen_vae

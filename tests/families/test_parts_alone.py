@@ -33,7 +33,7 @@ from qwenimg import ModelError, UsageError
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 
 WRITE = {
     "z-image": write_published_zimage,

@@ -25,7 +25,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen3_vl_vision
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.vaes import qwen21_vae, wan_names

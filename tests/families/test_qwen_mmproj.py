@@ -24,8 +24,8 @@ from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image import captions
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 

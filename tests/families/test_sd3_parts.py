@@ -24,8 +24,8 @@ from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.sd3 import published
+from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"width": 32, "height": 48, "steps": 2, "guidance": 3.0, "seed": 7}
 PROMPT = "a red circle"

@@ -17,7 +17,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0, "sampler": "euler"}
 

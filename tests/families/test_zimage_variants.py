@@ -14,9 +14,9 @@ from hub_cases import check_complete, pulled
 import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.z_image.published import SHIFTS, defaults
 from qwenimg.common.hub import requirements
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.residents import Residents
 

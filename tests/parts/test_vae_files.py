@@ -16,9 +16,9 @@ from tiny_zimage import VAE, tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.base.config import parse
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import describe_file
 from qwenimg.common.formats.headers import peek
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import vae_files

@@ -20,9 +20,9 @@ from tiny_flux2 import DIT, VAE, tiny_dit, tiny_vae, transformer_file
 
 import qwenimg
 from qwenimg.common.families import registry
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux2 import transformer_file as product
 from qwenimg.common.families.flux2.vae_file import open_vae
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts import authors_names

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import single_file, unet_keys
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile, open_file
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip

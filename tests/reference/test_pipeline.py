@@ -428,7 +428,7 @@ def test_modulation_is_kept_for_the_last_schedules(tiny_folder: Path, backend: s
 def test_what_another_class_would_draw_is_refused(
     tiny_folder: Path, file: str, change: dict, message: str, tmp_path: Path
 ) -> None:
-    from qwenimg.common.families.describe import describe
+    from qwenimg.common.hub.describe import describe
 
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     path = folder / file

@@ -21,10 +21,10 @@ from tiny_qwen21 import DIT, tiny_dit
 import qwenimg
 from qwenimg import Pipeline
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image_21 import memory
 from qwenimg.common.families.qwen_image_21 import transformer_file as product
 from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.parts import authors_names
 from qwenimg.common.pipeline import start

@@ -17,8 +17,8 @@ from tiny_zimage import tiny_dit
 
 import qwenimg
 from qwenimg.common.families import registry
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.z_image import lora_names, transformer_file
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.loras import lora as loras

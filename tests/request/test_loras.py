@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import qwenimg
 from qwenimg import ModelError, Pipeline, UsageError
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.jobs.replay import read_replay
 from qwenimg.common.request.lora_text import NamedLora, parse
 from qwenimg.common.request.recipe import png_text

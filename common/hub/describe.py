@@ -14,13 +14,14 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.describe_lora import Layers, describe_lora, is_lora
 from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
+from qwenimg.common.families.file_kind import is_lora
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
