@@ -21,12 +21,13 @@ export PYTHONUTF8 := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test suite test-fast test-slow lint twins bench parity mutations gate clean
+.PHONY: help demo picture test suite test-fast test-all test-slow lint twins bench parity mutations gate clean
 
 help:
 	@echo "make demo       draw a grid of pictures with the built-in model, on what this machine has"
-	@echo "make test       lint, types and all tests but the slow ones"
+	@echo "make test       lint, types and the tests, of what takes long a sample"
 	@echo "make test-fast  the tests without reference libraries or pictures: for the loop of who changes something"
+	@echo "make test-all   all tests but the slow ones: before a release, and after a change of what families share"
 	@echo "make test-slow  the slow tests"
 	@echo "make lint       lint and types alone"
 	@echo "make twins      translate the networks on torch to MLX, after a change of one"
@@ -56,17 +57,20 @@ picture: $(VENV)/.demo-ready
 	$(BIN)/python tools/grid.py docs/pictures/first.png $(GRID)
 
 test: $(VENV)/.test-ready
-	@echo 'Lint, types and the tests, side by side: about twenty minutes on two cores.'
+	@echo 'Lint, types and the tests, side by side: about five minutes on two cores.'
 	@$(MAKE) -j 2 lint suite
 
 suite: $(VENV)/.test-ready
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not rest"
 
 # No reference library, no framework but one, no picture: rooms that compute are left to `make test`.
 FAST := architecture base cli hub jobs numbers pictures
 
 test-fast: $(VENV)/.test-ready
-	$(PYTEST) -m "not slow" $(addprefix tests/,$(FAST))
+	$(PYTEST) -m "not slow and not rest" $(addprefix tests/,$(FAST))
+
+test-all: $(VENV)/.test-ready
+	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/.test-ready
 	$(PYTEST) -m slow

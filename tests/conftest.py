@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import zlib
+from collections import defaultdict
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
@@ -31,6 +33,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as `nohup` does
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# `make test` has a sample of what takes long, `make test-all` the rest too
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases that `sample(n)` leaves out as `rest`. The test's name decides which n stay, so that those of all
+    tests together have every family, policy and backend."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for name, those in cases.items():
+        mark = those[0].get_closest_marker("sample")
+        assert mark is not None
+        start, count = zlib.crc32(name.encode()), min(mark.args[0], len(those))
+        stay = {(start + i * len(those) // count) % len(those) for i in range(count)}
+        for i, item in enumerate(those):
+            if i not in stay:
+                item.add_marker(pytest.mark.rest)
 
 
 def pytest_collection_finish() -> None:

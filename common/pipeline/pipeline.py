@@ -347,24 +347,25 @@ class Pipeline:
         cache: StepCache | None,
     ) -> Iterator[tuple[Array, Array, float, float]]:
         """Yield, after each step of `segment`, x, the denoised latents, the noise level at its start, its seconds."""
-        denoiser, sigmas = run.denoiser(segment, initial), segment.schedule.sigmas
+        denoiser, sigmas, state = run.denoiser(segment, initial), segment.schedule.sigmas, None
         denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(generator.normal(initial.noise.shape)))
         for i in count():
             self._turns.check_process()  # a stream that the parent process began
             begun = time.perf_counter()
             try:
-                x = next(steps, None)
+                x = steps.send(state)
             except NumericsError:  # from a sampler that reads x itself
                 raise denoiser.explain(done + i + 1) from None
-            if x is None:
+            except StopIteration:
                 return
             if not self.engine.finite(x):
                 raise denoiser.explain(done + i + 1)
             seconds = time.perf_counter() - begun
             if cache is not None:
                 cache.timed(seconds)
-            yield x, denoiser.latest, sigmas[min(i, len(sigmas) - 2)], seconds
+            state = denoiser.stepped(x, i)
+            yield state, denoiser.latest, sigmas[min(i, len(sigmas) - 2)], seconds
 
     # Warnings and the recipe
 

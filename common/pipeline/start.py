@@ -116,8 +116,19 @@ def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGe
         return started(noise=initial, latents=latents, references=references)
     hole = control_pictures.hole(request, width, height)
     masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
-    mask = Mask(inside=_in_latents(hole, model.scale, max(1, model.sees_mask)), masked=masked)
+    inside = _scaled(hole, model.scale) if model.soft_masks else _in_latents(hole, model.scale, max(1, model.sees_mask))
+    mask = Mask(inside=inside, masked=masked)
     return started(noise=initial, latents=latents, references=references, mask=mask)
+
+
+def _scaled(hole: NDArray[np.bool_], scale: int) -> Latents:
+    """Return `hole` [H, W] scaled to latents [1, 1, h, w] bilinearly: of each the mean of its four pixels in the
+    middle."""
+    middle = scale // 2
+    above, below = (hole[at::scale].astype(np.float32) for at in (middle - 1, middle))
+    rows = above + below
+    mean = np.float32(0.25) * (rows[:, middle - 1 :: scale] + rows[:, middle::scale])
+    return mean[None, None]
 
 
 def _in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:

@@ -7,12 +7,12 @@ more evaluation at the level before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from qwenimg.common.base.errors import NumericsError
-from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule, States
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ _ORDER = 3
 _P, _I, _D = 0.0, 1.0, 0.0  # Crowson's controller has the integral part alone
 
 
-def dpm_fast(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpm_fast(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DPM-Solver-fast: as many evaluations as the schedule has steps, in third-order steps that are
     equal in lambda, and one or two last steps of lower order (C. Lu et al., "DPM-Solver: A Fast ODE Solver for
     Diffusion Probabilistic Model Sampling in Around 10 Steps", 2022)."""
@@ -45,14 +45,12 @@ def dpm_fast(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Nois
             x = _step_2(x, here, h, first, _noise_at(x, denoise, here, h, first, 1 / 2), 1 / 2)
         else:
             x = _step_3(x, denoise, here, h, first, _noise_at(x, denoise, here, h, first, 1 / 3))
-        yield x
+        x = yield x
     if schedule.sigmas[-1] == 0:
         yield denoise(x, schedule.sigmas[-2])
 
 
-def dpm_adaptive(
-    x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise, to_host: ToHost
-) -> Iterator[Array]:
+def dpm_adaptive(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise, to_host: ToHost) -> States:
     """Sample with DPM-Solver-12/23's pair of orders 2 and 3 and a controller of the step size (C. Lu et al., 2022; K.
     Crowson, 2022). A step is taken if the two results agree within 5 %.
 
@@ -64,7 +62,7 @@ def dpm_adaptive(
     previous = to_host(x)
     here = start
     if end - here < _NO_STEP:
-        yield x
+        x = yield x
     while here < end - _NO_STEP:
         if control.tried >= MAX_TRIED:
             raise NumericsError(f"dpm_adaptive: no end after {control.tried} steps; use another sampler")
@@ -75,7 +73,7 @@ def dpm_adaptive(
         high = _step_3(x, denoise, here, h, first, second)
         if control.accepts(_error(low, to_host(high), previous)):
             x, previous, here = high, low, here + h
-            yield x
+            x = yield x
     if schedule.sigmas[-1] == 0:
         yield denoise(x, schedule.sigmas[-2])
 

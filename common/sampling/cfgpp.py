@@ -8,10 +8,9 @@ scale is CFG++'s lambda, 1 or less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from qwenimg.common.sampling.steps import ancestral, gain, growth, halfway, renoised
-from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule, States
 
 
 def _step(x: Array, guided: Array, unguided: Array, schedule: Schedule, sigma: float, sigma_next: float) -> Array:
@@ -19,24 +18,24 @@ def _step(x: Array, guided: Array, unguided: Array, schedule: Schedule, sigma: f
     return share * x + (schedule.alpha(sigma_next) * guided - (share * schedule.alpha(sigma)) * unguided)
 
 
-def euler_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def euler_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DDIM and CFG++ (H. Chung et al., algorithm 2, 2024)."""
     for sigma, sigma_next in schedule.pairs():
         guided, unguided = denoise.both(x, sigma)
         x = _step(x, guided, unguided, schedule, sigma, sigma_next)
-        yield x
+        x = yield x
 
 
-def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def euler_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with ancestral steps and CFG++: down as in `euler_cfgpp`, then noise up to the next level."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         guided, unguided = denoise.both(x, sigma)
         x = renoised(_step(x, guided, unguided, schedule, sigma, down), scale, up, noise)
-        yield x
+        x = yield x
 
 
-def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DPM-Solver++(2S) ancestral and CFG++: both halves of a step carry the noise predicted at its
     start."""
     for sigma, sigma_next in schedule.pairs():
@@ -50,10 +49,10 @@ def dpmpp_2s_ancestral_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunct
             size = schedule.alpha(down) * gain(growth(schedule, sigma, down), 0.0)
             moved = moved + size * (later - guided)
         x = renoised(moved, scale, up, noise)
-        yield x
+        x = yield x
 
 
-def dpmpp_2m_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_2m_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DPM-Solver++(2M) and CFG++ (H. Chung et al., 2024)."""
     previous, last = None, 0.0
     for sigma, sigma_next in schedule.pairs():
@@ -63,4 +62,4 @@ def dpmpp_2m_cfgpp(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise
         if previous is not None and sigma_next > 0:
             x = x + (schedule.alpha(sigma_next) * gain(h, 0.0) * h / (2.0 * last)) * (guided - previous)
         previous, last = unguided, h
-        yield x
+        x = yield x

@@ -7,17 +7,17 @@ log(alpha / sigma). An earlier level without signal has lambda = minus infinity,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from qwenimg.common.sampling.steps import adams, gain, growth, to_d, toward, weighted
-from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule, States
 
 # Adams and Bashforth's weights for equal steps, the newest slope first.
 _EQUAL = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
 _FEW = 15  # a run of fewer steps ends with one of first order, as DPM-Solver's authors advise
 
 
-def pndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def pndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with pseudo numerical methods (L. Liu et al., "Pseudo Numerical Methods for Diffusion Models on
     Manifolds", 2022): Adams and Bashforth's four-step rule on the noise.
 
@@ -36,7 +36,7 @@ def pndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -
         else:
             total = weighted(ds, _EQUAL[len(ds) - 1])
         x = x + (sigma_next - sigma) * total
-        yield x
+        x = yield x
 
 
 def _runge_kutta(
@@ -51,19 +51,19 @@ def _runge_kutta(
     return weighted([first, second, third, ahead(third, sigma_next)], [1 / 6, 1 / 3, 1 / 3, 1 / 6])
 
 
-def lms(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def lms(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with the linear multistep method of order 4: Adams and Bashforth's rule for the schedule's own spacing
     (K. Crowson, "k-diffusion", 2022, after T. Karras et al.)."""
     return _adams(x, schedule, denoise, to_denoised=False)
 
 
-def ipndm_v(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def ipndm_v(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with iPNDM for unequal steps (Q. Zhang, Y. Chen, "Fast Sampling of Diffusion Models with Exponential
     Integrator", 2023): the weights of `lms`, but a step to sigma = 0 gives `denoised`."""
     return _adams(x, schedule, denoise, to_denoised=True)
 
 
-def _adams(x: Array, schedule: Schedule, denoise: DenoiseFunction, *, to_denoised: bool) -> Iterator[Array]:
+def _adams(x: Array, schedule: Schedule, denoise: DenoiseFunction, *, to_denoised: bool) -> States:
     ds: list[Array] = []
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised = denoise(x, sigma)
@@ -73,10 +73,10 @@ def _adams(x: Array, schedule: Schedule, denoise: DenoiseFunction, *, to_denoise
         else:
             nodes = schedule.sigmas[i::-1][:4]
             x = x + weighted(ds, adams(nodes, sigma_next))
-        yield x
+        x = yield x
 
 
-def ipndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def ipndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with improved PNDM (Q. Zhang, Y. Chen, 2023): Adams and Bashforth's weights for equal steps, of lower
     order in the first steps. A step to sigma = 0 gives `denoised`."""
     ds: list[Array] = []
@@ -84,10 +84,10 @@ def ipndm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) 
         denoised = denoise(x, sigma)
         ds = [to_d(x, denoised, sigma), *ds[:3]]
         x = denoised if sigma_next == 0 else x + (sigma_next - sigma) * weighted(ds, _EQUAL[len(ds) - 1])
-        yield x
+        x = yield x
 
 
-def deis(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def deis(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DEIS tAB2 in log rho, rho = sigma / alpha (Q. Zhang, Y. Chen, 2023): the noise on a line,
     integrated exactly."""
     previous, last = None, 0.0
@@ -100,10 +100,10 @@ def deis(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -
             weight = schedule.alpha(sigma_next) * rho * (math.expm1(-h) + h * math.exp(-h)) / last
             x = x + weight * (eps - previous)
         previous, last = eps, h
-        yield x
+        x = yield x
 
 
-def dpmpp_2m(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_2m(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DPM-Solver++(2M) (C. Lu et al., "DPM-Solver++: Fast Solver for Guided Sampling of Diffusion
     Probabilistic Models", 2022)."""
     previous, last = None, 0.0
@@ -115,7 +115,7 @@ def dpmpp_2m(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Nois
             denoised_d = (1.0 + weight) * denoised - weight * previous
         x = toward(x, denoised_d, sigma, sigma_next)
         previous, last = denoised, h
-        yield x
+        x = yield x
 
 
 def _last_of_few(schedule: Schedule, step: int) -> bool:
@@ -123,7 +123,7 @@ def _last_of_few(schedule: Schedule, step: int) -> bool:
     return step == steps - 1 and steps < _FEW
 
 
-def res_multistep(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def res_multistep(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with RES, the multistep form of second order: `denoised` on a line in lambda, integrated exactly (Q.
     Zhang et al., "Improved Order Analysis and Design of Exponential Integrator for Diffusion Models Sampling",
     2023)."""
@@ -134,10 +134,10 @@ def res_multistep(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise:
         if previous is not None and sigma_next > 0:
             x = x + (schedule.alpha(sigma_next) * (h - gain(h, 0.0)) / last) * (denoised - previous)
         previous, last = denoised, h
-        yield x
+        x = yield x
 
 
-def unipc(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def unipc(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with UniPC-2 with B(h) = exp(h) - 1: each step is predicted, then corrected by the model's prediction
     at its end, which costs no further evaluation (W. Zhao et al., "UniPC: A Unified Predictor-Corrector Framework
     for Fast Sampling of Diffusion Models", 2023)."""
@@ -155,7 +155,7 @@ def unipc(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) 
             denoised_d = (1.0 + weight) * denoised - weight * old_denoised[1]
         x = toward(x, denoised_d, sigma, sigma_next)
         steps = [h, *steps[:1]]
-        yield x
+        x = yield x
 
 
 def _corrected(

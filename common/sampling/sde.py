@@ -8,41 +8,41 @@ with the weights that the SDE gives them: again one path, without a tree of brid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from qwenimg.common.sampling.ode import ddim, midpoint
 from qwenimg.common.sampling.steps import ancestral, diffused, gain, growth, halfway, renoised, toward
-from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule
+from qwenimg.common.sampling.types import Array, DenoiseFunction, Noise, Schedule, States
 
 # Levels between which SA-Solver is stochastic: of Stable Diffusion, timesteps 200 to 800; of flow models, that share
 SA_LEVELS = (0.5705, 5.12)
 SA_LEVELS_FLOW = (0.2, 0.8)
 
 
-def ddpm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def ddpm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with ancestral steps of the smaller of the two variances (J. Ho et al., "Denoising Diffusion
     Probabilistic Models", 2020)."""
     return ddim(x, schedule, denoise, noise, eta=1.0)
 
 
-def euler_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def euler_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with Euler steps below the next level, then noise up to it (K. Crowson, "k-diffusion", 2022); for flow
     models in the rectified-flow form."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         x = renoised(toward(x, denoise(x, sigma), sigma, down), scale, up, noise)
-        yield x
+        x = yield x
 
 
-def dpm2_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpm2_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DPM2 below the next level, then noise up to it (K. Crowson, 2022)."""
     for sigma, sigma_next in schedule.pairs():
         down, scale, up = ancestral(schedule, sigma, sigma_next)
         x = renoised(midpoint(x, denoise, sigma, down), scale, up, noise)
-        yield x
+        x = yield x
 
 
-def dpmpp_2s_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_2s_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DPM-Solver++(2S) (C. Lu et al., 2022) below the next level, then noise up to it (K. Crowson,
     2022)."""
     for sigma, sigma_next in schedule.pairs():
@@ -52,17 +52,17 @@ def dpmpp_2s_ancestral(x: Array, schedule: Schedule, denoise: DenoiseFunction, n
             middle = halfway(schedule, sigma, down)
             denoised = denoise(toward(x, denoised, sigma, middle), middle)
         x = renoised(toward(x, denoised, sigma, down), scale, up, noise)
-        yield x
+        x = yield x
 
 
-def dpmpp_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with DPM-Solver++ for the SDE, with a point in the middle of each step (C. Lu et al., 2022; K. Crowson,
     2022)."""
     for sigma, sigma_next in schedule.pairs():
         denoised = denoise(x, sigma)
         if sigma_next == 0 or math.isinf(growth(schedule, sigma, sigma_next)):
             x = _sde_step(x, denoised, schedule, sigma, sigma_next, noise)
-            yield x
+            x = yield x
             continue
         middle = halfway(schedule, sigma, sigma_next)
         first = noise()
@@ -71,7 +71,7 @@ def dpmpp_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noi
         carried, _, late = diffused(schedule, middle, sigma_next)
         keep, take, _ = diffused(schedule, sigma, sigma_next)
         x = keep * x + take * denoised + (carried * fresh) * first + late * noise()
-        yield x
+        x = yield x
 
 
 def _sde_step(x: Array, denoised: Array, schedule: Schedule, sigma: float, sigma_next: float, noise: Noise) -> Array:
@@ -81,12 +81,12 @@ def _sde_step(x: Array, denoised: Array, schedule: Schedule, sigma: float, sigma
     return keep * x + take * denoised + fresh * noise()
 
 
-def dpmpp_2m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_2m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with SDE-DPM-Solver++(2M), the midpoint form (C. Lu et al., 2022)."""
     return _multistep_sde(x, schedule, denoise, noise, lambda h: 0.5 * gain(h))
 
 
-def dpmpp_2m_sde_heun(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_2m_sde_heun(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with SDE-DPM-Solver++(2M) with `denoised` on a line in lambda, integrated exactly (K. Crowson, 2023)."""
     return _multistep_sde(x, schedule, denoise, noise, _line)
 
@@ -97,7 +97,7 @@ def _line(h: float) -> float:
 
 def _multistep_sde(
     x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise, weight: Callable[[float], float]
-) -> Iterator[Array]:
+) -> States:
     previous, last = None, 0.0
     for sigma, sigma_next in schedule.pairs():
         denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
@@ -105,10 +105,10 @@ def _multistep_sde(
         if previous is not None and 0 < sigma_next < sigma:
             moved = moved + (schedule.alpha(sigma_next) * weight(h) * h / last) * (denoised - previous)
         x, previous, last = moved, denoised, h
-        yield x
+        x = yield x
 
 
-def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with SDE-DPM-Solver++(3M): `denoised` on a parabola in lambda (K. Crowson, "k-diffusion", 2023, after C.
     Lu et al.).
 
@@ -123,7 +123,7 @@ def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: 
             for weight, older, newer in zip(_parabola(h, steps), old_denoised, [denoised, *old_denoised], strict=False):
                 x = x + (schedule.alpha(sigma_next) * weight) * (newer - older)
         old_denoised, steps = [denoised, *old_denoised[:1]], [h, *steps[:1]]
-        yield x
+        x = yield x
 
 
 def _parabola(h: float, steps: Sequence[float]) -> list[float]:
@@ -137,7 +137,7 @@ def _parabola(h: float, steps: Sequence[float]) -> list[float]:
     return [(phi_2 + bend) / near, -bend / far]
 
 
-def sa_solver(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def sa_solver(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with SA-Solver, a two-step predictor and a corrector for the SDE whose noise tau is 1 at middle levels
     and else 0 (S. Xue et al., "SA-Solver: Stochastic Adams Solver for Fast Sampling of Diffusion Models", 2023)."""
     low, high = SA_LEVELS_FLOW if schedule.flow else SA_LEVELS
@@ -157,10 +157,10 @@ def sa_solver(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noi
         if denoised is not None and i < len(schedule.sigmas) - 2:  # the last step is one of first order
             x = x + (size * h / last) * (now - denoised)
         denoised, last = now, h
-        yield x
+        x = yield x
 
 
-def lcm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def lcm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample by multistep consistency sampling: `denoised`, noised anew (S. Luo et al., "Latent Consistency Models",
     2023).
 
@@ -169,14 +169,14 @@ def lcm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) ->
     for sigma, sigma_next in schedule.pairs():
         denoised = denoise(x, sigma)
         x = denoised if sigma_next == 0 else schedule.alpha(sigma_next) * denoised + sigma_next * noise()
-        yield x
+        x = yield x
 
 
-def tcd(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> Iterator[Array]:
+def tcd(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample by strategic stochastic sampling with gamma 0.3: a jump below the next level, to a level of the
     schedule, then noise up to it (J. Zheng et al., "Trajectory Consistency Distillation", 2024)."""
     for (sigma, sigma_next), down in zip(schedule.pairs(), schedule.between, strict=True):
         x = toward(x, denoise(x, sigma), sigma, down)
         if down < sigma_next:
             x = x + math.sqrt(sigma_next * sigma_next - down * down) * noise()
-        yield x
+        x = yield x

@@ -9,13 +9,23 @@ belongs to the level at their end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
-from qwenimg.common.sampling.types import Array, Noise, Schedule
+from qwenimg.common.sampling.types import Array, Noise, Schedule, States
 
 # Gauss and Legendre's eight points on -1..1: exact for polynomials up to degree 15.
 _POINTS = (0.1834346424956498, 0.5255324099163290, 0.7966664774136267, 0.9602898564975363)
 _WEIGHTS = (0.3626837833783620, 0.3137066458778873, 0.2223810344533745, 0.1012285362903763)
+
+
+def unchanged(states: States) -> Iterator[Array]:
+    """Yield the states of a sampler that goes on from each as it is."""
+    with suppress(StopIteration):
+        x = next(states)
+        while True:
+            yield x
+            x = states.send(x)
 
 
 def toward(x: Array, denoised: Array, sigma: float, sigma_next: float) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import Literal
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.sampling import adaptive, cfgpp, multistep, ode, sde
-from qwenimg.common.sampling.types import Array
+from qwenimg.common.sampling.types import States
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class ScheduleRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """A sampler: `function(x, schedule, denoise, noise)` yields x after each step; the last x is the result."""
+    """A sampler: `function(x, schedule, denoise, noise)` yields x after each step and goes on from the x that is sent
+    back; the last x is the result."""
 
     name: str
     title: str
@@ -50,7 +51,7 @@ class Sampler:
     evaluations: str
     """The evaluations of the model in a step, in words."""
     source: str
-    function: Callable[..., Iterator[Array]]
+    function: Callable[..., States]
     stochastic: bool = False
     flow: bool = True
     """True if it has a form for flow models."""

@@ -9,13 +9,15 @@ of the signal-to-noise ratio takes `alpha` from the schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 # An array of any backend, or a float: supports + - * with itself and with Python floats.
 Array: TypeAlias = Any
+# Of a sampler: it yields x after each step, and goes on from the x that is sent back.
+States: TypeAlias = Generator[Array, Array, None]
 
 MAX_STEPS = 1000  # the most steps of a run
 

@@ -151,6 +151,7 @@ def test_products_are_in_ops():
     assert broken(rules.products, but(BACKENDS, *OPS), ALLOWED_PRODUCTS) == []
 
 
+@pytest.mark.sample(0)
 def test_common_and_cli_compute_no_product():
     exact = "the reference in float64 that a device is judged by"
     allowed = {("common/measure/exactness.py", f"{name}: "): exact for name in ("matmul", "attention", "conv2d")}
@@ -360,6 +361,7 @@ print(len(names), seen[:before], len(seen) - before)
 """
 
 
+@pytest.mark.sample(0)
 def test_importing_every_module_touches_nothing(tmp_path):
     """No folder, file, process, connection or environment variable, seen through Python's audit events."""
     printed = python(WATCHED, f"Path({str(tmp_path / 'made')!r}).mkdir()")

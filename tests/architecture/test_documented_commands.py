@@ -95,6 +95,7 @@ def test_every_documented_target_of_make_is_there() -> None:
 SCRIPTS = sorted(path.name for path in (ROOT / "tools").glob("*.py"))
 
 
+@pytest.mark.sample(0)
 def test_every_tool_can_be_imported() -> None:
     """In one process: what they import of the package is there under that name."""
     code = f"import importlib\nfor name in {[name[:-3] for name in SCRIPTS]}: importlib.import_module(name)"

@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("snippets")
 
 
+@pytest.mark.sample(0)
 def test_the_python_of_every_page_passes_mypy(folder: Path) -> None:
     found = snippets()
     assert {"README", "python", "lora"} <= found.keys()
@@ -60,5 +61,6 @@ def test_the_python_of_every_page_passes_mypy(folder: Path) -> None:
         ('with qwenimg.load("x") as other:\n    other.imagine()', "[attr-defined]"),
     ],
 )
+@pytest.mark.sample(0)
 def test_mypy_knows_what_a_call_takes(folder: Path, code: str, told: str) -> None:
     assert told in strict(folder, {"wrong": HEAD + code + "\n"})

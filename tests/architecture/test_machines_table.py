@@ -62,6 +62,7 @@ def test_every_machine_has_two_or_three_commands_that_fit() -> None:
 
 
 @pytest.mark.parametrize("name", ["3070", "4060-ti", "m1", "m4-max"])
+@pytest.mark.sample(1)
 def test_plan_says_the_same_of_a_row(cache: Path, name: str) -> None:
     """Also of rows whose LoRA stays beside fewer bits: the plan of all models has them."""
     rows = [one for one in machines() if one[1] == name]

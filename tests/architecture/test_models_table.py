@@ -12,6 +12,7 @@ from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.hub.outlook import NO_MODELS
 
 
+@pytest.mark.sample(0)
 def test_the_page_has_the_table_of_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     page = (DOCS / tool.PAGE).read_text(encoding="utf-8")

@@ -66,6 +66,7 @@ def tree_names() -> set[str]:
     return found
 
 
+@pytest.mark.sample(0)
 def test_the_wheel_is_the_tree(wheel):
     inside = names(wheel)
     info = {name for name in inside if name.startswith(f"qwenimg-{__version__}.dist-info/")}
@@ -83,6 +84,7 @@ def test_the_wheel_is_the_tree(wheel):
     assert wheel.stat().st_size < 100e6
 
 
+@pytest.mark.sample(0)
 def test_a_wheel_from_the_sdist_is_the_same(wheel, tmp_path):
     sdist = build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
@@ -111,6 +113,7 @@ def test_the_wheel_installs_and_runs(wheel, tmp_path):
     assert __version__ in shown
 
 
+@pytest.mark.sample(0)
 def test_the_wheel_draws_in_a_fresh_environment(wheel, tmp_path):
     """Draw as a user does, by the command that the wheel brings, with packages from the folders where the tests find
     them. A folder that a .pth file names is not searched for .pth files, so the editable install is out of reach."""

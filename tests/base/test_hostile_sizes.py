@@ -112,12 +112,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(1)
 def test_it_is_refused_or_read_within_the_limits(tmp_path: Path, case: str) -> None:
     name, make, call, expected = CASES[case]
     (tmp_path / name).write_bytes(make())
     assert expected in measured(tmp_path / name, call)
 
 
+@pytest.mark.sample(0)
 def test_a_tokenizer_is_read_before_a_framework_is(tmp_path: Path) -> None:
     """What a hostile one takes does not come on top of what a framework takes."""
     copied = shutil.copytree(builtin.folder(), tmp_path / "m")

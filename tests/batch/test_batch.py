@@ -97,6 +97,7 @@ def check_kills(tmp_path: Path, count: int, kills: int, engine: str = "local") -
     assert len(times) == count and set(times.values()) == {1}
 
 
+@pytest.mark.sample(0)
 def test_nothing_is_lost_and_nothing_is_twice_after_kills(tmp_path: Path) -> None:
     check_kills(tmp_path, 8, 2)
 
@@ -133,6 +134,7 @@ def test_a_request_that_ends_its_workers_is_given_up_after_three_tries(tmp_path:
     assert states == {("done", None): 6, ("failed", 3): 1}
 
 
+@pytest.mark.sample(0)
 def test_a_second_run_draws_nothing_and_faults_are_reported(tmp_path: Path) -> None:
     file = requests(tmp_path, 2)
     file.write_text(file.read_text() + '{"prompt": "x", "steps": 0}\n{"prompt": "x", "size": "16384x16384"}\n')
@@ -154,6 +156,7 @@ def test_a_second_run_draws_nothing_and_faults_are_reported(tmp_path: Path) -> N
     assert {name for name in before if before[name] != after[name]} == {first}
 
 
+@pytest.mark.sample(0)
 def test_shards_are_the_whole(tmp_path: Path) -> None:
     file = requests(tmp_path, 4)
     for i in range(2):
@@ -168,6 +171,7 @@ def test_shards_are_the_whole(tmp_path: Path) -> None:
     assert (code, out) == (0, "") and "0 to draw, 4 there already" in err
 
 
+@pytest.mark.sample(0)
 def test_a_signal_finishes_the_picture_that_is_drawn(tmp_path: Path) -> None:
     file = requests(tmp_path, 30)
     process = subprocess.Popen(

@@ -227,6 +227,7 @@ def test_prompts_that_are_no_text_or_too_long(library: Library) -> None:
 
 @settings(max_examples=150)
 @given(st.text(st.characters(codec=None), max_size=60), st.sampled_from([["-p"], ["--"], []]))
+@pytest.mark.sample(0)
 def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         library = Library()
@@ -246,6 +247,7 @@ def test_any_text_makes_a_picture_or_one_line(text: str, before: list[str]) -> N
 @given(
     st.lists(st.sampled_from(["-p", "x", "info", "--", "--json", "-s", "1", "-N", "-q", "--from", "-o", "--quiet", ""]))
 )
+@pytest.mark.sample(0)
 def test_any_words_end_without_a_bug(args: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwenimg, "open_pipeline", Library().open_pipeline)
@@ -1042,6 +1044,7 @@ def test_the_stand_in_gives_what_the_library_gives() -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_a_real_picture_and_its_replay(
     backend: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

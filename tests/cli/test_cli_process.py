@@ -125,6 +125,7 @@ def test_errors_of_usage_import_nothing_heavy(tmp_path: Path) -> None:
     assert not {name.partition(".")[0] for name in ran.stdout.split()} & {"torch", "mlx", "tokenizers", "PIL"}
 
 
+@pytest.mark.sample(0)
 def test_bytes_that_are_not_text_end_in_one_line(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT, b"a\xff"], capture_output=True, cwd=tmp_path, env=environment())
     assert ran.returncode == 2 and ran.stderr.count(b"\n") == 1 and ran.stderr.startswith(b"qwenimg: error: ")
@@ -139,6 +140,7 @@ def test_bytes_that_are_not_text_end_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+@pytest.mark.sample(1)
 def test_a_signal_ends_the_run_after_the_step(tmp_path: Path, number: signal.Signals, code: int) -> None:
     folder, gate = tmp_path / "out", tmp_path / "gate"
     folder.mkdir()
@@ -189,6 +191,7 @@ ENDED = "qwenimg: error: stopped by a signal; the pictures that were done are ke
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("stage", ["load", "prepare", "stream"])
+@pytest.mark.sample(1)
 def test_one_signal_ends_what_lasts_long(tmp_path: Path, stage: str, number: signal.Signals) -> None:
     """It sits in C for hours, where no exception can be raised: in a step, which has no limit here, or before it."""
     with started(tmp_path, "x", "--json", STUCK=stage, LONG="0") as process:
@@ -246,6 +249,7 @@ def shell(folder: Path, line: str, *args: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("options", [["x"], ["x", "--json"]])
+@pytest.mark.sample(1)
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path, options: list[str]) -> None:
     ran = shell(tmp_path, 'run "$@" -s 1-2 -o "{seed}" | true', *options)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr, ran.stderr
@@ -271,6 +275,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, options: list[str]) ->
     "options",
     [["x", "-o", "a"], ["x", "--json"], ["--help"], alike("x", "-o", "-"), alike("--version")],
 )
+@pytest.mark.sample(1)
 def test_a_full_standard_output(tmp_path: Path, options: list[str]) -> None:
     ran = shell(tmp_path, 'run "$@" > /dev/full', *options)
     assert ran.returncode == 4 and "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr, ran.stderr
@@ -278,6 +283,7 @@ def test_a_full_standard_output(tmp_path: Path, options: list[str]) -> None:
     assert (tmp_path / "a.png").exists() == ("a" in options)
 
 
+@pytest.mark.sample(0)
 def test_streams_that_are_closed_or_full(tmp_path: Path) -> None:
     ran = shell(tmp_path, "run x -o a 2> /dev/full && run x -o b >&- && run x -o c 2>&- && run x -o d < /dev/null")
     assert ran.returncode == 0 and ran.stdout.split() == [str(tmp_path / f"{name}.png") for name in "acd"], ran
@@ -293,12 +299,14 @@ def test_streams_that_are_closed_or_full(tmp_path: Path) -> None:
         ("--help 2> /dev/full", 0),
     ],
 )
+@pytest.mark.sample(1)
 def test_what_cannot_be_written_is_not_tried_again_at_the_end(tmp_path: Path, line: str, code: int) -> None:
     """Where Python buffers its output, as it does unless the environment says otherwise, it ended with 120 instead."""
     ran = shell(tmp_path, f"unset PYTHONUNBUFFERED; run {line}")
     assert ran.returncode == code and "Exception ignored" not in ran.stderr, ran
 
 
+@pytest.mark.sample(0)
 def test_a_terminal_gets_a_bar_and_no_png(tmp_path: Path) -> None:
     for options, code, text in ((["-o", "a"], 0, "2/3"), (["-o", "-"], 2, "terminal")):
         ours, theirs = pty.openpty()

@@ -71,6 +71,7 @@ def refused(ran: Ran, label: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("name", "param", "said"), cases(), ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.sample(15)
 def test_every_value_that_is_none(
     name: str, param: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

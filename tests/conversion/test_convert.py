@@ -75,6 +75,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.sample(0)
 def test_pictures_are_those_of_codes_made_while_loading(model: Path, tmp_path: Path) -> None:
     """Not a bit differs, on both backends, also where nothing but tensors is left of the files."""
     assert cli("convert", str(model), str(tmp_path / "q"), "-q", "4").code == 0
@@ -160,6 +161,7 @@ def _data(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_lora_in_the_weights(model: Path, tmp_path: Path, backend: str) -> None:
     """In float32 the picture of `--lora`, bit for bit; and in codes that of `--lora` with `-q`, which fuses first."""
     rng, layer = np.random.default_rng(1), "transformer.transformer_blocks.1.attn.to_q"
@@ -213,6 +215,7 @@ convert.convert(Path(sys.argv[1]), Path(sys.argv[2]), Choices(quantize="4"), Die
 """
 
 
+@pytest.mark.sample(0)
 def test_a_killed_run_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed twice, and a finished file damaged besides: the same bytes as in one run."""
     monkeypatch.setattr(parts, "SHARD", 100_000)
@@ -344,6 +347,7 @@ def test_a_source_that_is_damaged_leaves_no_folder(model: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+@pytest.mark.sample(1)
 def test_codes_of_a_file_stay_as_they_are(model: Path, tmp_path: Path, mode: str) -> None:
     """Blocks as MLX writes them in its other modes: the same tensors, and one picture on both backends."""
     shutil.copytree(model, tmp_path / "m")

@@ -69,6 +69,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "part", "names", "backend"), CASES)
+@pytest.mark.sample(0)
 def test_a_file_and_the_part_that_it_lacks(
     both, kind: str, part: str, names: str, backend: str, tmp_path: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_file_and_the_part_that_it_lacks(
     assert any(f"lacks: {part}" in line for line in describe(file).lines)
 
 
+@pytest.mark.sample(0)
 def test_a_unet_alone_with_all_the_rest(both, tmp_path: Path) -> None:
     """Of SDXL with both text encoders, the first of them as wide as published; one of them alone is not enough."""
     models = models_of("sdxl") | {"text_encoder": tiny_clip("ViT-L", hidden_size=768, num_attention_heads=12)}
@@ -105,6 +107,7 @@ def test_a_unet_alone_with_all_the_rest(both, tmp_path: Path) -> None:
         registry.open_model(unet, Choices(parts={"vae": vae}))
 
 
+@pytest.mark.sample(0)
 def test_a_text_encoder_of_another_width_is_refused(both, tmp_path: Path) -> None:
     file = without(both["sd1"][1], "sd1", ("text_encoder",), tmp_path)
     other = written(tmp_path, open_clip_file(models_of("sd2")["text_encoder"]))
@@ -114,6 +117,7 @@ def test_a_text_encoder_of_another_width_is_refused(both, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "text_encoder_2"])
 @pytest.mark.parametrize("what", ["weights", "folder"])
+@pytest.mark.sample(0)
 def test_a_folder_and_the_part_that_it_lacks(both, part: str, what: str, tmp_path: Path) -> None:
     """Its weights alone, or configuration and all, which the given part or its type then has."""
     folder = shutil.copytree(both["sdxl"][0], tmp_path / "m")
@@ -139,6 +143,7 @@ def test_the_wrong_one_of_two_text_encoders_is_not_enough(both, tmp_path: Path) 
         registry.open_model(folder, Choices(parts={"text_encoder": first}))
 
 
+@pytest.mark.sample(0)
 def test_a_qwen_image_folder_without_a_part_at_all(tiny_folder: Path, tmp_path: Path) -> None:
     """A part with its own configuration; a file alone is held against the published one."""
     folder = shutil.copytree(tiny_folder, tmp_path / "m")
@@ -152,6 +157,7 @@ def test_a_qwen_image_folder_without_a_part_at_all(tiny_folder: Path, tmp_path: 
         registry.open_model(folder, Choices(parts={"vae": next((tiny_folder / "vae").glob("*.safetensors"))}))
 
 
+@pytest.mark.sample(0)
 def test_every_command_takes_the_part(both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = without(both["sdxl"][1], "sdxl", ("vae", "text_encoder"), tmp_path)

@@ -27,6 +27,7 @@ def given() -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["sd15", "sdxl", "qwen"])
+@pytest.mark.sample(0)
 def test_a_picture_in_bands_is_the_whole_one(
     folders: dict[str, Path],
     tiny_folder: Path,

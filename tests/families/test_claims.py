@@ -96,6 +96,7 @@ def test_every_part_is_claimed_by_all_families_that_use_it() -> None:
     assert seen == SHARED.keys()
 
 
+@pytest.mark.sample(0)
 def test_their_order_decides_nothing() -> None:
     for title, family, part, names in PARTS:
         files = [header(names)]
@@ -139,6 +140,7 @@ TITLES = {
 }
 
 
+@pytest.mark.sample(0)
 def test_a_lora_fits_the_family_whose_layers_it_has(tmp_path: Path) -> None:
     """Also when it is of another width than the published models."""
     layers = layers_of_known()

@@ -141,6 +141,7 @@ LIKE_OTHERS = ("sd21", "sdxl")
     ],
     indirect=["kind"],
 )
+@pytest.mark.sample(6)
 def test_both_backends_draw_the_same(shared: Callable[[str], Pipeline], kind: str, task: str) -> None:
     made = [shared(backend)(PROMPT, **ASKED, **TASKS[task]) for backend in BACKENDS]
     error = relative(made[1].latents, made[0].latents)
@@ -153,6 +154,7 @@ def test_both_backends_draw_the_same(shared: Callable[[str], Pipeline], kind: st
 
 
 @each(PATHS)
+@pytest.mark.sample(1)
 def test_repeats_bit_for_bit(load: Opener, shared: Callable[[str], Pipeline], backend: str) -> None:
     pipe = shared(backend)
     first = bits(pipe)
@@ -161,6 +163,7 @@ def test_repeats_bit_for_bit(load: Opener, shared: Callable[[str], Pipeline], ba
 
 
 @each(STARTING)
+@pytest.mark.sample(1)
 def test_a_picture_to_start_from_and_a_mask(shared: Callable[[str], Pipeline], backend: str) -> None:
     """Strength is the share of the schedule that is run; outside the mask the picture's own latents stay."""
     pipe = shared(backend)
@@ -176,6 +179,7 @@ def test_a_picture_to_start_from_and_a_mask(shared: Callable[[str], Pipeline], b
 
 
 @each(PATHS)
+@pytest.mark.sample(3)
 def test_a_step_has_its_latents(shared: Callable[[str], Pipeline], backend: str) -> None:
     """Those of the last step go to the VAE, scaled if the schedule does not end at 0. All are there after the run."""
     during, steps = [], []
@@ -192,6 +196,7 @@ def test_a_step_has_its_latents(shared: Callable[[str], Pipeline], backend: str)
 
 
 @each(PATHS)
+@pytest.mark.sample(3)
 def test_given_latents_replace_the_noise(shared: Callable[[str], Pipeline], backend: str) -> None:
     pipe = shared(backend)
     seeded = pipe(PROMPT, **BRIEF)
@@ -204,6 +209,7 @@ def test_given_latents_replace_the_noise(shared: Callable[[str], Pipeline], back
 
 
 @pytest.mark.parametrize("kind", PATHS, indirect=True)
+@pytest.mark.sample(1)
 def test_guidance_that_is_off_takes_no_negative_prompt(shared: Callable[[str], Pipeline]) -> None:
     """Nor is its text in the recipe; at another guidance it counts."""
     pipe = shared("cpu")
@@ -218,6 +224,7 @@ def test_guidance_that_is_off_takes_no_negative_prompt(shared: Callable[[str], P
 
 
 @each(PATHS)
+@pytest.mark.sample(1)
 def test_the_recipe_in_the_file_makes_the_picture_again(
     load: Opener, shared: Callable[[str], Pipeline], backend: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -237,6 +244,7 @@ def test_the_recipe_in_the_file_makes_the_picture_again(
 # Refusals
 
 
+@pytest.mark.sample(3)
 def test_options_of_another_family_are_refused_by_name(load: Opener, family: Family, folder: Path) -> None:
     options: dict[str, Any] = {"tokenizer": folder, "prediction": "v", "variant": "2511"} | dict.fromkeys(PARTS, folder)
     assert options.keys() == {name for row in registry.FAMILIES for name in row.choices}
@@ -253,6 +261,7 @@ def test_options_of_another_family_are_refused_by_name(load: Opener, family: Fam
 
 
 @one_of_each_family
+@pytest.mark.sample(1)
 def test_every_policy_of_the_row_is_known(load: Opener, family: Family) -> None:
     for name in family.precision.bases:
         pipe = load("cpu", name)
@@ -261,6 +270,7 @@ def test_every_policy_of_the_row_is_known(load: Opener, family: Family) -> None:
 
 
 @each(PATHS)
+@pytest.mark.sample(3)
 def test_what_does_not_fit_is_refused_before_a_weight_is_read(
     load: Opener, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +348,7 @@ ENDS = (never_begun, closed, dropped, raised_in, refused, decoder_failed, device
 
 
 @each(PATHS)
+@pytest.mark.sample(0)
 def test_every_end_of_a_run_leaves_nothing_behind(
     load: Opener, shared: Callable[[str], Pipeline], backend: str
 ) -> None:
@@ -366,6 +377,7 @@ def test_every_end_of_a_run_leaves_nothing_behind(
 
 
 @each(PATHS)
+@pytest.mark.sample(1)
 def test_what_is_freed_is_loaded_again(load: Opener, backend: str) -> None:
     pipe = load(backend)
     wanted = bits(pipe)
@@ -377,6 +389,7 @@ def test_what_is_freed_is_loaded_again(load: Opener, backend: str) -> None:
 
 
 @each(PATHS)
+@pytest.mark.sample(3)
 def test_closed_is_closed(load: Opener, backend: str) -> None:
     pipe = load(backend)
     pipe(PROMPT, **BRIEF)
@@ -403,6 +416,7 @@ def test_info_finds_no_fault(folder: Path, family: Family) -> None:
     assert any(line.startswith(f"{family.denoiser}: ") for line in found.lines)
 
 
+@pytest.mark.sample(1)
 def test_previews_of_steps(load: Opener) -> None:
     """A pixel for each latent, whatever the VAE's channels and scale are."""
     pipe = load("cpu")

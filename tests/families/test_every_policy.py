@@ -70,6 +70,7 @@ def test_the_page_has_every_policy() -> None:
     ("kind", "backend"),
     [*QUICK, *(pytest.param(kind, b, marks=pytest.mark.slow) for kind in LIKE_OTHERS for b in BACKENDS)],
 )
+@pytest.mark.sample(0)
 def test_every_policy(load: Opener, kind: str, backend: str) -> None:
     exact: Any = load(backend)(PROMPT, **SHORT)
     page, found = limits(), dict[str, float]()

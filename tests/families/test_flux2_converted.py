@@ -25,6 +25,7 @@ def drawn(folder: Path, backend: str, **options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", ["flux2-klein", "flux2-base"])
+@pytest.mark.sample(1)
 def test_a_converted_model_is_the_quantized_one(
     tiny_flux2: dict[str, Path], tmp_path: Path, name: str, backend: str
 ) -> None:
@@ -38,6 +39,7 @@ def test_a_converted_model_is_the_quantized_one(
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_streamed_transformer_draws_the_same(
     tiny_flux2: dict[str, Path], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def expected(made: Made) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_one_file_draws_what_the_folder_draws(made: Made, expected: Any, backend: str) -> None:
     assert np.array_equal(made.draw(made.file, backend, tokenizer=made.words), expected[backend])
 
@@ -174,6 +175,7 @@ def put(key: str, *shape: int, dtype: torch.dtype = torch.float32) -> Callable[[
         (put(f"{MAIN}img_in.weight", 128, 64, dtype=torch.int64), "I64"),
     ],
 )  # fmt: skip
+@pytest.mark.sample(3)
 def test_broken_files_are_refused(made: Made, tmp_path: Path, change: Callable[[Tensors], Any], message: str) -> None:
     tensors = dict(made.tensors)
     change(tensors)
@@ -217,6 +219,7 @@ def mutated(made: Made, path: Path, count: int, seed: int) -> Counter[str]:
     return campaign(mutants(), seed)
 
 
+@pytest.mark.sample(0)
 def test_damaged_files(made: Made, tmp_path: Path) -> None:
     """Each is refused in one line, or opened: where only values are damaged, or a note."""
     assert mutated(made, tmp_path / "it.safetensors", 40, 1)["refused"] > 20

@@ -101,6 +101,7 @@ def test_names(name: str, expected: variants.FluxVariant | None) -> None:
     assert variants.of_name(name) is expected
 
 
+@pytest.mark.sample(0)
 def test_a_file_is_what_its_channels_its_name_or_the_user_says(wide: dict[str, Path], tmp_path: Path) -> None:
     """In whatever folder: the file of Kontext has the tensors of dev's."""
     names = {"kontext": "flux1-kontext-dev.safetensors", "fill": "any.safetensors"}
@@ -187,6 +188,7 @@ def test_known_models(name: str, steps: int, guidance: float, word: str) -> None
 
 
 @pytest.mark.parametrize("kind", quick("kontext"))
+@pytest.mark.sample(0)
 def test_streamed_is_the_same(wide: dict[str, Path], kind: str) -> None:
     for backend in BACKENDS:
         expected = drawn(kind, wide[kind], backend)
@@ -207,6 +209,7 @@ def test_16_bits(wide: dict[str, Path], kind: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", quick("kontext"))
+@pytest.mark.sample(0)
 def test_step_cache(wide: dict[str, Path], kind: str) -> None:
     """Both backends reuse a call of a run with references or with a mask, which changes something; not one that is
     never reused."""
@@ -221,6 +224,7 @@ def test_step_cache(wide: dict[str, Path], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", quick("fill"))
+@pytest.mark.sample(0)
 def test_fewer_bits_and_converted(wide: dict[str, Path], tmp_path: Path, kind: str) -> None:
     """Quantized while loading, and converted, is the same; so is a file that the user says the kind of."""
     plain, coded = drawn(kind, wide[kind]), drawn(kind, wide[kind], quantize="8")
@@ -290,6 +294,7 @@ def test_loras_and_few_steps(wide: dict[str, Path], tmp_path: Path) -> None:
          ["encode", "encode", "text", "text", "modulation", "denoise", "decode"]),
     ],
 )  # fmt: skip
+@pytest.mark.sample(1)
 def test_plan_is_run(wide: dict[str, Path], kind: str, more: dict[str, Any], stages: list[str]) -> None:
     pipe, entered = opened(wide[kind]), list[str]()
     asked = GIVEN[kind] | more
@@ -390,6 +395,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], ...]] = {
 @pytest.mark.parametrize(
     ("kind", "fault"), [pytest.param(kind, one, id=one.__name__) for kind, some in FAULTS.items() for one in some]
 )
+@pytest.mark.sample(1)
 def test_faults_are_seen(
     wide: dict[str, Path], kind: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

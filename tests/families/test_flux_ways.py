@@ -78,6 +78,7 @@ def drawn(place: Path, backend: str, precision: str = "fp32", **options: Any) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_parts_in_other_files_draw_the_same(folder: Path, files: dict[str, Path], backend: str) -> None:
     expected = drawn(folder, backend)
     given: dict[str, Any] = dict(files)
@@ -100,6 +101,7 @@ def test_parts_from_folders(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["plain", "newer"])
+@pytest.mark.sample(0)
 def test_eight_bits_of_comfyui(folder: Path, tmp_path: Path, layout: str) -> None:
     written = comfy(
         tiny_ldm.behind("model.diffusion_model.", transformer(folder)), layout, lambda name: "linear" in name
@@ -111,6 +113,7 @@ def test_eight_bits_of_comfyui(folder: Path, tmp_path: Path, layout: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_gguf(folder: Path, tmp_path: Path, backend: str) -> None:
     """Codes stay codes in memory; the parts of a fused tensor keep theirs."""
     values = {key: value.numpy() for key, value in transformer(folder).items()}
@@ -174,6 +177,7 @@ def test_files_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path],
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_a_folder_of_mflux_draws_the_same(folder: Path, tmp_path: Path, backend: str) -> None:
     """In codes: what the folder that `convert` makes of it under diffusers' names draws."""
     plain = save_as_mflux(folder, tmp_path / "plain", None)
@@ -207,6 +211,7 @@ def test_a_folder_of_mflux_says_what_it_is(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_streamed_blocks_give_the_same_bits(folder: Path, backend: str) -> None:
     """Half of the blocks of both kinds."""
     with qwenimg.load(folder, backend, "fp32") as pipe:
@@ -222,6 +227,7 @@ def test_streamed_blocks_give_the_same_bits(folder: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("bits", ["8", "4"])
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_fewer_bits_at_load_and_converted(folder: Path, tmp_path: Path, backend: str, bits: str) -> None:
     at_load = drawn(folder, backend, quantize=bits)
     error = relative(at_load, drawn(folder, backend))
@@ -276,6 +282,7 @@ MODULES: dict[str, dict[str, tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("part", MODULES)
+@pytest.mark.sample(0)
 def test_loras_change_the_picture_and_leave_it(folder: Path, tmp_path: Path, part: str) -> None:
     """With the modulation and the states of texts that were kept for the model without the LoRA, and the other way."""
     file = tmp_path / "a.safetensors"
@@ -309,6 +316,7 @@ def test_few_step_loras_have_their_settings(folder: Path) -> None:
 # Reused calls
 
 
+@pytest.mark.sample(0)
 def test_both_backends_reuse_the_same_calls(folder: Path) -> None:
     more: dict[str, Any] = {"steps": 8, "true_cfg": 2.0, "negative_prompt": "x", "step_cache": 0.5}
     made = [qwenimg.load(folder, backend, "fp32")(**(ASKED | more)) for backend in BACKENDS]
@@ -351,6 +359,7 @@ def overflowing(folder: Path, place: Path) -> Path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_a_text_stream_beyond_float16(folder: Path, tmp_path: Path, backend: str) -> None:
     """Under fp16 the stream is float32 and right; under fp16-plain it is clipped as in diffusers, and finite."""
     place = overflowing(folder, tmp_path / "large")

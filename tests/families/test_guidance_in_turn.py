@@ -124,6 +124,7 @@ def test_what_is_chosen(name: str, backend: str, folders: dict[str, Path], monke
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
+@pytest.mark.sample(1)
 def test_what_is_planned_is_drawn(
     name: str, backend: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_what_is_planned_is_drawn(
 
 
 @pytest.mark.parametrize("rung", [0, 2])
+@pytest.mark.sample(1)
 def test_pictures_of_other_sizes_follow(rung: int, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A UNet that is loaded stays as it is where a step fits beside it, and is planned so."""
     seen, kept = calls(monkeypatch), list[Any]()

@@ -136,6 +136,7 @@ def saved(model: Path, out: Path, bits: int | None, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_saved_folder_draws_what_the_folder_of_diffusers_draws(model: Path, tmp_path: Path, backend: str) -> None:
     """Not in codes: the same bits, also of the VAE's encoder, whose first kernel has the same shape in either order of
     axes. In codes: those of the folder that `convert` makes of it under diffusers' names."""

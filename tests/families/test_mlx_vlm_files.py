@@ -72,6 +72,7 @@ def test_every_published_name_is_known() -> None:
 
 @pytest.mark.parametrize("coded", [False, True], ids=["dense", "4 bits"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_it_draws_what_its_values_draw(backend: str, coded: bool, tmp_path: Path) -> None:
     """As the folder of the part, as one file, and in the model's own folder."""
     folder, values = saved(tmp_path / "text", coded=coded)

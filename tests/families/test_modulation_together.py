@@ -60,6 +60,7 @@ def times(reads: Counter[str]) -> int:
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
+@pytest.mark.sample(0)
 def test_the_weights_are_read_once_for_all_announced_prompts(tiny: dict[str, Path], kind: str, backend: str) -> None:
     asked = ASKED | NEGATIVE[kind]
     with qwenimg.load(tiny[kind], backend, "fp32") as pipe, counted(pipe, backend) as alone:

@@ -115,6 +115,7 @@ def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return ran
 
 
+@pytest.mark.sample(0)
 def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> None:
     """A field is added to `Opening` and a row to the parts in a copy of the source, and nothing else: the command line,
     the environment, config.toml, `qwenimg.load`, plan, recipes, their help and a message know both."""

@@ -83,6 +83,7 @@ def test_every_name_of_a_vae_is_found(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_files_in_other_names_draw_what_the_folder_draws(
     tiny_folder: Path, files: dict[str, Path], backend: str
 ) -> None:
@@ -101,6 +102,7 @@ CODED = [*(("transformer", layout) for layout in LAYOUTS), ("text_encoder", "old
 
 
 @pytest.mark.parametrize(("case", "backend"), crossed(CODED, BACKENDS))
+@pytest.mark.sample(1)
 def test_eight_bits_draw_what_their_values_draw(
     files: dict[str, Path], case: tuple[str, str], backend: str, tmp_path: Path
 ) -> None:

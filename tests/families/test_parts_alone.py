@@ -74,6 +74,7 @@ def split(folder: Path, out: Path, transformer: str) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sample(1)
 def test_published_files_are_their_model(cache: Path, words: Path, tmp_path: Path, name: str) -> None:
     """Headers alone, in names of diffusers: by the sizes of the transformer and the name of its file; with the shipped
     configurations, nothing in the cache."""
@@ -149,6 +150,7 @@ WIDE: dict[str, Callable[[Path], Any]] = {  # models of which files show all tha
 
 
 @pytest.mark.parametrize("name", WIDE)
+@pytest.mark.sample(0)
 def test_they_draw_what_the_folder_draws(cache: Path, tmp_path: Path, name: str) -> None:
     """With the small files of the model in the cache, and no model named; the picture of the command is made again."""
     WIDE[name](tmp_path / "model")
@@ -194,6 +196,7 @@ def test_what_is_missing_is_named(cache: Path, words: Path, tmp_path: Path) -> N
         ("sd3-medium", "lacks text_encoder_3: add --text-encoder FILE (or --text-encoder none, to draw without T5)"),
     ],
 )
+@pytest.mark.sample(1)
 def test_one_of_several_text_encoders(cache: Path, words: Path, tmp_path: Path, name: str, lacks: str) -> None:
     parts = split(WRITE[KNOWN[name].family](tmp_path / "folder", name), tmp_path / "files", name)
     del parts["text_encoder_2" if name == "flux-dev" else "text_encoder_3"]
@@ -208,6 +211,7 @@ def test_one_of_several_text_encoders(cache: Path, words: Path, tmp_path: Path, 
             assert pipe.model_name == name
 
 
+@pytest.mark.sample(0)
 def test_a_folder_without_tokenizers_is_converted_with_those_of_another(tmp_path: Path) -> None:
     """OpenCLIP pads with another token than CLIP: a vocabulary that is found elsewhere does not say it, the folder
     that is made of it does."""

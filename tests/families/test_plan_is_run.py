@@ -110,6 +110,7 @@ def lowest(pipe: Pipeline, every: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
+@pytest.mark.sample(0)
 def test_a_run_does_what_its_plan_says(load: Callable[[int | None], Pipeline], kind: str, backend: str) -> None:
     every = [BRIEF | asked for asked in PICTURES]
     if kind not in STARTING:
@@ -137,6 +138,7 @@ def test_a_run_does_what_its_plan_says(load: Callable[[int | None], Pipeline], k
     [("qwen", "euler"), ("sd15", "heun"), ("sdxl+refiner", "dpmpp_2m"), ("z-image", "heun"), ("sd3", "euler")],
 )
 @pytest.mark.parametrize("backend", ["cpu"])
+@pytest.mark.sample(1)
 def test_a_run_has_the_passes_of_its_plan(
     load: Callable[[int | None], Pipeline], sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_every_tensor_of_the_published_vae_has_one_name_of_wans() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_vae_in_wans_names(folder: Path, whole: dict[str, np.ndarray], tmp_path: Path, backend: str) -> None:
     given = {f"vae.{wan(name, 1)}": value for name, value in tensors(folder / "vae").items()}
     save_file(given, tmp_path / "vae.safetensors")
@@ -118,6 +119,7 @@ def test_a_vae_in_wans_names(folder: Path, whole: dict[str, np.ndarray], tmp_pat
 
 
 @pytest.mark.parametrize("layout", ["older", "int8"])
+@pytest.mark.sample(1)
 def test_comfyuis_text_encoder_in_8_bits(folder: Path, tmp_path: Path, layout: str) -> None:
     """fp8 with scales, and int8, in bare names, in both halves."""
     bare = {name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
@@ -179,6 +181,7 @@ def arrays(folder: Path) -> tuple[Arrays, Arrays]:
     return halves(tensors(folder / "text_encoder"))
 
 
+@pytest.mark.sample(0)
 def test_names_are_llama_cpps() -> None:
     config = Qwen3VLVisionConfig()
     named, manifest = qwen3_vl_vision.names(config), qwen3_vl_vision.manifest(config)
@@ -191,6 +194,7 @@ def test_names_are_llama_cpps() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_two_gguf_files_draw_what_the_folder_draws(
     folder: Path, whole: dict[str, np.ndarray], arrays: tuple[Arrays, Arrays], tmp_path: Path, backend: str
 ) -> None:
@@ -203,6 +207,7 @@ def test_two_gguf_files_draw_what_the_folder_draws(
     assert 0 < error < 0.1
 
 
+@pytest.mark.sample(0)
 def test_wrong_towers(folder: Path, arrays: tuple[Arrays, Arrays], tmp_path: Path) -> None:
     parts = saved(tmp_path, arrays)
     language, tower = parts.values()
@@ -223,6 +228,7 @@ def test_wrong_towers(folder: Path, arrays: tuple[Arrays, Arrays], tmp_path: Pat
     assert "v.deepstack.3" in said(**saved(tmp_path, (arrays[0], moved)))
 
 
+@pytest.mark.sample(0)
 def test_deep_layers_exchanged_are_seen(
     folder: Path, whole: dict[str, np.ndarray], arrays: tuple[Arrays, Arrays], tmp_path: Path
 ) -> None:

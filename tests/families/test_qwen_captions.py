@@ -60,6 +60,7 @@ def plan_of(pipe: Pipeline, prompt: str) -> tuple[list[Stage], Any]:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_the_caption_is_the_prompt(tiny_layered: Path, backend: str) -> None:
     with opened(tiny_layered, backend) as pipe:
         result = pipe("", **ASKED)
@@ -107,6 +108,7 @@ def test_the_head_is_loaded_for_a_caption_alone(tiny_layered: Path, monkeypatch:
     assert [one for one in loaded if one[0] == "text encoder"] == [("text encoder", False)]
 
 
+@pytest.mark.sample(0)
 def test_streamed_and_converted_and_in_16_bits(tiny_layered: Path, tmp_path: Path) -> None:
     whole = opened(tiny_layered)
     prompt = whole("", **ASKED).recipe["prompt"]
@@ -147,6 +149,7 @@ def without(folder: Path, part: str, to: Path) -> Path:
 
 
 @pytest.mark.parametrize(("part", "said"), [("lm_head", "no head (lm_head.weight)"), ("visual", "no vision tower")])
+@pytest.mark.sample(1)
 def test_a_part_is_missing(tiny_layered: Path, tmp_path: Path, part: str, said: str) -> None:
     pipe = opened(without(tiny_layered, part, tmp_path / "part"))
     with pytest.raises(ModelError, match="the text encoder has") as caught:

@@ -233,6 +233,7 @@ def drawn(pipe: Pipeline, asked: dict[str, Any]) -> tuple[list[tuple[str, str, b
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_a_run_does_what_its_plan_says(tiny_folder: Path, nets: dict[str, Path], backend: str) -> None:
     """At limits from the least on: networks, transformer and what is streamed of each are as planned."""
     controls = [(nets["union"], PICTURE), (nets["patches"], PICTURE, 0.5), (nets["union"], PICTURE, 0.3)]
@@ -313,6 +314,7 @@ def test_a_network_is_opened_once_and_again_when_it_changes(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_step_cache_beside_control(tiny_folder: Path, nets: dict[str, Path], backend: str) -> None:
     """A call whose deep blocks are skipped adds no change twice: with every call computed the bits are those without a
     cache, and a skipped one moves the picture a little."""

@@ -97,6 +97,7 @@ def weights(folder: Path, tmp_path: Path) -> Callable[[str], Path]:
     return named
 
 
+@pytest.mark.sample(0)
 def test_a_file_is_what_its_name_or_the_user_says(
     tiny_edit: dict[str, Path], folder: Path, weights: Callable[[str], Path]
 ) -> None:
@@ -201,6 +202,7 @@ def test_lightning_files(tiny_edit: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_streamed_is_the_same(folder: Path, backend: str) -> None:
     whole = opened(folder, backend)
     limit = max(needs.peak for needs in fit_options.needs(whole.model, whole.check("a ring", **ASKED)).stages)
@@ -212,6 +214,7 @@ def test_streamed_is_the_same(folder: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", ["bf16", "bf16-plain", "fp16"])
+@pytest.mark.sample(1)
 def test_16_bits(folder: Path, backend: str, precision: str) -> None:
     exact = opened(folder, backend)("a ring", **ASKED).latents
     error = relative(opened(folder, backend, precision=precision)("a ring", **ASKED).latents, exact)
@@ -220,6 +223,7 @@ def test_16_bits(folder: Path, backend: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_step_cache(folder: Path, backend: str) -> None:
     """A cache that skips nothing changes nothing; one that skips a call changes something."""
     pipe, asked = opened(folder, backend), ASKED | {"steps": 4}

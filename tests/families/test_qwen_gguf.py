@@ -101,6 +101,7 @@ def test_names_are_llama_cpps() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type", ["F32", "BF16"])
+@pytest.mark.sample(1)
 def test_lossless_files_draw_what_the_folder_draws(
     folder: Path, weights: dict[str, dict[str, np.ndarray]], type: str, backend: str, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_wrong_configurations(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_streamed_is_the_same(tiny_layered: Path, backend: str) -> None:
     whole = opened(tiny_layered, backend)
     limit = max(needs.peak for needs in fit_options.needs(whole.model, whole.check("a ring", **ASKED)).stages)
@@ -153,6 +154,7 @@ def test_streamed_is_the_same(tiny_layered: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "precision"), [("cpu", "bf16"), ("mlx", "fp16")])
+@pytest.mark.sample(1)
 def test_16_bits(tiny_layered: Path, backend: str, precision: str) -> None:
     exact = opened(tiny_layered, backend)("a ring", **ASKED).latents
     error = relative(opened(tiny_layered, backend, precision=precision)("a ring", **ASKED).latents, exact)
@@ -161,6 +163,7 @@ def test_16_bits(tiny_layered: Path, backend: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_step_cache_and_both_branches_at_once(tiny_layered: Path, backend: str) -> None:
     """A cache that skips nothing changes nothing, one that skips a call changes something; a batch is its branches."""
     pipe, asked = opened(tiny_layered, backend), ASKED | {"steps": 4}
@@ -349,6 +352,7 @@ def test_info_and_plan(tiny_layered: Path, files: dict[str, Path], picture: str)
     assert cli("plan", str(tiny_layered), "--backend", "cpu", "-i", picture, "--layers", "3").code == 0
 
 
+@pytest.mark.sample(0)
 def test_a_passport_has_each_layer(tiny_layered: Path, tmp_path: Path) -> None:
     """Every decoding is a station of its own, from which the other backend goes on."""
     passport = ("parity", "record", str(tiny_layered), "--backend", "cpu", "--steps", "2", "--size", "64x48")
@@ -361,6 +365,7 @@ def test_a_passport_has_each_layer(tiny_layered: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.sample(1)
 def test_each_layer_is_a_picture_of_an_order(tiny_layered: Path, picture: str, first: int) -> None:
     """`first` pictures are kept by an earlier server: of two seeds with two layers, all of the first and one more."""
     worker, sent = drawing(tiny_layered)

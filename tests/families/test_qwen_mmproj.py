@@ -122,6 +122,7 @@ def test_names_are_llama_cpps() -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_both_files_draw_what_the_folder_draws(
     tiny_edit: dict[str, Path], arrays: tuple[Arrays, Arrays], backend: str, tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_info_and_wrong_files(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sample(1)
 def test_comfyuis_file_has_the_tower_too(tiny_edit: dict[str, Path], layout: str, tmp_path: Path) -> None:
     """In transformers' older names, with 8 bits in both halves."""
     folder = tiny_edit["qwen-2511"]

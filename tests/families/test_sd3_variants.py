@@ -27,6 +27,7 @@ NAMES = ("sd3-medium", "sd3.5-medium", "sd3.5-large", "sd3.5-large-turbo")
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sample(3)
 def test_names_have_the_defaults_of_their_files(name: str, tmp_path: Path) -> None:
     known = catalog.KNOWN[name]
     model = registry.published(known)

@@ -29,6 +29,7 @@ ASKED = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0}
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
+@pytest.mark.sample(1)
 def test_file_and_folder_draw_the_same(both, kind: str, backend: str) -> None:
     prediction = {"prediction": "eps"} if kind == "sd2" else {}
     made = [
@@ -48,6 +49,7 @@ def test_a_prediction_that_is_none(both, prediction: Any) -> None:
             qwenimg.load(path, "cpu", "fp32", prediction=prediction)
 
 
+@pytest.mark.sample(0)
 def test_prediction_changes_the_picture(both) -> None:
     asked = ASKED | {"steps": 2}
     made = [
@@ -59,6 +61,7 @@ def test_prediction_changes_the_picture(both) -> None:
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("sd1", "cpu"), ("sdxl", "mlx")])
+@pytest.mark.sample(0)
 def test_a_file_converted_to_a_folder_draws_the_same(both, kind: str, backend: str, tmp_path: Path) -> None:
     """In its own dtype, and in codes: the linear layers that SD 1.x stores as convolutions too. diffusers opens it."""
     from diffusers import DiffusionPipeline
@@ -80,6 +83,7 @@ def test_a_file_converted_to_a_folder_draws_the_same(both, kind: str, backend: s
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("mlx", marks=pytest.mark.slow)])
+@pytest.mark.sample(0)
 def test_another_vae(both, backend: str, tmp_path: Path) -> None:
     """From a folder, from a file in either naming, and out of a whole model: the same picture, not the first one."""
     folder, file = both["sd1"]
@@ -104,6 +108,7 @@ def test_another_vae(both, backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["mlx", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.sample(0)
 def test_another_unet(both, backend: str, tmp_path: Path) -> None:
     """From a folder, from a file in either naming, and out of a whole model: the same picture, not the first one."""
     folder, file = both["sd1"]
@@ -133,6 +138,7 @@ def test_another_unet(both, backend: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "backend"), crossed((("sd1", "older"), ("sd2", "plain"), ("sdxl", "newer")), BACKENDS)
 )
+@pytest.mark.sample(0)
 def test_eight_bits_draw_what_their_values_draw(both, case: tuple[str, str], backend: str, tmp_path: Path) -> None:
     """A checkpoint whose UNet, convolutions too, and CLIP are in 8 bits, against one of their values in float32."""
     kind, layout = case
@@ -253,6 +259,7 @@ def test_a_file_without_a_tokenizer_is_closed(both, handles: list[OpenFile], tmp
 
 @pytest.mark.parametrize("from_file", [False, True])
 @pytest.mark.parametrize("fault", ["cut", "no VAE", "missing", "other latents"])
+@pytest.mark.sample(1)
 def test_a_model_with_a_bad_vae_is_closed(
     both, handles: list[OpenFile], fault: str, from_file: bool, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def beside(file: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("sd1", "mlx"), ("sd2", "cpu"), ("sdxl", "mlx")])
+@pytest.mark.sample(1)
 def test_a_lossless_file_draws_the_same(both, kind: str, backend: str, tmp_path: Path) -> None:
     file = both[kind][1]
     path = as_gguf(load_file(file), beside(file, tmp_path))
@@ -51,6 +52,7 @@ def test_a_lossless_file_draws_the_same(both, kind: str, backend: str, tmp_path:
     assert np.array_equal(made[0].latents, made[1].latents) and np.array_equal(made[0].pixels, made[1].pixels)
 
 
+@pytest.mark.sample(0)
 def test_codes_draw_alike_on_both_backends(both, tmp_path: Path) -> None:
     """Q8_0 where rows divide: the decoded values are the same bits, so that float32 differs by its sums only."""
     file = both["sdxl"][1]
@@ -103,6 +105,7 @@ def test_a_text_encoder_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "names"), [("sd1", "ldm"), ("sd1", "diffusers"), ("sdxl", "ldm")])
+@pytest.mark.sample(1)
 def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, names: str, tmp_path: Path) -> None:
     """Convolutions as rows of 256 with their true shapes beside them, in codes too; names without a prefix."""
     folder, file = both[kind]
@@ -162,6 +165,7 @@ def converted(tensors: dict[str, torch.Tensor], fused: bool) -> dict[str, torch.
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("sd2", False), ("sdxl", True)])
+@pytest.mark.sample(1)
 def test_converted_names_draw_the_same(both, kind: str, fused: bool, tmp_path: Path) -> None:
     file = both[kind][1]
     tensors = converted(load_file(file), fused)

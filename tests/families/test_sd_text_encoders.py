@@ -61,6 +61,7 @@ def parts(both, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("mlx", marks=pytest.mark.slow)])
+@pytest.mark.sample(0)
 def test_parts_of_sdxl_draw_what_their_model_draws(both, parts: dict[str, Path], backend: str) -> None:
     """Beside another model, in a folder and in a file; the encoders in either order and in several names."""
     whole = qwenimg.load(parts["folder"], backend, "fp32")("a red circle", **ASKED).latents

@@ -53,6 +53,7 @@ def lowest(folder: Path, backend: str, every: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(0)
 def test_what_fits_first_fits_again(name: str, backend: str, every: dict[str, Path]) -> None:
     """With the same bits as in a run of its own."""
     pictures = [FIRST, *(FIRST | other for other in OTHERS), FIRST]
@@ -74,6 +75,7 @@ def test_what_fits_first_fits_again(name: str, backend: str, every: dict[str, Pa
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sample(1)
 def test_nothing_is_loaded_again_that_fits(name: str, every: dict[str, Path]) -> None:
     with closing(opened(every[name], "cpu", 10**12)) as pipe:
         drawn(pipe, FIRST)

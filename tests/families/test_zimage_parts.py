@@ -84,6 +84,7 @@ def of(files: dict[str, Path]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_files_of_comfyui_draw_what_the_folder_draws(
     drawn: dict[str, Any], files: dict[str, Path], backend: str
 ) -> None:
@@ -94,6 +95,7 @@ def test_files_of_comfyui_draw_what_the_folder_draws(
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
+@pytest.mark.sample(1)
 def test_eight_bits_draw_what_their_values_draw(files: dict[str, Path], tmp_path: Path, part: str) -> None:
     """Scaled fp8, as ComfyUI writes it; the file of the values has diffusers' or transformers' names."""
     made = comfy(load_file(files[part]), "newer", lambda name: ".attention." in name or "_proj." in name)
@@ -132,6 +134,7 @@ def test_names_are_llama_cpps() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
+@pytest.mark.sample(1)
 def test_gguf(drawn: dict[str, Any], files: dict[str, Path], tmp_path: Path, type: str, backend: str) -> None:
     tensors = {
         "transformer": {key: value.numpy() for key, value in transformer_file(tiny_dit(**DIT)).items()},
@@ -271,6 +274,7 @@ def save_as_mflux(model: Path, out: Path, bits: int | None) -> Path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_a_folder_of_mflux_draws_what_the_folder_of_diffusers_draws(
     model: Path, drawn: dict[str, Any], tmp_path: Path, backend: str
 ) -> None:
@@ -295,6 +299,7 @@ def test_a_folder_of_mflux_draws_what_the_folder_of_diffusers_draws(
     ("name", "steps"),
     [("x", 8), ("Z-Image-Turbo-mflux-4bit", 8), ("z_image_8bit", 50), ("zimage", 50), ("turbo-of-z-image", 8)],
 )
+@pytest.mark.sample(3)
 def test_the_name_of_a_folder_of_mflux_says_its_variant(model: Path, tmp_path: Path, name: str, steps: int) -> None:
     opened = registry.open_model(save_as_mflux(model, tmp_path / name, None))
     assert opened.defaults().steps == steps
@@ -307,6 +312,7 @@ def test_the_name_of_a_folder_of_mflux_says_its_variant(model: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("shift", [3.0, 6.0])
+@pytest.mark.sample(1)
 def test_convert_writes_a_folder_of_diffusers(
     model: Path, drawn: dict[str, Any], files: dict[str, Path], tmp_path: Path, shift: float
 ) -> None:

@@ -144,6 +144,7 @@ print(time.process_time() - start, peak() - before)
 
 
 @pytest.mark.parametrize("case", LARGE)
+@pytest.mark.sample(1)
 def test_largest_headers_are_refused_in_time_and_memory(tmp_path, case):
     """In a process of its own, for its peak: a second and 300 MB above an idle start, as for any file."""
     path = tmp_path / "a.gguf"

@@ -590,6 +590,7 @@ def wait_for(condition, seconds=300):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.sample(0)
 def test_a_signal_half_way_then_resume(fake, cache, number, code):
     """A process is ended with 150,003 bytes of the first shard on disk; the next one asks for the rest only."""
     fake.faults[FIRST] = [("stall", 0.5)]
@@ -610,6 +611,7 @@ def test_a_signal_half_way_then_resume(fake, cache, number, code):
     assert "kept from before" in ended.stderr and parts(cache) == []
 
 
+@pytest.mark.sample(0)
 def test_two_processes_at_once_fetch_each_byte_once(fake, cache, tmp_path):
     fake.faults[FIRST] = [("stall", 0.5)]
     with (tmp_path / "err1").open("wb") as err1, (tmp_path / "err2").open("wb") as err2:

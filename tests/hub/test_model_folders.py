@@ -119,6 +119,7 @@ def test_the_same_as_a_yaml_parser_reads(tmp_path: Path) -> None:
         ("a:\n  k: |\n" + "   x\n" * 10_000, "more than 500"),
     ],
 )
+@pytest.mark.sample(10)
 def test_other_texts_are_one_line(tmp_path: Path, text: str | bytes, words: str) -> None:
     path = write(tmp_path / comfy_paths.NAME, text)
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()

@@ -73,11 +73,13 @@ def test_what_mflux_does_not_run_is_refused(thin: Path, folders: dict[str, Path]
     against("comfy", str(thin)).refused(2, "comfy")
 
 
+@pytest.mark.sample(0)
 def test_a_transformer_in_codes_is_refused(wide: Path) -> None:
     hole(wide, ("F8_E4M3", 1))
     against("mflux", str(wide)).refused(2, "not quantized")
 
 
+@pytest.mark.sample(0)
 def test_a_peer_that_is_not_there_is_told(wide: Path, tmp_path: Path) -> None:
     bare = script(tmp_path / "bare", f'exec "{sys.executable}" -I -S "$@"')
     told = ("has no numpy, mlx, mflux", "pip install mflux==0.24.0", "--peer-python")
@@ -89,6 +91,7 @@ def test_a_peer_that_is_not_there_is_told(wide: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.sample(0)
 def test_the_peer_is_given_what_ours_takes(
     guidance: float, thin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_the_slope_leaves_out_what_comes_once() -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_the_command(backend: str) -> None:
     ran = cli(
         "bench", "shapes", "--backend", backend, "-W", "64", "-H", "64", "--steps", "3", "--rounds", "1", "--json"
@@ -121,6 +122,7 @@ def test_against_diffusers_for_z_image(guidance: str, tiny_zimage: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["sdxl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd15", "sd21"))])
+@pytest.mark.sample(0)
 def test_against_diffusers_for_stable_diffusion(name: str, folders: dict[str, Path]) -> None:
     """Each folder's own scheduler, both branches of guidance: the same latents from the same noise."""
     small = ("-W", "64", "-H", "80", "--steps", "4", "--rounds", "1", "--guidance", "5", "--precision", "fp32")

@@ -39,6 +39,7 @@ def cut(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.sample(0)
 def test_tf32_is_caught_in_each_operation(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = backends.load("cpu")
     exact = type(engine).operate
@@ -78,6 +79,7 @@ def test_held_rounds_to_the_nearest() -> None:
     assert nearest(values, "bfloat16").tolist() == [1.0, 1.0, 1 + 2**-6, -1.0, 0.0]
 
 
+@pytest.mark.sample(0)
 def test_what_it_prints() -> None:
     ran = cli("doctor", "--backend", "cpu")
     text = ran.out.decode()
@@ -92,6 +94,7 @@ def test_what_it_prints() -> None:
     assert [row["preset"] for row in made["auto"]] == ["auto"] * len(made["auto"]) and len(made["auto"]) >= 2
 
 
+@pytest.mark.sample(0)
 def test_of_a_model() -> None:
     made = json.loads(cli("doctor", "shapes", "--backend", "mlx", "--json").out)
     assert [(row["model"], row["precision"]) for row in made["auto"]] == [("shapes-v1", "fp32")]

@@ -65,6 +65,7 @@ def on_this_cpu(network: str, config: Any, case: Case) -> Counter[str]:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.sample(1)
 def test_what_is_counted_is_what_runs(network: str) -> None:
     config, case = NETWORKS[network]
     counted, ran = kernels(network, config, FP32, case), on_this_cpu(network, config, case)
@@ -76,6 +77,7 @@ def test_what_is_counted_is_what_runs(network: str) -> None:
     assert flops == ran["flops"]
 
 
+@pytest.mark.sample(0)
 def test_the_published_transformer_has_the_operations_of_its_formula() -> None:
     subject = published("qwen-image")
     assert subject is not None
@@ -175,6 +177,7 @@ def test_what_reads_mostly_the_same_is_one() -> None:
 
 
 @pytest.mark.parametrize(("name", "side", "before"), [("sd15", 64, 3.354e9), ("sdxl", 128, 20.78e9)])
+@pytest.mark.sample(0)
 def test_memory_bound_bytes_of_a_compiled_unet(name: str, side: int, before: float) -> None:
     """At most 0.60 of those that the first eager form moved, with both branches of guidance (GEGLU is a pass behind its
     product: torch's products cannot end in it); and at most 30 kernels in a block."""
@@ -200,6 +203,7 @@ def test_times_are_the_larger_of_operations_and_bytes() -> None:
     assert on_paper.seconds(kernel("memory", "a", "b", launches=3), machine) == 3 * LAUNCH
 
 
+@pytest.mark.sample(0)
 def test_rows_are_ordered() -> None:
     for network, (config, case) in NETWORKS.items():
         precision = bases(UNET)["bf16"] if network in ("unet", "kl_vae") else BF16
@@ -212,6 +216,7 @@ def test_rows_are_ordered() -> None:
 
 
 @pytest.mark.parametrize("machine", ["h100", "4090", "m4-max"])
+@pytest.mark.sample(0)
 def test_z_image(machine: str) -> None:
     """A step of Turbo has the operations that its plan counts, and that of the base model two branches in turn."""
     step = {}
@@ -238,6 +243,7 @@ LATER: dict[str, Callable[[Any], float]] = {  # operations of a branch by its pl
 
 @pytest.mark.parametrize("machine", ["h100", pytest.param("m4-max", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LATER)
+@pytest.mark.sample(0)
 def test_later_families(name: str, machine: str) -> None:
     """A step has the operations that its plan counts."""
     ran = paper(machine, name, "-W", "256", "-H", "256", "--json")

@@ -84,6 +84,7 @@ def test_a_chain_is_what_mlx_compiles_it_to(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.sample(3)
 def test_products_are_those_of_torch(network: str) -> None:
     """By the operations of another framework's count. MLX leaves out what nothing reads: the last block's text."""
     config, case = NETWORKS[network]

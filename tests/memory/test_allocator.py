@@ -13,6 +13,7 @@ from random_model import DIT, TEXT, write_random_model
 
 
 @pytest.mark.parametrize("limit", ["20MB", pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.sample(0)
 def test_a_small_transformer(tmp_path: Path, limit: str | None) -> None:
     """Streamed with 40 % of its size, and whole: at the peak, since its stages are small ones."""
     dit = replace(DIT, num_layers=8, num_attention_heads=8, joint_attention_dim=TEXT.hidden_size)

@@ -42,6 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @linux
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.model}-{run.backend}")
+@pytest.mark.sample(0)
 def test_a_streamed_run_stays_below_its_limit(folders: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     """Where glibc and MLX keep what is freed, the runs of sd15 take 205 and 172 MB."""
     for name in [name for name in os.environ if name.startswith(TUNED)]:
@@ -78,6 +79,7 @@ print(held - resident())
 @linux
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library has no such heap")
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_release_gives_back_small_blocks_that_were_freed(backend: str) -> None:
     """100 MB of them, which glibc keeps below a block that is in use."""
     run = subprocess.run([sys.executable, "-c", FREED, backend], capture_output=True, text=True, check=True)

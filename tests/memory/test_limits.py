@@ -47,6 +47,7 @@ for kind, field in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")):
 
 @linux
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_limit_is_told_with_numbers_before_any_work(tmp_path: Path, backend: str) -> None:
     """MLX ended by SIGSEGV, torch without numbers and after minutes of steps. One process for both limits: importing
     torch takes longer than what is tested."""
@@ -85,6 +86,7 @@ raise SystemExit(run(["a red circle", "-m", "shapes", "-o", "a.png"]))
         ("RLIMIT_AS", 20_480, "raise the limits on this process"),
     ],
 )
+@pytest.mark.sample(3)
 def test_a_limit_below_what_the_libraries_take(tmp_path: Path, kind: str, size: int, said: str) -> None:
     """OpenBLAS, torch and Python's threads ended the process before our own check, each in its way."""
     arguments = [sys.executable, "-c", LIMITED, kind, str(size)]

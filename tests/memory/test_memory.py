@@ -157,6 +157,7 @@ WIDTHS = {"cpu": (32, 44, 40), "mlx": (12, 30, 32)}  # base_dim, and the size in
 
 @linux
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_decode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
     """Whole, and in the bands that are chosen when the whole does not fit."""
     base, height, width = WIDTHS[backend]
@@ -176,6 +177,7 @@ def test_decode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
 
 @linux
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_encode_peak_is_predicted(tmp_path: Path, backend: str) -> None:
     """Whole, in the first level of the published width on torch: a residual block's input stays beside a convolution,
     of which MLX holds one at a time."""
@@ -215,6 +217,7 @@ def small_vae(twin: Twin, folder: Path, precision: Any = FP32) -> Any:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("height", "width", "rows"), [(21, 15, 16), (17, 20, 64), (9, 11, 3), (5, 13, 39)])
+@pytest.mark.sample(3)
 def test_bands_have_no_seams(tmp_path: Path, backend: str, height: int, width: int, rows: int) -> None:
     vae = small_vae(twin_of(backend), tmp_path)
     rng = np.random.default_rng(height)
@@ -281,6 +284,7 @@ def test_joint_attention_in_chunks_on_mlx(monkeypatch: pytest.MonkeyPatch, maske
 
 @linux
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_all_scores_are_never_in_memory(backend: str) -> None:
     scores, chunk = (72 * 72) ** 2 * 4, 2**22
     for name, found in measured(ATTEND, backend, chunk).items():

@@ -230,6 +230,7 @@ LONG = ("clip", "qwen_vae, encoding", "qwen_vae, decoding", "kl_vae, encoding")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in WHOLE])
+@pytest.mark.sample(0)
 def test_every_other_network_is_one_graph(name: str) -> None:
     """Each would take longer to compile than that saves; nothing in it is in the way."""
     torch.manual_seed(1)

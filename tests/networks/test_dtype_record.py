@@ -105,6 +105,7 @@ def twin(request: pytest.FixtureRequest) -> Twin:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.sample(1)
 def test_every_call_is_in_the_dtype_of_the_policy(bench: Bench, twin: Twin, policy: Precision) -> None:
     found = record(bench, twin, policy)
     counts = {part: len(calls) for part, calls in found.items()}
@@ -113,6 +114,7 @@ def test_every_call_is_in_the_dtype_of_the_policy(bench: Bench, twin: Twin, poli
 
 
 @pytest.mark.parametrize("name", ["fp16", "fp16-upcast", "bf16,attention=fp32"])
+@pytest.mark.sample(3)
 def test_layers_that_compute_in_their_own_way(bench: Bench, twin: Twin, name: str) -> None:
     """fp16: products of scaled inputs in float16; fp16-upcast: all in float32; attention=fp32: queries, keys and values
     in float32, the products beside it as they were."""
@@ -152,6 +154,7 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.mark.parametrize("policy", [BF16, BF16_PLAIN], ids=lambda policy: policy.name)
+@pytest.mark.sample(1)
 def test_layers_of_codes_compute_in_the_dtypes_of_the_policy(coded: Bench, twin: Twin, policy: Precision) -> None:
     codes = sum(isinstance(e.storage, Packed) for plan in coded.files(B).plans.values() for e in plan.entries.values())
     found = record(coded, twin, policy)
@@ -159,6 +162,7 @@ def test_layers_of_codes_compute_in_the_dtypes_of_the_policy(coded: Bench, twin:
     assert codes > 40 and faults(twin, policy, found) == []
 
 
+@pytest.mark.sample(1)
 def test_a_float32_place_that_codes_lose_is_caught(coded: Bench, twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "ONCE", None)  # the modulation's
     found = faults(twin, BF16, record(coded, twin, BF16, fresh=True))
@@ -215,6 +219,7 @@ def narrow_norm(twin: Twin):
 
 
 @pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.sample(1)
 def test_planted_dtype_is_caught(bench: Bench, twin: Twin, plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS[plant](monkeypatch, twin)
     found = faults(twin, BF16, record(bench, twin, BF16, fresh=True))
@@ -289,6 +294,7 @@ def test_head_alone_shows_a_missing_upcast(bench: Bench, twin: Twin, plant, monk
     assert not spoiled.ok and spoiled.worst > 1000
 
 
+@pytest.mark.sample(1)
 def test_prediction_is_float32_under_every_policy(bench: Bench, twin: Twin) -> None:
     for policy in POLICIES:
         result = whole_runs(bench, twin, policy)["transformer"]()

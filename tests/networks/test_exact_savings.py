@@ -120,6 +120,7 @@ def resident(twin: Twin, model: Any) -> set[str]:
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.sample(1)
 def test_modulation_once_is_modulation_in_every_step(tmp_path: Path, model: str, arm: str) -> None:
     make, precision = ARMS[arm]
     twin = make()
@@ -170,6 +171,7 @@ def test_another_timestep_is_another_modulation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("lengths", [(9,), (9, 4)], ids=["one text", "padded batch"])
+@pytest.mark.sample(3)
 def test_tables_once_are_tables_in_every_step(tmp_path: Path, arm: str, lengths: tuple[int, ...]) -> None:
     make, precision = ARMS[arm]
     twin = make()

@@ -161,6 +161,7 @@ def hotter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("twin", [TORCH, MLX], ids=["torch", "mlx"])
 @pytest.mark.parametrize("policy", ["fp16", "fp16-upcast"])
+@pytest.mark.sample(3)
 def test_float16_holds_the_streams_of_the_real_model(folders: dict[str, Path], hotter: Path, twin, policy: str) -> None:
     """Streams of 2e7 and more, and products beyond 65504: finite, and close to float32 on the same weights."""
     side = twin()
@@ -209,6 +210,7 @@ def test_the_pipeline_refuses_to_make_a_picture_of_it(hot_folder: Path, backend:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-plain", "fp16", "fp16-upcast"])
+@pytest.mark.sample(3)
 def test_the_pipeline_makes_a_picture_of_it(hot_folder: Path, backend: str, precision: str) -> None:
     result = qwenimg.load(hot_folder, backend=backend, precision=precision)(
         "a ring", width=80, height=48, steps=2, seed=0

@@ -66,6 +66,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(3)
 def test_rows_of_a_batch_are_the_rows_alone(folder: Path, case: str) -> None:
     """On both backends, in float32, against float64 alone and without padding."""
     exact = Runs(TORCH(), folder, case, FP64)

@@ -157,6 +157,7 @@ def test_sincos():
         assert max(figures) <= ULPS
 
 
+@pytest.mark.sample(0)
 def test_each_of_the_uniforms_gives_the_same_float32() -> None:
     """The functions with tables, against those without, at all 2**24 numbers that noise is made from."""
     numbers = wrong = 0

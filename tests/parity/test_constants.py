@@ -32,6 +32,7 @@ def test_limits_follow_from_it() -> None:
     assert constants.limit("another.block", "float32") == LIMIT["float32"]
 
 
+@pytest.mark.sample(0)
 def test_none_has_grown_by_half() -> None:
     if platform.machine() != "x86_64" or backends.load("mlx").on_gpu:
         pytest.skip("the figures were recorded on x86-64 CPUs")

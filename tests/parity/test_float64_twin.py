@@ -92,6 +92,7 @@ def normal(seed: int, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(3)
 def test_transformer(tmp_path: Path, case: str) -> None:
     changes, shapes, lengths, addition = CASES[case]
     theirs = tiny_dit(**changes)

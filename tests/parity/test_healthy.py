@@ -35,6 +35,7 @@ def pairs() -> list[Any]:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize(("family", "machine"), pairs())
+@pytest.mark.sample(0)
 def test_a_machine_with_other_kernels_passes(
     judges: dict[str, Judge], family: str, machine: Mutant, backend: str
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_machine_with_other_kernels_passes(
     assert max(shares) < 1
 
 
+@pytest.mark.sample(0)
 def test_other_kernels_are_others(judges: dict[str, Judge]) -> None:
     """Each but the usual ones gives other bits somewhere, or it would show nothing."""
     usual = judges["qwen"].shares("cpu", HEALTHY[0].under("bf16"))

@@ -90,6 +90,7 @@ def planted() -> list[Any]:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("family", TABLES)
+@pytest.mark.sample(0)
 def test_nothing_is_caught_where_none_is(judges: Judges, family: str, backend: str) -> None:
     quick = [one.under(name) for one in TABLES[family].mutants for name in one.precisions]
     quick = [mutant for mutant in quick if is_quick(family, mutant)]
@@ -100,6 +101,7 @@ def test_nothing_is_caught_where_none_is(judges: Judges, family: str, backend: s
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize(("family", "mutant"), planted())
+@pytest.mark.sample(2)
 def test_a_planted_fault_is_caught(judges: Judges, family: str, mutant: Mutant, backend: str) -> None:
     found = judges(family).caught(backend, mutant)
     print(f"{mutant.name} in {mutant.precision} on {backend}: {found}")
@@ -107,6 +109,7 @@ def test_a_planted_fault_is_caught(judges: Judges, family: str, mutant: Mutant, 
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_wrong_epsilon_shows_on_a_small_input(judges: Judges, backend: str) -> None:
     """In bfloat16 itself, where the recorded inputs hide it."""
     fault = next(mutant for mutant in TABLES["qwen"].mutants if mutant.name == "layer_norm_eps").under("bf16")
@@ -131,6 +134,7 @@ def test_what_is_planted_with_each_change_is_there() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("family", TABLES)
+@pytest.mark.sample(1)
 def test_every_fault_can_still_be_planted(judges: Judges, family: str, backend: str) -> None:
     """Its place is there, and one of two pictures comes to it: in float32, or in codes with a LoRA. That it is caught
     is shown by `make mutations`, which does not run with each change."""

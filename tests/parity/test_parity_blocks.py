@@ -35,6 +35,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("block", "precision"), CASES)
+@pytest.mark.sample(15)
 def test_block(bench: Bench, block: Block, precision: Precision) -> None:
     failures = []
     for family in ("normal",) if block.name in INPUT_FREE else FAMILIES:
@@ -69,6 +70,7 @@ def _recorded_with(block: Block) -> tuple[Precision, Precision]:
 
 
 @pytest.mark.parametrize("precision", BASES.values(), ids=BASES)
+@pytest.mark.sample(1)
 def test_both_backends_run_the_same_operations_in_the_same_dtypes(bench: Bench, precision: Precision) -> None:
     traces = {
         name: [trace(twin.engine, run) for run in whole_runs(bench, twin, precision).values()]

@@ -83,6 +83,7 @@ def load(folder: Path, backend: str) -> Pipeline:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 @pytest.mark.parametrize("together", [False, True])
+@pytest.mark.sample(3)
 def test_latents_equal_diffusers_in_double(tiny_folder, exact, backend: str, guidance: float, together: bool) -> None:
     pipe = load(tiny_folder, backend)
     pipe.model.batch_guidance = together
@@ -192,6 +193,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+@pytest.mark.sample(3)
 def test_fault_in_the_loop_is_caught(tiny_folder, exact, backend: str, plant: Plant, monkeypatch) -> None:
     pipe = load(tiny_folder, backend)
     plant(monkeypatch, pipe)
@@ -212,6 +214,7 @@ STATISTICS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", STATISTICS)
+@pytest.mark.sample(3)
 def test_wrong_vae_scale_is_caught(tiny_folder: Path, exact_pixels, backend: str, fault: str) -> None:
     pipe = load(tiny_folder, backend)
     config = STATISTICS[fault](pipe.model.vae.config)

@@ -24,6 +24,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("block", "precision"), CASES)
+@pytest.mark.sample(20)
 def test_block(bench: SDBench, block: SDBlock, precision: Precision) -> None:
     failures = []
     for family in block.judged:

@@ -81,12 +81,14 @@ def test_what_torch_recorded_holds_on_mlx(shapes: Path) -> None:
     assert 0.1 < worst < 1 and found["picture"]["latents"] < 1e-4 and found["picture"]["pixels"] <= 2
 
 
+@pytest.mark.sample(0)
 def test_what_mlx_recorded_holds_on_torch(tiny: Path, tiny_folder: Path) -> None:
     ran = check(tiny, str(tiny_folder), "--backend", "cpu")
     assert ran.code == 0 and ran.events[0]["ok"]
     assert tiny.stat().st_size < 300_000, "projections, and not what was computed"
 
 
+@pytest.mark.sample(0)
 def test_a_stable_diffusion_model_in_16_bit(folders: dict[str, Path], tmp_path: Path) -> None:
     model = str(folders["sd15"])
     path = record(tmp_path, "sd", model, "--backend", "cpu", "--precision", "bf16", "--sampled")
@@ -97,6 +99,7 @@ def test_a_stable_diffusion_model_in_16_bit(folders: dict[str, Path], tmp_path: 
     assert dtypes["unet.conv_out"] == "float32" and dtypes["unet.mid_block.attentions.0"] == "bfloat16"
 
 
+@pytest.mark.sample(0)
 def test_weights_in_codes(tmp_path: Path) -> None:
     path = record(tmp_path, "q4", "--backend", "cpu", "--precision", "bf16", "-q", "4", "--sampled")
     ran = check(path, "--backend", "mlx", "--blocks")
@@ -104,6 +107,7 @@ def test_weights_in_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_prompt_that_makes_roundings_grow(tmp_path: Path, backend: str) -> None:
     """In a text layer they make 3.8 u on torch and 4.6 on MLX; with other prompts 2.6."""
     options = ("--backend", backend, "--precision", "bf16", "--steps", "1", "--prompt", "two (yellow:1.3) hearts")
@@ -137,6 +141,7 @@ def given(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Given:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_lora_and_another_vae(given: Given, tiny_folder: Path, backend: str) -> None:
     """Without the LoRA only the blocks that it is in fall short."""
     model = passport_file.read(given.passport).model
@@ -152,6 +157,7 @@ def test_a_lora_and_another_vae(given: Given, tiny_folder: Path, backend: str) -
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_lora_beside_weights_of_scaled_products(tiny_folder: Path, tmp_path: Path, backend: str) -> None:
     """Its factors stay in float32, in float64 and wide blocks too, which are called twice."""
     lora = ("--lora", str(write_lora(tiny_folder, "qwen", tmp_path / "style.safetensors")))
@@ -173,6 +179,7 @@ def test_a_lora_beside_weights_of_scaled_products(tiny_folder: Path, tmp_path: P
         ((), {"vae": "{tiny}/vae"}, 5, "--vae: these weights are not those of other"),
     ],
 )
+@pytest.mark.sample(0)
 def test_another_lora_or_part(
     given: Given, tiny_folder: Path, more: tuple[str, ...], others: dict[str, str], code: int, words: str
 ) -> None:
@@ -180,6 +187,7 @@ def test_another_lora_or_part(
     given.check(str(tiny_folder), *more, **places).refused(code, words)
 
 
+@pytest.mark.sample(0)
 def test_both_in_one_process_and_the_figures_of_both_are_kept(tiny_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "both.safetensors"
     ran = cli("parity", "run", str(tiny_folder), "-o", str(path), *QUICK)
@@ -189,6 +197,7 @@ def test_both_in_one_process_and_the_figures_of_both_are_kept(tiny_folder: Path,
     assert len(sides[0].figures) == len(sides[1].figures) > 20
 
 
+@pytest.mark.sample(0)
 def test_a_check_adds_its_figures_once(tiny: Path, tiny_folder: Path, tmp_path: Path) -> None:
     path = tiny
     for name in ("a.safetensors", "b.safetensors"):
@@ -210,6 +219,7 @@ def scaled(folder: Path, copy: Path, key: str, factor: float) -> Path:
     return copy
 
 
+@pytest.mark.sample(0)
 def test_a_weight_off_by_one_per_cent(tiny: Path, tiny_folder: Path, tmp_path: Path) -> None:
     wrong = scaled(tiny_folder, tmp_path / "wrong", "transformer_blocks.1.attn.to_v.weight", 1.01)
     ran = check(tiny, str(wrong), "--backend", "cpu", "--blocks")
@@ -276,6 +286,7 @@ def test_every_released_passport_is_read_for_ever(path: Path) -> None:
     assert passport_file.encoded(found) == path.read_bytes()
 
 
+@pytest.mark.sample(0)
 def test_the_last_released_one_holds_here() -> None:
     for backend in ("cpu", "mlx"):
         assert check(RELEASED[-1], "--backend", backend, "--blocks").code == 0
@@ -398,6 +409,7 @@ def test_other_files(tmp_path: Path) -> None:
         cli("parity", "check", str(other)).refused(5, other.name)
 
 
+@pytest.mark.sample(0)
 def test_a_block_that_is_not_there_and_arguments_that_do_not_fit(tiny: Path, tiny_folder: Path, tmp_path: Path) -> None:
     found = passport_file.read(tiny)
     one = next(recorded for recorded in found.blocks if recorded.name == "vae.quant_conv")
@@ -425,6 +437,7 @@ def test_a_block_that_is_not_there_and_arguments_that_do_not_fit(tiny: Path, tin
 
 
 @pytest.mark.parametrize("token", [10**4, 2**40, -1, -(2**62)])
+@pytest.mark.sample(1)
 def test_token_ids_that_are_in_no_table(shapes: Path, tmp_path: Path, token: int) -> None:
     """MLX looked them up wherever they pointed, and the process ended there."""
     found = passport_file.read(shapes)

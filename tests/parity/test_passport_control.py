@@ -78,6 +78,7 @@ def controls(*networks: object) -> list[str]:
 # Each kind of control
 
 
+@pytest.mark.sample(0)
 def test_it_holds_on_mlx(passport: Passport, tiny_folder: Path, nets: dict[str, Path], tmp_path: Path) -> None:
     """Of a network in a folder of another name."""
     moved = shutil.copytree(nets["union"], tmp_path / "moved")
@@ -112,6 +113,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.sample(0)
 def test_a_fault_is_named_where_it_is_made(
     passport: Passport,
     tiny_folder: Path,
@@ -151,6 +153,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.sample(0)
 def test_both_in_one_process(tiny_folder: Path, files: dict[str, str], tmp_path: Path, run: str) -> None:
     backends, precision, options = RUNS[run]
     asked = [option.format(**files) for option in options]
@@ -166,6 +169,7 @@ def test_both_in_one_process(tiny_folder: Path, files: dict[str, str], tmp_path:
     assert kept.picture.asked["guidance"] == (2.0 if "--true-cfg" in options else 4.0)
 
 
+@pytest.mark.sample(0)
 def test_true_guidance_beside_flux_1s_own(tiny: dict[str, Path], tmp_path: Path) -> None:
     path, folder = tmp_path / "a.safetensors", str(tiny["flux-dev"])
     size = ("--steps", "2", "--size", "32x32", "--sampled", "--true-cfg", "2")
@@ -181,6 +185,7 @@ def test_true_guidance_beside_flux_1s_own(tiny: dict[str, Path], tmp_path: Path)
 # What is given to a check
 
 
+@pytest.mark.sample(0)
 def test_what_is_missing_or_another_is_refused(
     passport: Passport, tiny_folder: Path, nets: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -202,6 +207,7 @@ def test_what_is_missing_or_another_is_refused(
     ran.refused(2, "recorded without --control; leave it out")
 
 
+@pytest.mark.sample(0)
 def test_networks_in_the_cache_are_found(
     passport: Passport, tiny_folder: Path, nets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +314,7 @@ def test_another_controls_hash_and_a_missing_control(
     assert ran.code in (5, 6) and len(ran.err.splitlines()) == 1, ran.err
 
 
+@pytest.mark.sample(0)
 def test_every_mutant_of_the_controls_is_refused_or_judged(
     original: Original, nets: dict[str, Path], tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def accepted(original: Original, tmp_path_factory: pytest.TempPathFactory) -> li
     return found
 
 
+@pytest.mark.sample(0)
 def test_every_mutant_that_is_read_is_judged(
     original: Original, accepted: list[Mutant], check: Callable[..., Ran], backend: str, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_every_mutant_that_is_read_is_judged(
     assert codes[0] and codes[5] and codes[6]
 
 
+@pytest.mark.sample(0)
 def test_every_mutant_that_is_read_is_drawn_in_a_report(
     original: Original, accepted: list[Mutant], tmp_path: Path
 ) -> None:
@@ -139,6 +141,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(3)
 def test_a_fault_is_named(original: Original, tmp_path: Path, fault: str) -> None:
     change, words = FAULTS[fault]
     document = json.loads(json.dumps(original.document))
@@ -148,6 +151,7 @@ def test_a_fault_is_named(original: Original, tmp_path: Path, fault: str) -> Non
     cli("parity", "check", str(path), "--backend", "cpu").refused(5, "record it again")
 
 
+@pytest.mark.sample(0)
 def test_no_text_of_a_passport_is_opened(
     original: Original, check: Callable[..., Ran], tiny_folder: Path, tmp_path: Path
 ) -> None:

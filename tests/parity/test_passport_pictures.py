@@ -55,6 +55,7 @@ def load(tiny_edit: dict[str, Path], backend: str) -> qwenimg.Pipeline:
     return qwenimg.load(tiny_edit["qwen-2511"], backend, "fp32")
 
 
+@pytest.mark.sample(0)
 def test_it_holds_on_mlx(passport: Passport, tiny_edit: dict[str, Path]) -> None:
     with closing(load(tiny_edit, "mlx")) as pipe:
         judged, drawn = list(check.blocks(passport, pipe)), check.picture(passport, pipe)
@@ -96,6 +97,7 @@ FAULTS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.sample(0)
 def test_a_fault_is_named_where_it_is_made(
     passport: Passport, tiny_edit: dict[str, Path], monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:

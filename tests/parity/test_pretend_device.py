@@ -49,6 +49,7 @@ def pipes(
     return [on_cpu, load("cpu")]
 
 
+@pytest.mark.sample(1)
 def test_every_family_draws_what_the_cpu_draws(pipes: list[Pipeline]) -> None:
     for task in ("text", "mask"):
         expected, made = (pipe(PROMPT, **ASKED, **TASKS[task]) for pipe in pipes)
@@ -59,6 +60,7 @@ def test_every_family_draws_what_the_cpu_draws(pipes: list[Pipeline]) -> None:
 
 
 @pytest.mark.parametrize("pipes", ["qwen", "sd15"], indirect=True)
+@pytest.mark.sample(0)
 def test_images_between_bands_are_kept_by_the_host(pipes: list[Pipeline], monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture is that of the whole VAE on the CPU."""
     expected = pipes[0](PROMPT, **ASKED, **TASKS["mask"])

@@ -46,6 +46,7 @@ def passport() -> Passport:
     return recorded()
 
 
+@pytest.mark.sample(0)
 def test_a_picture_without_a_seed_has_one_for_all_its_runs() -> None:
     """The float32 reference of another noise would be as far off as a wrong picture, and hide one."""
     made = recorded(seed=None)
@@ -113,6 +114,7 @@ def test_where_zeros_would_pass_nothing_is_judged() -> None:
 # What is recorded
 
 
+@pytest.mark.sample(0)
 def test_the_distance_from_float32_is_that_of_a_run_in_float32(passport: Passport) -> None:
     """Measured here by a pipeline in float32 that was opened by itself, on the other backend."""
     tape, pipe = Tape(passport.run), qwenimg.load("shapes", "mlx", "fp32")
@@ -131,6 +133,7 @@ def test_the_distance_from_float32_is_that_of_a_run_in_float32(passport: Passpor
     ]  # fmt: skip
 
 
+@pytest.mark.sample(0)
 def test_both_branches_in_one_batch_pass_the_same_stations(passport: Passport) -> None:
     """As a GPU takes them."""
     pipe = qwenimg.load("shapes", "cpu", "bf16")
@@ -140,6 +143,7 @@ def test_both_branches_in_one_batch_pass_the_same_stations(passport: Passport) -
     assert drawn.failures == () and drawn.pixels == 0
 
 
+@pytest.mark.sample(0)
 def test_float32_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a check says that it judged none of what networks made."""
 
@@ -165,6 +169,7 @@ def written(folder: Path, passport: Passport) -> str:
     return str(path)
 
 
+@pytest.mark.sample(0)
 def test_a_check_says_what_it_did_not_look_at(passport: Passport, tmp_path: Path) -> None:
     path = written(tmp_path, passport)
     whole = cli("parity", "check", path, "--backend", "cpu", "--json")
@@ -178,6 +183,7 @@ def test_a_check_says_what_it_did_not_look_at(passport: Passport, tmp_path: Path
     assert ran.code == 0 and "latents and pixels are told only" in ran.events[0]["not_looked_at"][0]
 
 
+@pytest.mark.sample(0)
 def test_a_network_of_other_heads_does_not_blame_the_passport(
     passport: Passport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[Pipeline], object]] = {
 }
 
 
+@pytest.mark.sample(1)
 def test_a_second_thread_is_refused_and_the_first_keeps_its_picture(open_pipe: Callable[[], Pipeline]) -> None:
     pipe, begun, go_on = open_pipe(), Event(), Event()
     early = pipe.stream("a star", **SMALL)  # made before, and not begun
@@ -78,6 +79,7 @@ def test_a_closed_pipeline_says_so(tiny_folder: Path, name: str) -> None:
         next(late)
 
 
+@pytest.mark.sample(1)
 def test_a_second_thread_that_waits_draws_its_picture_next(open_pipe: Callable[[], Pipeline]) -> None:
     pipe, in_line = open_pipe(), Event()
     with ThreadPoolExecutor(2) as pool:
@@ -102,6 +104,7 @@ def test_a_second_thread_that_waits_draws_its_picture_next(open_pipe: Callable[[
     assert star.latents.tobytes() == fresh("a star", **SMALL).latents.tobytes() == again.latents.tobytes()
 
 
+@pytest.mark.sample(1)
 def test_the_picture_that_waits_is_drawn_after_one_that_fails(open_pipe: Callable[[], Pipeline]) -> None:
     pipe = open_pipe()
     broken = Path("no-such-lora.safetensors")
@@ -117,6 +120,7 @@ def test_the_picture_that_waits_is_drawn_after_one_that_fails(open_pipe: Callabl
     assert pipe("a star", **SMALL).seed == SMALL["seed"]
 
 
+@pytest.mark.sample(1)
 def test_a_block_ends_when_the_picture_of_another_thread_is_done(open_pipe: Callable[[], Pipeline]) -> None:
     begun, go_on, leaves = Event(), Event(), Event()
 
@@ -143,6 +147,7 @@ def test_a_block_ends_when_the_picture_of_another_thread_is_done(open_pipe: Call
         pass
 
 
+@pytest.mark.sample(1)
 def test_a_block_ends_a_stream_of_its_own_thread_whatever_ends_it(open_pipe: Callable[[], Pipeline]) -> None:
     with open_pipe() as pipe:
         stream = pipe.stream("a ring", **SMALL)

@@ -43,6 +43,7 @@ CLIMBS: dict[str, tuple[str, list[str], int]] = {
 
 
 @pytest.mark.parametrize(("name", "backend"), crossed(CLIMBS, BACKENDS))
+@pytest.mark.sample(1)
 def test_it_climbs_and_the_recipe_makes_the_same(overflowing: models.Maker, name: str, backend: str) -> None:
     begun, policies, steps = CLIMBS[name]
     folder, said = overflowing(name), list[str]()
@@ -69,6 +70,7 @@ def test_it_climbs_and_the_recipe_makes_the_same(overflowing: models.Maker, name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_vae_that_encoded_begins_again(overflowing: models.Maker, backend: str) -> None:
     """Else the recipe's policy, with which the picture is encoded anew, would start from other latents."""
     folder = overflowing("kl-vae")
@@ -80,6 +82,7 @@ def test_a_vae_that_encoded_begins_again(overflowing: models.Maker, backend: str
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_texts_are_announced_under_the_policy_that_holds_them(overflowing: models.Maker, backend: str) -> None:
     pipe = qwenimg.load(overflowing("clip"), backend, "fp16", fallback=True)
     pipe.prepare(["a ring", ""])
@@ -107,6 +110,7 @@ def test_a_device_without_float32_is_not_climbed_to(overflowing: models.Maker) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_on_the_command_line(overflowing: models.Maker, tmp_path: Path, backend: str) -> None:
     model = ("-m", str(overflowing("streams")), "--backend", backend)
     made = ("--precision", "fp16-plain", "--steps", "2", "--size", "52x36", "-s", "7")

@@ -58,6 +58,7 @@ def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
     return call
 
 
+@pytest.mark.sample(0)
 def test_no_framework_is_imported(published: Path) -> None:
     script = "import sys; from qwenimg.cli.main import run; code = run(sys.argv[1:]); "
     script += "print(code, sorted({'torch', 'mlx.core'} & set(sys.modules)), file=sys.stderr)"
@@ -88,6 +89,7 @@ def test_a_large_machine_takes_it_as_it_is(published: Path, planned: Planned) ->
 
 
 @pytest.mark.parametrize("memory", [26, 16, 10])
+@pytest.mark.sample(1)
 def test_a_refusal_names_what_fits(
     published: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_refusal_names_what_fits(
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("kind", ["qwen", "sd15", "sdxl"])
+@pytest.mark.sample(3)
 def test_a_plan_has_the_numbers_of_the_run(
     tiny_folder: Path, folders: dict[str, Path], planned: Planned, backend: str, kind: str
 ) -> None:
@@ -176,6 +179,7 @@ def test_the_machine_of_a_device() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
+@pytest.mark.sample(1)
 def test_a_prompt_that_is_on_the_disk_has_no_stage(
     tiny_folder: Path,
     folders: dict[str, Path],
@@ -275,6 +279,7 @@ def written(name: str, folder: Path, qwen: Path) -> Path:
         "sd3.5-medium",
     ],
 )
+@pytest.mark.sample(1)
 def test_a_known_model_is_planned_before_it_is_here(
     published: Path,
     planned: Planned,

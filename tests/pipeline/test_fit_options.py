@@ -104,6 +104,7 @@ WITHOUT_BF16 = {
     [(*row, True) for row in CASES.items()] + [(*row, False) for row in WITHOUT_BF16.items()],
     indirect=["multiplies_bf16"],
 )
+@pytest.mark.sample(1)
 def test_every_way_is_planned_again_with_the_same_numbers(
     case: str, count: int, planned: Planned, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.sample(0)
 def test_two_changes_together_leave_the_largest_size(case: str, planned: Planned, places: dict[str, str]) -> None:
     both, larger = TOGETHER[case]
     name, _, text = case.partition(" ")
@@ -151,6 +153,7 @@ def test_a_plan_in_which_nothing_fits_says_so(places: dict[str, str], capfd: pyt
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.sample(0)
 def test_a_picture_to_encode_that_does_not_fit_names_what_fits(
     precision: str, planned: Planned, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -220,6 +223,7 @@ REFUSED_WITHOUT_BF16 = {
     [(*row, True) for row in REFUSED.items()] + [(*row, False) for row in REFUSED_WITHOUT_BF16.items()],
     indirect=["multiplies_bf16"],
 )
+@pytest.mark.sample(1)
 def test_where_the_limit_is_in_the_way_it_takes_no_other_machine(
     case: str, ways: list[str], places: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +267,7 @@ def ways_of(message: str) -> list[str]:
         for bits in ("", " -q 8")
     ],
 )
+@pytest.mark.sample(1)
 def test_what_a_refusal_names_is_drawn(
     case: str, places: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ print(json.dumps([before, after, list(result.pixels.shape)]))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
 def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path, backend: str) -> None:
     command = [sys.executable, "-c", SCRIPT, backend, str(HANGS)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT, timeout=2 * HANGS)

@@ -27,6 +27,7 @@ def pipe(request: pytest.FixtureRequest, tiny_folder: Path) -> Pipeline:
     return qwenimg.load(tiny_folder, backend=request.param, precision="fp32")
 
 
+@pytest.mark.sample(1)
 def test_a_picture_may_be_an_array_an_image_or_a_file(pipe: Pipeline, tmp_path: Path) -> None:
     file, mask = tmp_path / "in.png", tmp_path / "mask.png"
     Image.fromarray(PIXELS).save(file)
@@ -98,6 +99,7 @@ def test_a_picture_that_is_broken_inside_is_one_line(pipe: Pipeline, tmp_path: P
 # LoRAs
 
 
+@pytest.mark.sample(0)
 def test_a_lora_may_be_a_text_a_path_or_a_pair(pipe: Pipeline, tiny_folder: Path, tmp_path: Path) -> None:
     one, two = (write_lora(tiny_folder, "qwen", tmp_path / f"{i}.safetensors", 10 * i) for i in (1, 2))
     asked: dict[str, Any] = {"prompt": "a ring", **SMALL | {"strength": None}}

@@ -53,6 +53,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(["qwen", "sdxl", "z-image"], BACKENDS), indirect=["kind"])
+@pytest.mark.sample(1)
 def test_beside_the_weights_is_in_them(
     kind: str, backend: str, folder: Path, tmp_path: Path, reads: list[tuple[Path, int]]
 ) -> None:
@@ -77,6 +78,7 @@ def test_beside_the_weights_is_in_them(
     assert side.recipe["lora_mode"] == "side" and "lora_mode" not in plain.recipe
 
 
+@pytest.mark.sample(0)
 def test_on_codes_it_is_beside_them_and_they_stay(tmp_path: Path) -> None:
     """The built-in model in 8 and 4 bits with the LoRA beside them, in them, and converted with it; on both backends
     alike. PSNR against the LoRA in float32 weights."""

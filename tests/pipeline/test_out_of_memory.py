@@ -62,6 +62,7 @@ def places(pipe: qwenimg.Pipeline) -> Iterator[tuple[object, str]]:
 
 
 @pytest.mark.parametrize(("backend", "error"), ERRORS, ids=lambda value: str(value)[:24])
+@pytest.mark.sample(1)
 def test_it_is_the_plans_numbers_and_not_a_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str, error: BaseException
 ) -> None:

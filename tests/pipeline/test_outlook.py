@@ -106,6 +106,7 @@ def test_distilled_models_have_rows() -> None:
 
 
 @pytest.mark.parametrize("machine", ["3060", "m4 --memory 16GB", "h100"])
+@pytest.mark.sample(0)
 def test_all_models_of_a_machine(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row's options, planned again, take what the row says; what fits comes first."""
     found = planned("--on", *machine.split())["models"]
@@ -119,6 +120,7 @@ def test_all_models_of_a_machine(machine: str, monkeypatch: pytest.MonkeyPatch) 
         assert again["picture_seconds"] == pytest.approx(row["picture_seconds"])
 
 
+@pytest.mark.sample(0)
 def test_all_models_as_text() -> None:
     text = told("plan", "--on", "m1", "--memory", "8GB")
     assert text.startswith("mlx on Apple M1: of 8 GiB (8.6 GB) the GPU may have 5.7 GB\n")
@@ -126,6 +128,7 @@ def test_all_models_as_text() -> None:
     assert "measured on no such machine" in text
 
 
+@pytest.mark.sample(0)
 def test_smaller_models_are_named_where_one_does_not_fit_or_takes_long() -> None:
     slow = planned("qwen-image", "--on", "m4", "--memory", "16GB", "--steps", 50)
     least = min(row["picture_seconds"] for row in (slow, *slow["ways"]) if row["fits"])
@@ -155,6 +158,7 @@ def test_plan_and_run_expect_the_same_of_a_cpu_without_16_bit(monkeypatch: pytes
     assert set(asked) == {torch.float32}
 
 
+@pytest.mark.sample(0)
 def test_doctor_ends_with_what_fits() -> None:
     text = told("doctor", "qwen-image", "--backend", "cpu")
     assert "--preset auto, qwen-image: " in text

@@ -109,6 +109,7 @@ def test_there_is_more_noise_than_unknowns(channels: int) -> None:
 # The built-in model
 
 
+@pytest.mark.sample(0)
 def test_previews_of_the_built_in_model(shapes: Pipeline) -> None:
     lines: list[str] = []
     shapes.runtime.notify, notify = (lambda kind, text: lines.append(text)), shapes.runtime.notify
@@ -159,6 +160,7 @@ def test_a_step_that_is_not_asked_copies_nothing(shapes: Pipeline, monkeypatch: 
     assert asked is not None and (asked.preview() == asked.preview()).all(), "also later"
 
 
+@pytest.mark.sample(0)
 def test_a_size_that_is_cropped(shapes: Pipeline) -> None:
     shapes.fit_preview()
     drawn, result = steps(shapes, width=70, height=50, steps=2)

@@ -65,6 +65,7 @@ def cached(made: qwenimg.Result) -> frozenset[int]:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd21", "sdxl")),
     ],
 )
+@pytest.mark.sample(0)
 def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> None:
     made = [opened(kind, backend)(PROMPT, **ASKED, step_cache=SHARES[kind]) for backend in BACKENDS]
     whole = opened(kind, "cpu")(PROMPT, **ASKED)
@@ -76,6 +77,7 @@ def test_both_backends_reuse_in_the_same_calls(opened: Opened, kind: str) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_off_and_nothing_reused_are_the_whole_run_bit_for_bit(opened: Opened, backend: str) -> None:
     for kind in ("qwen", "sd3", "sd15", "z-image", "flux2-base"):
         pipe = opened(kind, backend)
@@ -199,6 +201,7 @@ def change(now: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> flo
     return float((a - b).abs().mean() / b.abs().mean())
 
 
+@pytest.mark.sample(0)
 def test_reuse_by_hand_in_a_unet(opened: Opened) -> None:
     """A call that reuses gives the last up block what went into it in the last whole call, and its own skips."""
     pipe = opened("sd15", "cpu")
@@ -259,6 +262,7 @@ def test_reuse_by_hand_in_z_images_transformer(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("kind", ["flux2-base", "sd3"])
+@pytest.mark.sample(0)
 def test_reuse_by_hand_in_a_transformer_of_two_streams(opened: Opened, kind: str) -> None:
     """What all blocks behind the first added to the image, and to a reference of FLUX.2, in the last whole call is
     added again, and the text stays as the first block left it."""
@@ -321,6 +325,7 @@ def test_against_diffusers_first_block_cache(opened: Opened, tiny_folder: Path) 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_with_what_else_changes_a_run(opened: Opened, backend: str) -> None:
     """Both branches in one batch, the end of guidance, a picture to start from."""
     pipe = opened("qwen", backend)

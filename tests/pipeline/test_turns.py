@@ -165,6 +165,7 @@ def numbers() -> Generator[int, None, None]:
 
 
 @pytest.mark.parametrize("end", ["close", "drop", "cycle"])
+@pytest.mark.sample(1)
 def test_a_stream_that_is_given_up_passes_the_turn_on(line: Line, end: str) -> None:
     stream: Any = line.turns.driven(numbers(), 0)
     assert next(stream) == 1

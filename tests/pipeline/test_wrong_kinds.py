@@ -111,11 +111,13 @@ def check(call: Callable[..., Any], given: dict[str, Any], one: inspect.Paramete
 
 
 @pytest.mark.parametrize("one", parameters(qwenimg.load), ids=lambda one: one.name)
+@pytest.mark.sample(6)
 def test_load(one: inspect.Parameter) -> None:
     assert check(qwenimg.load, {"model": "shapes", "backend": "cpu"}, one) > 20
 
 
 @pytest.mark.parametrize("one", parameters(Pipeline.check), ids=lambda one: one.name)
+@pytest.mark.sample(18)
 def test_what_a_call_asks_for(pipe: Pipeline, one: inspect.Parameter) -> None:
     """`stream` refuses before its first step is asked for, and a call draws only what `check` takes."""
     given = SMALL | ({"image": np.zeros((32, 32, 3), np.uint8)} if one.name == "mask" else {})

@@ -71,6 +71,7 @@ def check_same(made: Path, expected: Path, apart: int = 0) -> None:
     assert calls[0] == calls[1] != "none"
 
 
+@pytest.mark.sample(0)
 def test_two_devices_draw_what_one_does(tmp_path: Path, expected: Callable[[str], Path]) -> None:
     """Two pictures share their branches, the third its tokens."""
     check_drawn(tmp_path, [*COMMAND], "cpu", "--devices", "2")
@@ -150,6 +151,7 @@ def broken_off(folder: Path, end: Callable[[subprocess.Popen[str], psutil.Proces
     return process.returncode, [line for line in lines if not line.startswith("step ")]
 
 
+@pytest.mark.sample(0)
 def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
     code, lines = broken_off(tmp_path, lambda process, other: other.kill())
     assert code == 1 and lines == [
@@ -163,6 +165,7 @@ def test_rank_0_that_is_killed_ends_all(tmp_path: Path) -> None:
     assert code == -9 and lines == ["qwenimg: error: rank 0 of 2 has ended, so all others end too"]
 
 
+@pytest.mark.sample(0)
 def test_ctrl_c_ends_all(tmp_path: Path) -> None:
     def interrupted(process: subprocess.Popen[str], other: psutil.Process) -> None:
         process.send_signal(signal.SIGINT)

@@ -58,6 +58,7 @@ def check(folder: Path, ranks: int, asked: dict[str, Any], exactly: bool, expect
 
 
 @pytest.mark.parametrize("kind", GUIDED)
+@pytest.mark.sample(1)
 def test_branches_then_tokens_then_both(kind: str, tiny: dict[str, Path]) -> None:
     asked = SIZE | GUIDED[kind]
     expected = latents(tiny[kind], None, asked)
@@ -81,6 +82,7 @@ def check_references(folder: Path, count: int) -> None:
     check(folder, 3, asked, False, expected)
 
 
+@pytest.mark.sample(0)
 def test_references_are_shared_too(tiny: dict[str, Path]) -> None:
     check_references(tiny["flux2-klein"], 2)
 
@@ -109,6 +111,7 @@ def test_a_model_that_shares_branches_alone(tiny: dict[str, Path]) -> None:
         check(tiny["qwen21"], 3, SIZE | {"guidance": 3.0}, True, expected)
 
 
+@pytest.mark.sample(0)
 def test_a_third_branch(tiny: dict[str, Path]) -> None:
     """Skip-layer guidance, in some of the steps: of 3 ranks two repeat a branch where there is one."""
     asked = SIZE | {"guidance": 3.0, "steps": 6, "cfg_end": 0.8, "skip_layers": "1"}
@@ -135,6 +138,7 @@ def cached(folder: Path, ranks: int, asked: dict[str, Any]) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize("kind", ["qwen", "z-image", "sd15"])
+@pytest.mark.sample(0)
 def test_a_step_cache_takes_the_decisions_of_one_device(kind: str, tiny: dict[str, Path]) -> None:
     """By the update of the prompt's branch: the other branch, which other ranks have, would often decide otherwise."""
     asked = SIZE | GUIDED[kind] | {"steps": 12, "step_cache": THRESHOLD[kind]}
@@ -160,6 +164,7 @@ def test_ranks_that_decide_alone_are_caught(tiny: dict[str, Path], monkeypatch: 
 
 
 @pytest.mark.parametrize(("ranks", "words"), [(2, "step 1: "), (3, "transformer, step 1: a value that is not finite")])
+@pytest.mark.sample(1)
 def test_values_that_are_not_finite_end_all_ranks(
     ranks: int, words: str, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +201,7 @@ def test_the_passes_of_a_rank(tiny: dict[str, Path], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["union", "patches", "lora"])
+@pytest.mark.sample(1)
 def test_control_beside_branches(kind: str, tiny: dict[str, Path], tmp_path: Path) -> None:
     nets = {
         "union": lambda: write_controlnet(tmp_path / "net"),

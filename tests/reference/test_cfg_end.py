@@ -46,6 +46,7 @@ def switched_off(calls: int) -> Callable[..., dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.sample(0)
 def test_stable_diffusion_against_diffusers(folders: dict[str, Path], name: str, initial: np.ndarray) -> None:
     inputs = ["prompt_embeds"] + (["add_text_embeds", "add_time_ids"] if name == "sdxl" else [])
     calls = GUIDED + (name == "sd15")  # of whose sampler, PLMS, one step is two
@@ -67,6 +68,7 @@ def test_stable_diffusion_against_diffusers(folders: dict[str, Path], name: str,
 
 
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.sample(1)
 def test_qwen_image_makes_one_pass_after_it(tiny_folder: Path, together: bool) -> None:
     """The same on both backends, in one batch or in turn; the last steps are those of a run without guidance."""
     made = {}

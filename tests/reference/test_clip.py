@@ -54,6 +54,7 @@ def expected_of(theirs: torch.nn.Module, ids: np.ndarray, skipped: int, normed: 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_equal_to_transformers(folders: dict[str, Path], kind: str, backend: str) -> None:
     twin, theirs = BACKENDS[backend](), tiny_clip(kind)
     config, plan = opened(folders[kind])
@@ -90,6 +91,7 @@ def test_float64(folders: dict[str, Path], kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_parity(folders: dict[str, Path], tmp_path: Path, kind: str, dtype: str) -> None:
     """Both backends within the house's limits of float64, on weights that are exact in the dtype."""
     exact = {

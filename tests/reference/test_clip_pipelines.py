@@ -50,6 +50,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", tiny_ldm.UNETS)
+@pytest.mark.sample(1)
 def test_states_are_the_references(references: dict[str, Reference], kind: str, backend: str) -> None:
     reference, twin = references[kind], BACKENDS[backend]()
     worst = 0.0

@@ -42,6 +42,7 @@ def one_line(err: str) -> str:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_draws_what_diffusers_draws(tiny_folder: Path, place: Path, tmp_path: Path, backend: str) -> None:
     args = (
         "--backend",
@@ -87,6 +88,7 @@ def test_replay_gives_the_same_bytes_and_overrides(tiny_folder: Path, place: Pat
     assert told.code == 0 and told.events[0]["recipe"]["prompt"] == "a ring\nin two lines"
 
 
+@pytest.mark.sample(0)
 def test_latents_replace_the_seed(tiny_folder: Path, place: Path) -> None:
     write_latents(place / "n.npy", noise.normal((1, 16, 4, 6), 3), overwrite=False)
     args = ("-m", tiny_folder, "--backend", "mlx", "a star", "--steps", 2, "--size", "48x32")
@@ -168,6 +170,7 @@ def test_bad_files_are_refused_before_a_framework_is_imported(tiny_folder: Path,
 
 
 @pytest.mark.parametrize(("backend", "number", "code"), [("cpu", signal.SIGINT, 130), ("mlx", signal.SIGTERM, 143)])
+@pytest.mark.sample(0)
 def test_a_signal_ends_within_a_step(tiny_folder: Path, tmp_path: Path, backend: str, number: int, code: int) -> None:
     process = start(
         "--backend", backend, "-m", tiny_folder, "a ring", "--size", "128x128", "--steps", 1000, "-o", "a.png",

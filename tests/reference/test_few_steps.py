@@ -80,6 +80,7 @@ ONE_STEP: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ONE_STEP)
+@pytest.mark.sample(1)
 def test_one_step_through_the_whole_pipeline(folders: dict[str, Path], backend: str, name: str) -> None:
     """As the card of a UNet or LoRA of one step says, which random weights take the place of. eta is 1 there: of one
     step it changes nothing."""

@@ -157,6 +157,7 @@ class ComparedText:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_text_encoder(tmp_path: Path, backend: str) -> None:
     compared = ComparedText(tmp_path, backend)
     layers = {int(name.split(".")[1]) for name in compared.names if name.startswith("layers.")}
@@ -168,6 +169,7 @@ def test_text_encoder(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_faults_of_pads_are_seen(tmp_path: Path, backend: str) -> None:
     """Pads that see pads before them, and pads that are tokens like others."""
     compared, room = ComparedText(tmp_path, backend), "torch" if backend == "cpu" else backend
@@ -256,6 +258,7 @@ FAULTS: tuple[Plant, ...] = (
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_faults_are_seen(tmp_path: Path, backend: str) -> None:
     room = f"qwenimg.backends.{'torch' if backend == 'cpu' else backend}"
     compared = Compared(tmp_path, backend)

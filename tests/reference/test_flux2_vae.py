@@ -61,6 +61,7 @@ class Compared:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_vae(tmp_path: Path, backend: str) -> None:
     compared = Compared(tmp_path, backend)
     for rows in (None, 16):
@@ -100,6 +101,7 @@ def test_published_size() -> None:
 
 @pytest.mark.parametrize("change", ["mean", "variance", "epsilon"])
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_wrong_statistics_are_seen(tmp_path: Path, backend: str, change: str) -> None:
     compared = Compared(tmp_path, backend)
     bn = compared.model.bn

@@ -82,6 +82,7 @@ class Case:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.sample(3)
 def test_transformer(tmp_path: Path, backend: str, variant: str) -> None:
     errors = Case(tmp_path, backend, **VARIANTS[variant]).errors()
     print(f"{backend} {variant}: {', '.join(f'{error:.1e}' for error in errors)} (limit {FLOAT32})")
@@ -133,6 +134,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.sample(3)
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, fault: Patch) -> None:
     case = Case(tmp_path, backend)
     name = "torch" if backend == "cpu" else "mlx"

@@ -65,6 +65,7 @@ EDITS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", EDITS, ids=lambda asked: asked["prompt"])
+@pytest.mark.sample(1)
 def test_kontext_equals_diffusers(
     tiny_flux: dict[str, Path], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
@@ -75,6 +76,7 @@ def test_kontext_equals_diffusers(
     compare(tiny_flux["kontext"], latents, pixels, asked)
 
 
+@pytest.mark.sample(0)
 def test_kontext_with_a_mask_equals_diffusers(tiny_flux: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(references, "SIZES", SIZES)
     asked = {"prompt": "a red hat", "image": FITTING, "mask": HOLE, "strength": 0.7, "steps": 4, "guidance": 2.5}
@@ -107,12 +109,14 @@ FILLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", FILLS, ids=lambda asked: asked["prompt"])
+@pytest.mark.sample(1)
 def test_fill_equals_diffusers(tiny_flux: dict[str, Path], asked: dict[str, Any]) -> None:
     asked = asked | {"image": FITTING, "mask": HOLE}
     latents, pixels = theirs(tiny_flux["fill"], "fill", asked)
     compare(tiny_flux["fill"], latents, pixels, asked)
 
 
+@pytest.mark.sample(0)
 def test_fill_without_a_mask_draws_all(tiny_flux: dict[str, Path]) -> None:
     """As with a mask of ones: an empty picture, of which the model is told that nothing of it is kept."""
     asked: dict[str, Any] = {"prompt": "a cup", "width": 64, "height": 48, "steps": 2}

@@ -71,12 +71,14 @@ def compare(folder: Path, variant: str, task: str, asked: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]['width']}x{case[1]['height']}")
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_flux: dict[str, Path], case: tuple[str, dict[str, Any]]) -> None:
     variant, asked = case
     compare(tiny_flux[variant], variant, "text", asked)
 
 
 @pytest.mark.parametrize("case", FROM_PICTURES, ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.mark.sample(1)
 def test_from_a_picture_equals_diffusers(tiny_flux: dict[str, Path], case: tuple[str, str, dict[str, Any]]) -> None:
     variant, task, asked = case
     compare(tiny_flux[variant], variant, task, asked)
@@ -135,6 +137,7 @@ def test_a_cut_prompt_is_told(tiny_flux: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_rounded_timesteps_round_the_guidance_too(tiny_flux: dict[str, Path], backend: str) -> None:
     """In bfloat16 diffusers sees a guidance of 3.504: 3.5 and 3.504 are one, exactly; not so with exact numbers."""
     asked: dict[str, Any] = {"width": 48, "height": 48, "steps": 1, "seed": 1}
@@ -149,6 +152,7 @@ def test_rounded_timesteps_round_the_guidance_too(tiny_flux: dict[str, Path], ba
 # The modulation, which depends on prompts and guidance
 
 
+@pytest.mark.sample(0)
 def test_the_modulation_is_kept_for_its_own_run_alone(tiny_flux: dict[str, Path]) -> None:
     pipe = qwenimg.load(tiny_flux["dev"], backend="cpu", precision="fp32")
     asked: dict[str, Any] = {"width": 48, "height": 48, "steps": 2, "seed": 1}
@@ -205,6 +209,7 @@ def rows_of_the_first_branch(patch: pytest.MonkeyPatch) -> None:
     [without_the_guidance_of_the_negative_branch, text_cut_at_256, pads_left_out, rows_of_the_first_branch],
     ids=lambda fault: fault.__name__,
 )
+@pytest.mark.sample(1)
 def test_faults_are_seen(tiny_flux: dict[str, Path], monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     fault(monkeypatch)
     with pytest.raises(AssertionError):

@@ -92,9 +92,11 @@ def check(name: str, made: list[np.ndarray], expected: list[np.ndarray]) -> None
         assert max(of_output, of_update, worst) <= LIMIT
 
 
+@pytest.mark.sample(0)
 def test_torch(torch_model_and_streams: tuple[torch.nn.Module, list[np.ndarray]], expected: list[np.ndarray]) -> None:
     check("torch", torch_model_and_streams[1], expected)
 
 
+@pytest.mark.sample(0)
 def test_mlx(plan: LoadPlan, expected: list[np.ndarray]) -> None:
     check("MLX", ours(MLX(), plan)[1], expected)

@@ -178,6 +178,7 @@ def halves_apart(side: Side, model, dtype: str, size: tuple[int, int], scale: in
 
 
 @pytest.mark.parametrize(("size", "rows"), [((9, 7), 1), ((9, 7), 5), ((17, 6), 8), ((33, 21), 24), ((33, 21), 100)])
+@pytest.mark.sample(1)
 def test_bands_are_the_whole(folder: Path, size: tuple[int, int], rows: int) -> None:
     config, plan = vae_plan(folder)
     assert size[0] * config.scale > rows and any(TORCH().vae(config, plan, FP64).decoder.wide)
@@ -215,6 +216,7 @@ def test_moments_of_each_band_alone_are_seen(folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("part", ["ResidualBlock", "Downsample", "Upsample"])
+@pytest.mark.sample(1)
 def test_rows_that_are_not_read_are_seen(folder: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     from qwenimg.backends.torch.networks.vaes import kl_vae as network
 

@@ -83,6 +83,7 @@ def config_of(opened: SingleFile, component: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_the_reference_reads_the_file(made: Callable[[str], Made], kind: str) -> None:
     """diffusers' converters make of the test's file the tensors of the test's models."""
     from diffusers.loaders import single_file_utils as theirs
@@ -123,6 +124,7 @@ def bits(twin: Twin, plan: LoadPlan, name: str, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_file_and_folder_give_the_same_tensors(made: Callable[[str], Made], kind: str, backend: str) -> None:
     case, twin = made(kind), BACKENDS[backend]()
     opened = open_file(case.file)

@@ -127,6 +127,7 @@ def compare(deltas: dict[str, Any], before: dict[str, np.ndarray], after: dict[s
 
 
 @pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.sample(3)
 def test_qwen_image_against_diffusers(name: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     from diffusers import QwenImagePipeline
@@ -285,6 +286,7 @@ SD = {
 @pytest.mark.parametrize(
     ("kind", "name"), [("sd1", "kohya"), ("sd1", "PEFT"), ("sdxl", "kohya, sgm"), ("sdxl", "PEFT")]
 )
+@pytest.mark.sample(1)
 def test_stable_diffusion_against_diffusers(
     kind: str, name: str, models: dict[str, Any], names: dict[str, Names], tmp_path: Path
 ) -> None:

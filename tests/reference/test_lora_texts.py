@@ -91,6 +91,7 @@ def ours_on(twin: Any, folder: Path, deltas: dict[str, tuple[loras.LowRank, ...]
 
 
 @pytest.mark.parametrize(("kind", "prefixes"), CASES, ids=["sd1", "sd1, te1", "sdxl"])
+@pytest.mark.sample(1)
 def test_text_encoders_of_a_kohya_file(kind: str, prefixes: dict[str, str], tmp_path: Path) -> None:
     """On both backends, and diffusers' loader as its defect is worked around."""
     models = tiny_ldm.models_of(kind)

@@ -62,6 +62,7 @@ def shared(folder: Path, backend: str, precision: str = "fp32") -> Pipeline:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[2]}x{case[3]}-{case[4]}-{case[5]}")
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_folder: Path, case) -> None:
     prompt, negative, width, height, steps, guidance = case
     initial = noise.normal((1, 16, height // 8, width // 8), seed=7)
@@ -79,6 +80,7 @@ def test_equals_diffusers(tiny_folder: Path, case) -> None:
         assert worst <= PIXELS
 
 
+@pytest.mark.sample(1)
 def test_equals_diffusers_with_lightning_schedule(tiny_folder: Path, backend: str, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder, tmp_path / "lightning")
     (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(LIGHTNING))
@@ -96,6 +98,7 @@ def test_equals_diffusers_with_lightning_schedule(tiny_folder: Path, backend: st
 ROUNDED = 0.04
 
 
+@pytest.mark.sample(1)
 def test_rounded_timestep_reproduces_diffusers_in_bf16(tiny_folder: Path, backend: str) -> None:
     initial = noise.normal((1, 16, 6, 10), seed=5)
     latents, _ = oracle.generate(tiny_folder, "a red star", initial, steps=4, dtype=torch.bfloat16)
@@ -108,6 +111,7 @@ def test_rounded_timestep_reproduces_diffusers_in_bf16(tiny_folder: Path, backen
     assert results["bf16"] > 2 * results["bf16-plain,timestep=rounded"]
 
 
+@pytest.mark.sample(1)
 def test_bf16_is_closer_to_fp32_than_diffusers_in_bf16(tiny_folder: Path, backend: str) -> None:
     initial = noise.normal((1, 16, 6, 10), seed=5)
     exact, _ = oracle.generate(tiny_folder, "a red star", initial, steps=4)
@@ -229,6 +233,7 @@ def test_stream_yields_each_step_then_the_result(tiny_folder: Path, backend: str
     assert {"encode", "load transformer", "modulate", "steps", "load vae decoder", "decode"} <= events[-1].timing.keys()
 
 
+@pytest.mark.sample(1)
 def test_text_encoder_is_freed_before_the_transformer_is_loaded(
     tiny_folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +328,7 @@ def test_other_models_are_refused_by_name(tmp_path: Path, name: str, message: st
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+@pytest.mark.sample(3)
 def test_every_key_style_and_the_flat_configuration_are_the_same_encoder(
     tiny_folder: Path, backend: str, prefix: str, tmp_path: Path
 ) -> None:
@@ -392,6 +398,7 @@ def test_a_step_that_does_not_fit_is_refused_before_it_starts(
         open_part(pipe, "transformer", 2_000_001)
 
 
+@pytest.mark.sample(1)
 def test_texts_beyond_the_limit_are_encoded_in_their_turn(tiny_folder: Path, backend: str) -> None:
     told: list[str] = []
     pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))
@@ -406,6 +413,7 @@ def test_texts_beyond_the_limit_are_encoded_in_their_turn(tiny_folder: Path, bac
     assert pictures == [fresh(prompt, width=32, height=32, steps=1, seed=0).latents.tobytes() for prompt in prompts[:4]]
 
 
+@pytest.mark.sample(1)
 def test_modulation_is_kept_for_the_last_schedules(tiny_folder: Path, backend: str) -> None:
     told: list[str] = []
     pipe = load(tiny_folder, backend, notify=lambda kind, text: told.append(text))

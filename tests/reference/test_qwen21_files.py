@@ -186,6 +186,7 @@ PICTURE = np.random.default_rng(3).integers(0, 256, (48, 64, 3), np.uint8)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_parts_in_files_draw_the_same(tiny_qwen21: dict[str, Path], tmp_path: Path, backend: str) -> None:
     folder = tiny_qwen21["qwen21"]
     files = written(folder, tmp_path)
@@ -219,6 +220,7 @@ def test_info_says_what_each_file_is(tiny_qwen21: dict[str, Path], tmp_path: Pat
     assert any("Qwen-Image-2.1-Turbo" in line and "non-commercial" in line for line in lines)
 
 
+@pytest.mark.sample(0)
 def test_converted_folders_draw_the_same(tiny_qwen21: dict[str, Path], tmp_path: Path) -> None:
     """Also Turbo's, whose noise levels are in model_index.json; and in 8 bits what `-q 8` draws."""
     for name, options in (("qwen21", ()), ("qwen21-turbo", ()), ("qwen21", ("-q", "8"))):
@@ -233,6 +235,7 @@ def test_converted_folders_draw_the_same(tiny_qwen21: dict[str, Path], tmp_path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_keys_and_values_made_anew_change_no_bit(
     tiny_qwen21: dict[str, Path], monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
@@ -252,6 +255,7 @@ def test_keys_and_values_made_anew_change_no_bit(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_lora_of_a_fused_layer_is_that_of_its_halves(
     tiny_qwen21: dict[str, Path], tmp_path: Path, backend: str
 ) -> None:

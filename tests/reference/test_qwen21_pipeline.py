@@ -74,6 +74,7 @@ def compared(name: str, result: Result, expected: tuple[np.ndarray, np.ndarray])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[2]}x{case[3]}-{case[4]}-{case[5]}")
+@pytest.mark.sample(1)
 def test_text_alone(tiny_qwen21: dict[str, Path], case: Any) -> None:
     prompt, negative, width, height, steps, guidance = case
     one, folder = Asked(prompt, negative, [], (width, height), steps, guidance), tiny_qwen21["qwen21"]
@@ -99,6 +100,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("name", EDITS)
+@pytest.mark.sample(1)
 def test_references(tiny_qwen21: dict[str, Path], name: str) -> None:
     one, folder = EDITS[name], tiny_qwen21["qwen21"]
     expected = theirs(folder, one)
@@ -107,6 +109,7 @@ def test_references(tiny_qwen21: dict[str, Path], name: str) -> None:
         assert error <= LATENTS and worst <= PIXELS
 
 
+@pytest.mark.sample(0)
 def test_every_input_moves_the_picture(tiny_qwen21: dict[str, Path]) -> None:
     """The prompt, each picture, its alpha, and their order."""
     one, folder = EDITS["two, of which one has alpha"], tiny_qwen21["qwen21"]
@@ -187,6 +190,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(1)
 def test_planted_faults_are_caught(tiny_qwen21: dict[str, Path], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     one, folder = EDITS["two, of which one has alpha"]._replace(steps=2), tiny_qwen21["qwen21"]
     expected = theirs(folder, one)

@@ -56,6 +56,7 @@ def scale(model: Any) -> int:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_decode_and_encode(model: Any, folder: Path, backend: str) -> None:
     """Whole, and in bands with the same result."""
     ours, rng = opened(folder, backend), np.random.default_rng(1)

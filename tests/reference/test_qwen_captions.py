@@ -72,6 +72,7 @@ def written(folder: Path, backend: str, which: str, penalty: float) -> list[int]
 
 @pytest.mark.parametrize("which", PROMPTS)
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.sample(1)
 def test_tokens_are_those_of_transformers(model: Any, folder: Path, which: str, penalty: float) -> None:
     expected = reference(model, which, penalty)
     for backend in BACKENDS:
@@ -148,6 +149,7 @@ def caption(pipe: Pipeline, language: str = "en") -> str:
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.sample(1)
 def test_captions_are_those_of_diffusers(tiny_layered: Path, language: str) -> None:
     """With the published settings, a draw of the one best token."""
     expected, tokens = oracle_layered.caption(tiny_layered, described(PICTURE, 96, 64), language, LIMIT)

@@ -117,6 +117,7 @@ class ControlNetCase(Case):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("layers", "extra"), CASES)
+@pytest.mark.sample(3)
 def test_controlnet(tmp_path: Path, backend: str, extra: int, layers: tuple[int, int]) -> None:
     errors = ControlNetCase(tmp_path, backend, layers, extra).errors()
     print(f"{backend} {layers} extra {extra}: {', '.join(f'{error:.1e}' for error in errors)} (limit {FLOAT32})")
@@ -263,6 +264,7 @@ def picture_instead_of_latents(patch: pytest.MonkeyPatch, ops: Any) -> None:
 @pytest.mark.parametrize(
     "fault", [one_block_late, scale_ignored, spread_evenly, picture_instead_of_latents], ids=lambda one: one.__name__
 )
+@pytest.mark.sample(3)
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, fault: Any) -> None:
     case = ControlNetCase(tmp_path, backend, (5, 4))
     fault(monkeypatch, __import__(f"qwenimg.backends.{'torch' if backend == 'cpu' else 'mlx'}.ops", fromlist=["ops"]))

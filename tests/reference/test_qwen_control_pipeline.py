@@ -74,6 +74,7 @@ def ours(pipe: Pipeline, nets: dict[str, Path], case: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_folder: Path, nets: dict[str, Path], opened: dict[str, Pipeline], name: str) -> None:
     latents, pixels = theirs(tiny_folder, nets, CASES[name])
     assert pixels.std() > 10, "a constant picture would prove nothing"

@@ -56,6 +56,7 @@ def opened(tiny_edit: dict[str, Path]) -> Callable[[str, str], Pipeline]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{len(case[3])}-{case[4]}x{case[5]}-{case[7]}")
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_edit: dict[str, Path], opened: Callable[[str, str], Pipeline], case: Any) -> None:
     kind, prompt, negative, pictures, width, height, steps, guidance = case
     initial = noise.normal((1, 16, height // 8, width // 8), seed=7)
@@ -183,6 +184,7 @@ def test_states_on_disk(tiny_edit: dict[str, Path], monkeypatch: pytest.MonkeyPa
 # From the picture
 
 
+@pytest.mark.sample(0)
 def test_inpainting_equals_diffusers(tiny_edit: dict[str, Path], opened: Callable[[str, str], Pipeline]) -> None:
     width, height = sizes.of_area(references.AREA, 300, 200)
     picture = np.random.default_rng(5).integers(0, 256, (height, width, 3), np.uint8)

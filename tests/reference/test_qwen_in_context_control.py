@@ -65,6 +65,7 @@ def theirs(folder: Path, lora: Path, case: dict[str, Any]) -> tuple[np.ndarray, 
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(1)
 def test_equals_diffusers_classes(tiny_folder: Path, lora: Path, opened: dict[str, Pipeline], name: str) -> None:
     latents, pixels = theirs(tiny_folder, lora, CASES[name])
     assert pixels.std() > 10, "a constant picture would prove nothing"
@@ -175,6 +176,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(1)
 def test_planted_faults_are_caught(tiny_folder: Path, lora: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     latents, _ = theirs(tiny_folder, lora, CASES["guided"])
     FAULTS[fault](monkeypatch)

@@ -59,6 +59,7 @@ def opened(tiny_layered: Path) -> Callable[[str], Pipeline]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[3]}x{case[4]}-{case[5]}-{case[7]}-{case[8]}")
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_layered: Path, opened: Callable[[str], Pipeline], case: Any) -> None:
     prompt, negative, picture, width, height, layers, steps, guidance, normalized = case
     initial = noise.normal((layers + 1, 16, height // 8, width // 8), seed=7)
@@ -165,6 +166,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(1)
 def test_planted_faults_are_caught(tiny_layered: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """With six layers in an image of 5 x 3 tokens, which the text counts from behind."""
     initial = noise.normal((7, 16, 6, 10), seed=7)

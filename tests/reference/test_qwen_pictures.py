@@ -45,6 +45,7 @@ def pipes(tiny_folder: Path) -> dict[str, Pipeline]:
 
 @pytest.mark.parametrize("strength", [0.4, 1.0])
 @pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_folder: Path, pipes: dict[str, Pipeline], strength: float, mask: bool) -> None:
     name = "QwenImageInpaintPipeline" if mask else "QwenImageImg2ImgPipeline"
     holes = {"mask_image": Image.fromarray(HOLE)} if mask else {}
@@ -60,6 +61,7 @@ def test_equals_diffusers(tiny_folder: Path, pipes: dict[str, Pipeline], strengt
 
 
 @pytest.mark.parametrize("sampler", [name for name, s in SAMPLERS.items() if s.flow])
+@pytest.mark.sample(3)
 def test_every_sampler_with_a_form_for_flow(pipes: dict[str, Pipeline], sampler: str) -> None:
     """Both backends alike, all finite, and near the picture of many Euler steps where nothing is drawn."""
     asked = {"width": 48, "height": 32, "steps": 5, "guidance": 2.0, "seed": 5, "sampler": sampler}

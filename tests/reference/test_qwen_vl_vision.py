@@ -196,6 +196,7 @@ PICTURES = [(392, 392), (1036, 1036), (512, 288), (448, 320), (672, 224), (97, 2
 
 
 @pytest.mark.parametrize("size", PICTURES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.sample(0)
 def test_pixels_are_exactly_those_of_transformers(size: tuple[int, int]) -> None:
     from PIL import Image
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil

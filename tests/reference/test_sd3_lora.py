@@ -116,6 +116,7 @@ def expected(tiny_sd3: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("form", ["peft", "kohya", "comfyui"])
+@pytest.mark.sample(1)
 def test_a_lora_is_that_of_diffusers(
     tiny_sd3: dict[str, Path], tmp_path: Path, expected: np.ndarray, form: str, backend: str
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_lora_is_that_of_diffusers(
 
 
 @pytest.mark.parametrize("prefix", ["text_encoder.", "lora_te1_"])
+@pytest.mark.sample(1)
 def test_a_lora_of_a_text_encoder_changes_pooled_texts_too(
     tiny_sd3: dict[str, Path], tmp_path: Path, prefix: str
 ) -> None:

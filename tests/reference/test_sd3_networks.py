@@ -63,6 +63,7 @@ def expected(model: Any, case: tuple, sigma: float, **options: Any) -> np.ndarra
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(1)
 def test_transformer(tmp_path: Path, kind: str, backend: str) -> None:
     model = tiny_dit(kind)
     engine, ours = opened(model, tmp_path, backend)

@@ -100,6 +100,7 @@ def ours(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_sd3: dict[str, Path], name: str) -> None:
     kind, asked = CASES[name]
     folder = tiny_sd3[kind]

@@ -32,6 +32,7 @@ def drawn(*args: object) -> Ran:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_picture_is_made_anew_and_again_from_its_recipe(folders, place: Path, backend: str) -> None:
     given = ("-i", "summer.png", "--mask", "mask.png", "--backend", backend, "-m", folders["sd15"])
     asked = ("--strength", 0.7, "--sampler", "dpmpp_2m_sde", "--schedule", "karras", "--steps", 4, "-s", "1-2")
@@ -52,6 +53,7 @@ def test_one_side_keeps_the_proportions_of_the_picture(folders, place: Path) -> 
     assert pixels(place / "a.png").shape == (24, 36, 3)
 
 
+@pytest.mark.sample(0)
 def test_base_refiner_vae_and_clip_skip(folders, place: Path) -> None:
     asked = ("a (red:1.3) circle", "-m", folders["sdxl"], "--steps", 5, "-s", 1, "--size", "40x40")
     runs = {

@@ -48,6 +48,7 @@ CLASSES = {"sd15": "StableDiffusionPipeline", "sd21": "StableDiffusionPipeline",
 
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize(("guidance", "rescale"), [(1.0, 0.0), (5.0, 0.0), (7.5, 0.7)])
+@pytest.mark.sample(1)
 def test_text_to_image(folders, name: str, guidance: float, rescale: float) -> None:
     initial = noise.normal((1, 4, 9, 11), 7)
     negative = NEGATIVE if guidance > 1 else None
@@ -64,6 +65,7 @@ def test_text_to_image(folders, name: str, guidance: float, rescale: float) -> N
         compare(f"{name} {backend} guidance {guidance:g}", made, expected)
 
 
+@pytest.mark.sample(0)
 def test_defaults_and_the_empty_negative_prompt_of_sdxl(folders) -> None:
     """Without a negative prompt SDXL takes zeros; sizes and seeds are the reference's."""
     expected = oracle_sd.generate(folders["sdxl"], CLASSES["sdxl"], seed=5, prompt=PROMPT, num_inference_steps=4)
@@ -90,6 +92,7 @@ def test_sinusoids_of_another_order(folders, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
+@pytest.mark.sample(1)
 def test_clip_skip(folders, name: str) -> None:
     expected = oracle_sd.generate(
         folders[name], CLASSES[name], seed=2, prompt=PROMPT, num_inference_steps=3, clip_skip=1, guidance_scale=1.0
@@ -111,6 +114,7 @@ IMG2IMG = {
 
 @pytest.mark.parametrize("name", IMG2IMG)
 @pytest.mark.parametrize("strength", [0.35, 1.0])
+@pytest.mark.sample(1)
 def test_image_to_image(folders, name: str, strength: float) -> None:
     asked = {"strength": strength, "guidance_scale": 4.0, "negative_prompt": NEGATIVE}
     expected = oracle_sd.generate(
@@ -135,6 +139,7 @@ def test_one_side_keeps_the_proportions_of_the_picture(folders) -> None:
 
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize("name", ["sd21", "inpaint"])
+@pytest.mark.sample(1)
 def test_inpainting(folders, name: str, strength: float) -> None:
     """With a model of 9 channels, and by blending latents with one of 4."""
     asked = {"strength": strength, "guidance_scale": 4.0, "negative_prompt": NEGATIVE}
@@ -149,6 +154,7 @@ def test_inpainting(folders, name: str, strength: float) -> None:
         compare(f"{name} {backend} inpaint {strength:g}", made, expected)
 
 
+@pytest.mark.sample(0)
 def test_base_and_refiner(folders) -> None:
     base = oracle_sd.pipeline(folders["sdxl"], "StableDiffusionXLPipeline")
     asked = {"prompt": PROMPT, "negative_prompt": NEGATIVE, "num_inference_steps": 10, "guidance_scale": 4.0}
@@ -177,6 +183,7 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("sampler", SCHEDULERS)
+@pytest.mark.sample(1)
 def test_the_folders_own_scheduler(folders, sampler: str, tmp_path: Path) -> None:
     """The schedule and the sampler that scheduler_config.json names, noise and all, through the pipeline."""
     import diffusers
@@ -200,6 +207,7 @@ def test_the_folders_own_scheduler(folders, sampler: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_long_prompts_go_in_chunks(folders, backend: str) -> None:
     pipe = load(folders["sd15"], backend)
     long = "a red circle on a small dog, " * 20
@@ -209,6 +217,7 @@ def test_long_prompts_go_in_chunks(folders, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_prompts_of_which_the_tokenizers_need_unequal_chunks(folders, backend: str) -> None:
     """SDXL's second tokenizer makes one token of each "!", the first one of each "!!"."""
     from transformers import CLIPTokenizer
@@ -227,6 +236,7 @@ def test_prompts_of_which_the_tokenizers_need_unequal_chunks(folders, backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_half_precision_stays_near(folders, backend: str) -> None:
     asked = {"steps": 2, "seed": 1, "width": 64, "height": 64, "guidance": 3.0}
     exact = load(folders["sdxl"], backend)(PROMPT, **asked).latents

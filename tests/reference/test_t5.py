@@ -225,6 +225,7 @@ ENLARGED = {"small": (1, 1), "products": (300, 1), "stream": (300, 30), "both": 
 
 
 @pytest.mark.parametrize("case", ENLARGED)
+@pytest.mark.sample(1)
 def test_float16_holds_what_is_too_large_for_it(tmp_path: Path, case: str) -> None:
     """Under each policy, against float64, beside transformers' model in float16 as a whole."""
     model = enlarged(*ENLARGED[case])
@@ -294,6 +295,7 @@ def test_parity(folder: Path, tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", [FP32, FP16], ids=lambda precision: precision.name)
+@pytest.mark.sample(1)
 def test_streamed_is_resident_bit_for_bit(tmp_path: Path, backend: str, precision: Precision) -> None:
     layers = 7
     tiny_t5(num_layers=layers).save_pretrained(tmp_path)

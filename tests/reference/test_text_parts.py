@@ -128,6 +128,7 @@ def test_flux(folders: dict[str, Path], backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_sd3(folders: dict[str, Path], backend: str) -> None:
     """The last states but one of both CLIPs side by side, both projected pooled vectors, and T5's states."""
     checkpoint, device = opened(folders["sd3"]), residents(backend)

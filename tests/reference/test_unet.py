@@ -52,6 +52,7 @@ def meta(data: dict) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.sample(3)
 def test_published_manifest(name: str) -> None:
     model = meta(PUBLISHED[name])
     made = unet.manifest(unet_config(PUBLISHED[name]))
@@ -71,6 +72,7 @@ def test_published_manifest(name: str) -> None:
         TINY["SDXL base"] | {"out_channels": 8, "in_channels": 5},
     ],
 )
+@pytest.mark.sample(3)
 def test_tiny_manifest(changes: dict) -> None:
     config = unet_config(changes)
     made = unet.manifest(config)
@@ -86,6 +88,7 @@ def test_tiny_manifest(changes: dict) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), crossed(TINY, SIZES))
+@pytest.mark.sample(1)
 def test_forward(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
     theirs = tiny_unet(name)
     theirs.save_pretrained(tmp_path)
@@ -143,6 +146,7 @@ def test_one_time_serves_a_whole_batch(folder: Path, side) -> None:
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SD_BASES]
 )
+@pytest.mark.sample(1)
 def test_both_backends_run_the_same_operations_in_the_same_dtypes(folder: Path, name: str) -> None:
     config, plan = unet_plan(folder)
     policy, given = SD_BASES[name], Given(config, (8, 6))
@@ -171,6 +175,7 @@ WIDE = (
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.sample(1)
 def test_every_operation_is_in_the_dtype_of_the_policy(folder: Path, name: str) -> None:
     config, plan = unet_plan(folder)
     policy, given = SD_BASES[name], Given(config, (8, 6))
@@ -222,6 +227,7 @@ def test_scores_beyond_float16_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("side", [TORCH, MLX], ids=["torch", "mlx"])
+@pytest.mark.sample(1)
 def test_an_overflow_in_float16_is_named(tmp_path: Path, side) -> None:
     """Queries of 1e5: float16 does not hold them, and the probe tells whose they are. bfloat16 does."""
     side = side()

@@ -73,6 +73,7 @@ def differing(tokenizer: T5Tokenizer, model: Any) -> tuple[list[str], list[str]]
     return wrong, ties
 
 
+@pytest.mark.sample(0)
 def test_equal_to_sentencepiece(raw: bytes, tmp_path: Path) -> None:
     model = files.processor(raw)
     tokenizer = t5.load(files.write_spiece(tmp_path, raw))
@@ -83,6 +84,7 @@ def test_equal_to_sentencepiece(raw: bytes, tmp_path: Path) -> None:
     assert len(ties) <= TIES * COUNT and ids.count(2) > 100
 
 
+@pytest.mark.sample(0)
 def test_characters_are_replaced_as_sentencepiece_does(raw: bytes) -> None:
     import sentencepiece
 
@@ -130,6 +132,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(0)
 def test_faults_are_seen(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*FAULTS[fault])
     if fault == "words begin with nothing":
@@ -244,6 +247,7 @@ class Counted(dict[str, tuple[int, float]]):
 
 
 @pytest.mark.parametrize("name", LONG)
+@pytest.mark.sample(1)
 def test_long_prompts_take_steps_by_their_length(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text, steps = LONG[name], [0]
     mine, child = t5.load(folder), charsmap._child

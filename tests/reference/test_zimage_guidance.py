@@ -45,6 +45,7 @@ def plain(tiny_zimage: Path, start: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("more", CASES, ids=str)
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_zimage: Path, start: np.ndarray, plain: np.ndarray, more: dict[str, float]) -> None:
     latents, _ = oracle_zimage.generate(tiny_zimage, PROMPT, start, **ASKED, **more)
     acts = relative(latents, plain)

@@ -108,6 +108,7 @@ def fused_by_diffusers(model: torch.nn.Module, file: Path) -> Arrays:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.sample(3)
 def test_changes_are_those_of_diffusers(dialect: str, tmp_path: Path, names: Names) -> None:
     pytest.importorskip("peft")
     model = tiny_dit()
@@ -165,6 +166,7 @@ def qkv(path: Path, *, fused: bool) -> Path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_a_fused_module_draws_what_its_parts_draw(tiny_zimage: Path, tmp_path: Path, backend: str) -> None:
     """Bit for bit, and what the folder draws that `convert` writes with it; beside the weights up to rounding."""
     one, three = qkv(tmp_path / "one.safetensors", fused=True), qkv(tmp_path / "three.safetensors", fused=False)

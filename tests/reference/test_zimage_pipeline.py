@@ -28,6 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[2]}x{case[3]}-{case[4]}-{case[5]}")
+@pytest.mark.sample(1)
 def test_equals_diffusers(tiny_zimage: Path, case) -> None:
     prompt, negative, width, height, steps, guidance = case
     initial = noise.normal((1, 16, height // 8, width // 8), seed=7)
@@ -58,6 +59,7 @@ FROM_PICTURES = [
 
 
 @pytest.mark.parametrize(("masked", "steps", "strength", "guidance"), FROM_PICTURES)
+@pytest.mark.sample(1)
 def test_from_a_picture_equals_diffusers(
     tiny_zimage: Path, masked: bool, steps: int, strength: float, guidance: float
 ) -> None:

@@ -68,6 +68,7 @@ def test_it_takes_the_place_of_what_was_said_before_in_a_weaker_place() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
 def test_qwen_image_with_lightning(
     backend: str, tiny_folder: Path, tmp_path: Path, cache: Callable[[str, Path], None]
 ) -> None:
@@ -91,6 +92,7 @@ def test_qwen_image_with_lightning(
 
 
 @pytest.mark.parametrize("way", ["lightning:4", "lcm:4", "hyper:4", "hyper-cfg:8", "hyper-unified:1"])
+@pytest.mark.sample(1)
 def test_sdxl_with_a_lora(
     way: str, folders: dict[str, Path], tmp_path: Path, cache: Callable[[str, Path], None]
 ) -> None:

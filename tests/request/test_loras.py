@@ -72,6 +72,7 @@ def counting(pipe: Pipeline) -> list[str]:
 
 
 @on_each_backend
+@pytest.mark.sample(1)
 def test_a_picture_is_that_of_the_model_with_the_lora_in_its_weights(
     kind: str, backend: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_picture_is_that_of_the_model_with_the_lora_in_its_weights(
 
 
 @on_each_backend
+@pytest.mark.sample(1)
 def test_changing_loras_reads_only_their_weights_again_and_leaves_no_trace(
     kind: str, backend: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +109,7 @@ def test_changing_loras_reads_only_their_weights_again_and_leaves_no_trace(
 
 
 @on_each_backend
+@pytest.mark.sample(1)
 def test_a_lora_that_fails_while_it_is_read_leaves_a_model_that_draws(
     kind: str, backend: str, tmp_path: Path, folder: Path
 ) -> None:

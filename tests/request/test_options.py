@@ -85,6 +85,7 @@ run(["--help", "--json"])
 """
 
 
+@pytest.mark.sample(0)
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     """A field is added to `Request` in a copy of the source, and nothing else: the command line, config.toml, prompt
     files, recipes, --from, calls from Python, their help, the schema, the bounds and a warning know it."""

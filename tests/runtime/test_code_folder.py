@@ -102,6 +102,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(1)
 def test_what_is_not_as_listed_is_removed(kept: Path, fault: str) -> None:
     FAULTS[fault](kept)
     there, line, named = take(kept, ADD="ab/code.so")

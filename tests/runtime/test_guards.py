@@ -66,6 +66,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("name", "backend"), crossed(CASES, BACKENDS))
+@pytest.mark.sample(1)
 def test_what_overflows_is_named_with_the_option_that_cures_it(
     overflowing: models.Maker, name: str, backend: str
 ) -> None:

@@ -18,6 +18,7 @@ ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "guidance": 3.0,
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_between_pictures_nothing_is_read_that_fits(
     tiny_folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, backend: str, kind: str
 ) -> None:
@@ -49,6 +50,7 @@ def test_between_pictures_nothing_is_read_that_fits(
 
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
+@pytest.mark.sample(1)
 def test_what_the_preset_memory_does(
     tiny_folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

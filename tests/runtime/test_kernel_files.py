@@ -156,6 +156,7 @@ if os.geteuid() == 0:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(1)
 def test_a_kernel_that_is_not_right_is_compiled_again(kept: Path, fault: str) -> None:
     path, (name, _) = kernel(kept), kernel_files._read(kernel(kept))
     FAULTS[fault](path)
@@ -187,6 +188,7 @@ def unlinked(kept: Path) -> None:
         (lambda kept: (shutil.rmtree(kept), kept.write_text("")), "is a link or a file"),
     ],
 )
+@pytest.mark.sample(1)
 def test_a_folder_that_is_not_ours_alone_is_not_used(kept: Path, change: Callable[[Path], object], text: str) -> None:
     """Its kernels may be anybody's. One line says so, and the folder of the process is a temporary one."""
     change(kept)
@@ -240,6 +242,7 @@ kill -9 $VICTIM
 """
 
 
+@pytest.mark.sample(0)
 def test_kill_9_while_a_kernel_is_written(tmp_path: Path) -> None:
     compiler, kept = tmp_path / "bin" / "g++", tmp_path / "kept"
     compiler.parent.mkdir()
@@ -266,6 +269,7 @@ def test_the_folder_of_a_process_that_lives_is_not_swept(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.sample(0)
 def test_two_processes_at_once(tmp_path: Path) -> None:
     both = [started(tmp_path / "kept") for _ in range(2)]
     ended = [process.communicate(timeout=HANGS) for process in both]

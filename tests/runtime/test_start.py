@@ -25,6 +25,7 @@ raise SystemExit(code)
 """
 
 
+@pytest.mark.sample(0)
 def test_a_picture_on_torch_needs_no_compiler_and_writes_no_file(tmp_path: Path) -> None:
     """torch's own Embedding, made without memory, imports its compiler, and that wants a folder for its files."""
     environment = {**ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -92,6 +93,7 @@ def compiled(folder: Path, *more: str) -> dict[str, str | float]:
     return said
 
 
+@pytest.mark.sample(0)
 def test_what_is_compiled_is_kept_where_a_later_run_looks(tmp_path: Path) -> None:
     """Not where torch puts it by itself, a folder that does not outlive the machine's next start."""
     assert compiled(tmp_path / "kept")["folder"] == str(tmp_path / "kept")

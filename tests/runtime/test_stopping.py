@@ -19,6 +19,7 @@ RUN = "import sys; from qwenimg.cli import main, signals; signals.LONG = 0; sys.
     ("line", "number", "code"),
     [("loading text encoder", signal.SIGINT, 130), ("loading transformer", signal.SIGTERM, 143)],
 )
+@pytest.mark.sample(1)
 def test_a_signal_ends_a_run_at_once(tmp_path: Path, backend: str, line: str, number: signal.Signals, code: int):
     options = ["-m", "shapes", "--backend", backend, "--size", "1024x1024", "--steps", "1000", "-o", "a.png"]
     with subprocess.Popen(

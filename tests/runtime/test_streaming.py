@@ -81,6 +81,7 @@ def limited(pipe: Pipeline) -> list[int]:
 
 
 @pytest.mark.parametrize(("backend", "precision"), crossed(["cpu", "mlx"], ["fp32", "bf16"]))
+@pytest.mark.sample(1)
 def test_streamed_is_resident_bit_for_bit(folder: Path, backend: str, precision: str) -> None:
     """Over several steps and pictures, so that blocks are read ahead and round the cycle."""
     resident = qwenimg.load(folder, backend=backend, precision=precision)
@@ -96,6 +97,7 @@ def test_streamed_is_resident_bit_for_bit(folder: Path, backend: str, precision:
 
 # Those of FLUX.1 and of Qwen-Image-Edit are streamed in the tests of their families.
 @pytest.mark.parametrize(("kind", "backend"), crossed(["z-image", "flux2-base", "sd3"], ["cpu", "mlx"]))
+@pytest.mark.sample(1)
 def test_blocks_of_other_transformers(tiny: dict[str, Path], kind: str, backend: str) -> None:
     resident = qwenimg.load(tiny[kind], backend=backend, precision="fp32")
     streamed = qwenimg.load(tiny[kind], backend=backend, precision="fp32")
@@ -111,6 +113,7 @@ def test_blocks_of_other_transformers(tiny: dict[str, Path], kind: str, backend:
 
 @pytest.mark.parametrize("kind", ["sd15", "sdxl"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, kind: str) -> None:
     """Residual and transformer blocks of all levels, of unequal sizes; and of what encodes the text the layers."""
     resident = qwenimg.load(folders[kind], backend=backend, precision="bf16")
@@ -136,6 +139,7 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_a_step_cache_streams_the_same_bits(folder: Path, folders: dict[str, Path], backend: str, kind: str) -> None:
     """A call that reuses leaves blocks out, so that what is read ahead is not what is next."""
     path, name = (folder, "transformer") if kind == "qwen" else (folders[kind], "unet")
@@ -147,6 +151,7 @@ def test_a_step_cache_streams_the_same_bits(folder: Path, folders: dict[str, Pat
 
 
 @pytest.mark.parametrize(("kind", "index"), [("qwen", 1), ("sd15", 1)])
+@pytest.mark.sample(0)
 def test_on_a_device_of_its_own_memory(
     folder: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str, index: int
 ) -> None:
@@ -165,6 +170,7 @@ def test_on_a_device_of_its_own_memory(
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_only_the_file_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """By a thread of its own, and what is taken away leaves no memory behind."""
     pipe = qwenimg.load(folder, backend=backend, precision="fp32")
@@ -193,6 +199,7 @@ def test_only_the_file_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_lora_goes_into_streamed_blocks(folder: Path, tmp_path: Path, backend: str) -> None:
     import numpy as np
     from safetensors.numpy import save_file
@@ -318,6 +325,7 @@ def test_order_is_that_of_the_pass_before() -> None:
 
 
 @pytest.mark.parametrize(("backend", "quantize"), crossed(["cpu", "mlx"], [None, "8"]))
+@pytest.mark.sample(1)
 def test_blocks_are_read_into_the_same_two_pieces(
     folder: Path, tmp_path: Path, backend: str, quantize: str | None
 ) -> None:
@@ -337,6 +345,7 @@ def test_blocks_are_read_into_the_same_two_pieces(
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_a_file_that_changes_between_passes_is_told(folder: Path, tmp_path: Path, backend: str) -> None:
     copy = tmp_path / "model"
     shutil.copytree(folder, copy)
@@ -353,6 +362,7 @@ def test_a_file_that_changes_between_passes_is_told(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("backend", "stored", "ahead"), [("cpu", "F32", 4), ("cpu", "BF16", 4), ("mlx", "F32", 4), ("mlx", "BF16", 2)]
 )
+@pytest.mark.sample(1)
 def test_a_block_is_planned_as_it_is_read_ahead(tmp_path: Path, backend: str, stored: str, ahead: int) -> None:
     """In float32. MLX has `ahead` bytes a value, as the file does: it puts a convolution's values in another order
     afterwards; torch reads into the memory that computes."""

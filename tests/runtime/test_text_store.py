@@ -53,6 +53,7 @@ def draw(
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(["qwen", "sdxl"], ["cpu", "mlx"]))
+@pytest.mark.sample(0)
 def test_the_second_run_has_the_same_bits_and_no_text_encoder(
     tiny_folder: Path, folders: dict[str, Path], place: Path, opened: list[str], backend: str, kind: str
 ) -> None:
@@ -117,6 +118,7 @@ def drawn(tiny_folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", BAD)
+@pytest.mark.sample(1)
 def test_what_is_not_right_is_a_line_and_no_more(tiny_folder: Path, place: Path, kind: str, drawn: np.ndarray) -> None:
     draw(tiny_folder, "cpu", [], cache_prompts=True)
     for path in place.iterdir():

@@ -14,6 +14,7 @@ from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.pipeline.steps.denoiser import RECENT
 from qwenimg.common.sampling.discrete import parse_diffusion
 from qwenimg.common.sampling.schedules import build
+from qwenimg.common.sampling.steps import unchanged
 from qwenimg.common.sampling.table import SAMPLERS
 from qwenimg.common.sampling.types import Schedule
 
@@ -63,7 +64,7 @@ def run(name: str, levels: Schedule, make) -> tuple[list[np.ndarray], list[float
 
     start = levels.initial * make(np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32))
     more = (lambda x: np.asarray(x, dtype=np.float64),) if SAMPLERS[name].adaptive else ()
-    states = list(SAMPLERS[name].function(start, levels, denoise, draw, *more))
+    states = list(unchanged(SAMPLERS[name].function(start, levels, denoise, draw, *more)))
     assert all(type(state) is type(start) for state in states)
     return [np.asarray(state) for state in states], denoise.asked
 
@@ -117,7 +118,7 @@ def test_no_step_asks_the_model_more_often_than_is_remembered(name, flow):
     denoise = Given(MAKE["numpy"])
     more = (np.asarray,) if SAMPLERS[name].adaptive else ()
     states, before = SAMPLERS[name].function(np.ones(SHAPE), levels, denoise, lambda: np.ones(SHAPE), *more), 0
-    for _ in states:
+    for _ in unchanged(states):
         asked, before = len(denoise.asked) - before, len(denoise.asked)
         assert asked <= RECENT, f"{name} asks {asked} times in a step: raise RECENT"
 
@@ -126,7 +127,7 @@ def test_no_step_asks_the_model_more_often_than_is_remembered(name, flow):
 def test_a_run_on_floats_tells_where_the_model_is_asked(name, flow):
     levels = FLOW if flow else build(CONFIG, SAMPLERS[name].rule, "karras", 7)
     recorder = Recorder()
-    for _ in SAMPLERS[name].function(0.0, levels, recorder, lambda: 0.0):
+    for _ in unchanged(SAMPLERS[name].function(0.0, levels, recorder, lambda: 0.0)):
         pass
     _, asked = run(name, levels, MAKE["numpy"])
     print(f"{name}: {len(asked)} evaluations")
@@ -155,10 +156,10 @@ def test_dpm_adaptive_says_so_where_it_finds_no_end():
             return 1e4 * draws.standard_normal(SHAPE)
 
     with pytest.raises(NumericsError, match="no end"):
-        list(SAMPLERS["dpm_adaptive"].function(np.zeros(SHAPE), levels, Random(), None, lambda x: x))
+        list(unchanged(SAMPLERS["dpm_adaptive"].function(np.zeros(SHAPE), levels, Random(), None, lambda x: x)))
     with pytest.raises(NumericsError, match="not finite"):
         nan = np.full(SHAPE, np.nan)
-        list(SAMPLERS["dpm_adaptive"].function(nan, levels, lambda x, sigma: x, None, lambda x: x))
+        list(unchanged(SAMPLERS["dpm_adaptive"].function(nan, levels, lambda x, sigma: x, None, lambda x: x)))
 
 
 class Shrinking(Recorder):
@@ -168,6 +169,19 @@ class Shrinking(Recorder):
 
     def both(self, x, sigma):
         return self(x, sigma), 0.9 * self(x, sigma)
+
+
+@pytest.mark.parametrize(("name", "flow"), CASES)
+def test_it_goes_on_from_what_is_sent(name, flow):
+    levels = FLOW if flow else build(CONFIG, SAMPLERS[name].rule, "model", 7)
+    more, ends = (np.asarray,) if SAMPLERS[name].adaptive else (), list[float]()
+    for change in (0.0, 0.01):
+        start = levels.initial * np.ones(SHAPE)
+        states = SAMPLERS[name].function(start, levels, Shrinking(), lambda: np.zeros(SHAPE), *more)
+        ends.append(states.send(next(states) + change).mean())
+    share = (ends[1] - ends[0]) / 0.01
+    print(f"{name}: {share:.2e} of a change is there after a step")
+    assert 0.01 < abs(share) < 3
 
 
 @pytest.mark.parametrize("spacing", ["leading", "linspace", "trailing"])
@@ -185,5 +199,5 @@ def test_every_configuration_gives_finite_numbers(spacing, fields):
         for steps in (1, 2, 3, 5, 17, 50):
             levels = build(config, SAMPLERS[name].rule, "model", steps)
             more = (lambda x: np.asarray(x, dtype=np.float64),) if sampler.adaptive else ()
-            states = list(sampler.function(levels.initial, levels, Shrinking(), lambda: 0.5, *more))
+            states = list(unchanged(sampler.function(levels.initial, levels, Shrinking(), lambda: 0.5, *more)))
             assert states and np.isfinite(levels.final * states[-1]), (name, steps)

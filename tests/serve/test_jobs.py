@@ -32,6 +32,7 @@ def http(server: RunningServer) -> Iterator[httpx2.Client]:
         yield http
 
 
+@pytest.mark.sample(0)
 def test_a_job_from_its_order_to_its_pictures(http: httpx2.Client, tmp_path: Path) -> None:
     answer = http.post("/api/jobs", json={"prompt": "a red circle", "seed": "7-8", **FEW})
     assert answer.status_code == 202

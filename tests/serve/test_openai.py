@@ -230,6 +230,7 @@ def test_forms_with_other_files(server: RunningServer, files: Any, param: str | 
         ("multipart/form-data; boundary=x", b"--x\r\n", 415),
     ],
 )  # fmt: skip
+@pytest.mark.sample(3)
 def test_hostile_json(server: RunningServer, kind: str, body: bytes, status: int) -> None:
     for path in ("/v1/images/generations", "/sdapi/v1/txt2img", "/api/jobs"):
         answer = server.http.post(path, content=body, headers={"content-type": kind})

@@ -535,6 +535,7 @@ def test_a_picture_whose_shapes_are_kept(browser: Any, tmp_path: Path, tiny_fold
     [MARKUP, pytest.param(TURNED, marks=slow), pytest.param(LONG_PROMPT, marks=slow)],
     ids=["markup", "turned", "long"],
 )
+@pytest.mark.sample(0)
 def test_hostile_prompts_are_texts(browser: Any, server: RunningServer, prompt: str) -> None:
     done = drawn(server, prompt=prompt)
     assert done["state"] == "done"
@@ -562,6 +563,7 @@ def test_hostile_prompts_are_texts(browser: Any, server: RunningServer, prompt: 
     ],
     ids=["narrow-light", "narrow-dark", "wide-light", "wide-dark"],
 )
+@pytest.mark.sample(0)
 def test_axe_finds_nothing(browser: Any, server: RunningServer, theme: str, size: dict[str, int]) -> None:
     drawn(server)
     watched = Watched(browser, server, viewport=size, color_scheme=theme, reduced_motion="reduce")
@@ -668,6 +670,7 @@ ATTEMPTS = """async (address) => {
 }"""
 
 
+@pytest.mark.sample(0)
 def test_a_page_on_another_origin_gets_nothing(browser: Any, server: RunningServer) -> None:
     name = drawn(server)["pictures"][0]
     handler = type("Handler", (Hostile,), {"address": server.address})

@@ -32,6 +32,7 @@ from qwenimg.common.shapes import builtin
 FEW = {"steps": 2, "size": "64x64"}
 
 
+@pytest.mark.sample(0)
 def test_a_killed_worker_is_answered_and_replaced(tmp_path: Path) -> None:
     with serving(tmp_path / "g") as server, server.http as http, ThreadPoolExecutor(1) as pool:
         ask = {"prompt": "x", "steps": LONG}
@@ -49,6 +50,7 @@ def test_a_killed_worker_is_answered_and_replaced(tmp_path: Path) -> None:
         assert server.workers not in ([], [worker])
 
 
+@pytest.mark.sample(0)
 def test_a_killed_server_leaves_no_worker_and_the_next_one_goes_on(tmp_path: Path) -> None:
     """kill -9 while a job of three pictures is drawn and another one waits: nothing is lost, nothing is there twice,
     and the pixels are those of an unbroken run."""
@@ -93,6 +95,7 @@ def test_a_killed_server_leaves_no_worker_and_the_next_one_goes_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.sample(0)
 def test_a_signal_ends_it_when_what_is_drawn_is_done(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path / "g") as server, server.http as http, ThreadPoolExecutor(1) as pool:
         ask = {"prompt": "x", "steps": 300, "size": "64x64"}
@@ -118,6 +121,7 @@ def test_a_signal_ends_it_when_what_is_drawn_is_done(tmp_path: Path, number: sig
         assert until_end(http, waits)["state"] == "done", "the waiting job goes on"
 
 
+@pytest.mark.sample(0)
 def test_an_answer_is_delivered_after_sigterm(tmp_path: Path) -> None:
     with serving(tmp_path / "g") as server, server.http as http, ThreadPoolExecutor(1) as pool:
         ask = {"prompt": "x", "steps": 300, "width": 64, "height": 64}
@@ -133,6 +137,7 @@ def test_an_answer_is_delivered_after_sigterm(tmp_path: Path) -> None:
         assert server.end() == 143
 
 
+@pytest.mark.sample(0)
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with serving(tmp_path / "g") as server, server.http as http:
         until_step(http, http.post("/api/jobs", json={"prompt": "x", "steps": LONG}).json()["id"])
@@ -145,6 +150,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         gone(worker)
 
 
+@pytest.mark.sample(0)
 def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
     other = shutil.copytree(builtin.folder(), tmp_path / "other")
     with serving(tmp_path / "g", "-m", other) as server, server.http as http:
@@ -157,6 +163,7 @@ def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
             assert served == [name], "one is open at a time"
 
 
+@pytest.mark.sample(0)
 def test_a_model_that_sees_several_images(tmp_path: Path, tiny_flux2: dict[str, Path]) -> None:
     """In their order, by every API, and what a page is told of the model."""
     images = [png(np.full((48, 64, 3), value)) for value in (40, 200)]
@@ -216,6 +223,7 @@ def controlled(folder: Path, tiny_folder: Path, tiny_layered: Path) -> Iterator[
         yield server
 
 
+@pytest.mark.sample(0)
 def test_control_networks_that_were_given_at_the_start(
     controlled: RunningServer, folder: Path, tiny_folder: Path
 ) -> None:
@@ -317,6 +325,7 @@ def test_what_does_not_fit_the_model_is_told(
     assert message.startswith(name) and ran.err.strip().endswith(message.removeprefix(name)) and "/" not in message
 
 
+@pytest.mark.sample(0)
 def test_layers_are_pictures_of_their_own(controlled: RunningServer, folder: Path, tiny_layered: Path) -> None:
     """By each API those of the command line, with their alpha."""
     base = ("x", "-m", tiny_layered, "-i", "edges.png", "--backend", "cpu", "--steps", "1", "--size", "48x48")
@@ -375,6 +384,7 @@ def png(array: np.ndarray) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.sample(0)
 def test_a_model_that_does_not_open_ends_it_with_its_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"x" * 100)
@@ -427,6 +437,7 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
         (["--backend", "metal"], "mlx"), (["a prompt"], "unexpected extra argument"),
     ],
 )  # fmt: skip
+@pytest.mark.sample(4)
 def test_wrong_options(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short").write_text("secret")
@@ -442,6 +453,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         cli("serve", "-m", "shapes", "--port", port, "-o", str(tmp_path / "g")).refused(2, port, "give another --port")
 
 
+@pytest.mark.sample(0)
 def test_a_gallery_that_is_taken(tmp_path: Path) -> None:
     with serving(tmp_path / "g"):
         other = RunningServer(tmp_path / "g")

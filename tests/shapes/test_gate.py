@@ -28,6 +28,8 @@ from qwenimg.common.families import catalog
 from qwenimg.common.shapes import builtin, scenes
 from qwenimg.common.shapes.check import check, look
 
+pytestmark = pytest.mark.sample(0)  # it takes pictures of the built-in model
+
 SIDE = 96  # pixels
 NOBODY = Artist(model="nobody", backend="cpu", precision="fp32")
 

@@ -98,6 +98,7 @@ def test_another_size(draws: Callable[..., Truthful]):
 
 
 @pytest.mark.parametrize("group", [group for group in LEAST if group not in ("total", "held-out-relation")])
+@pytest.mark.sample(1)
 def test_each_group_fails_below_its_threshold(draws: Callable[..., Truthful], group: str):
     draws(swapped(group, leave=LEAST[group]))
     assert cli("selftest").code == 0

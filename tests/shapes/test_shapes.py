@@ -233,6 +233,7 @@ def disagreements(parsed: Parsed, scene: Scene) -> list[str]:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.sample(1)
 def test_parse_reads_what_describe_writes(language):
     rng = np.random.default_rng(2)
     said: Counter[str] = Counter()
@@ -254,6 +255,7 @@ def test_parse_reads_what_describe_writes(language):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.sample(1)
 def test_every_synonym_is_written_and_in_the_vocabulary(language):
     rng = np.random.default_rng(3)
     text = " ".join(describe(scene, rng, language).lower() for scene in many_scenes(6000))

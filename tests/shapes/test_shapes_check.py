@@ -64,6 +64,7 @@ def disturbed(pixels: np.ndarray, how: str, rng: np.random.Generator) -> np.ndar
         (133, 251, "none", 60),
     ],
 )
+@pytest.mark.sample(3)
 def test_true_pictures_pass(width: int, height: int, how: str, most: int, share: float):
     count = round(share * most)
     rng = np.random.default_rng(most + height)
@@ -141,6 +142,7 @@ NO_CIRCLES = {
 
 @pytest.mark.parametrize("side", [128, 256])
 @pytest.mark.parametrize("name", NO_CIRCLES)
+@pytest.mark.sample(4)
 def test_what_is_most_like_a_circle_and_is_none(name: str, side: int):
     pixels = painted(NO_CIRCLES[name], side)
     seen = look(pixels)[1]
@@ -213,6 +215,7 @@ def swaps(scene: Scene, rng: np.random.Generator) -> Iterator[tuple[str, Parsed]
 
 
 @pytest.mark.parametrize("how", ["none", "all"])
+@pytest.mark.sample(1)
 def test_swaps_fail(how: str):
     rng = np.random.default_rng(8)
     passed: Counter[str] = Counter()

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from qwenimg.common.sampling.steps import unchanged
 from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.sampling.types import Schedule
 
@@ -45,7 +46,7 @@ def levels(steps: int, *, flow: bool) -> Schedule:
 
 def run(sampler: Sampler, x, grid: Schedule, noise, mean: float = MEAN) -> list:
     more = (lambda array: array,) if sampler.adaptive else ()
-    return list(sampler.function(x, grid, Denoiser(grid, mean), noise, *more))
+    return list(unchanged(sampler.function(x, grid, Denoiser(grid, mean), noise, *more)))
 
 
 def drawing(steps: int):

@@ -101,6 +101,7 @@ class ToyModel:
     repeats_images = False
     writes_prompts = False
     sees_mask = 0
+    soft_masks = False
     images = (0, 1)
     guidance = Guidance(formula=cfg)
     lora_names = ()

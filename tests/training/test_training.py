@@ -45,6 +45,8 @@ from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.scenes import HELD_OUT_PAIRS
 from qwenimg.common.training.config import TrainConfig
 
+pytestmark = pytest.mark.sample(0)  # it takes a trained model
+
 CPU = torch.device("cpu")
 PICTURE = 2  # of 255: float32 in another order of operations
 STEPS = 60

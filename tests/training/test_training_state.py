@@ -38,6 +38,8 @@ from qwenimg.common.training import files
 from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import COLUMNS, FORMAT
 
+pytestmark = pytest.mark.sample(1)
+
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SIZE = ModelSize(

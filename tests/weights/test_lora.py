@@ -68,6 +68,7 @@ def close(found: np.ndarray, expected: np.ndarray, what: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", cases.QWEN)
+@pytest.mark.sample(3)
 def test_a_dialect_reaches_every_linear_layer_and_means_its_formula(name: str, tmp_path: Path) -> None:
     dialect = cases.QWEN[name]
     modules = {path: cases.lora(MANIFEST[f"{path}.weight"], i) for i, path in enumerate(LINEAR)}
@@ -330,6 +331,7 @@ def test_a_file_that_is_not_understood_is_refused_by_its_key(name: str, tmp_path
     assert says in refusal({key: value.clone() for key, value in tensors.items()}, tmp_path)
 
 
+@pytest.mark.sample(0)
 def test_info_of_factors_without_numbers(tmp_path: Path) -> None:
     file = tmp_path / "bad.safetensors"
     for down, up in (((0, N), (N, 0)), ((4, 0), (0, 4)), ((N,), (N,)), ((), ())):
@@ -471,6 +473,7 @@ def test_finding_a_class_in_long_names_counts_as_the_steps_that_it_takes() -> No
 
 
 @pytest.mark.parametrize("form", ["{}", "^{}", "{}$", "^{}$"])
+@pytest.mark.sample(1)
 def test_a_pattern_for_each_module_of_a_large_model_is_read(form: str) -> None:
     """Diffusers writes `^name` for every module whose rank is not the commonest."""
     layers = ("attn.to_q", "attn.add_q_proj", "attn.to_out.0", "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mod.1")

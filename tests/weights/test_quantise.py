@@ -212,6 +212,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("policy", "least"), [("8", 40.0), ("4", 22.0), pytest.param("6", 32.0, marks=pytest.mark.slow), ("text=8", 40.0)]
 )
+@pytest.mark.sample(0)
 def test_a_picture_in_codes(plain: np.ndarray, policy: str, least: float) -> None:
     """The floors are some 3 dB below what was seen: a layer decoded by the wrong scales is below 15. Between backends
     the weights are the same bits, so that float32 differs by its order of sums only."""
@@ -222,6 +223,7 @@ def test_a_picture_in_codes(plain: np.ndarray, policy: str, least: float) -> Non
     assert pipe("a red circle", steps=1, width=64, height=64, seed=0).recipe["quantize"] == policy
 
 
+@pytest.mark.sample(0)
 def test_a_picture_of_codes_is_made_again(tmp_path: Path) -> None:
     """`--from` takes the codes from the recipe; without them it says what differs."""
     from cli_runner import cli
@@ -237,6 +239,7 @@ def test_a_picture_of_codes_is_made_again(tmp_path: Path) -> None:
     assert np.array_equal(a, b)
 
 
+@pytest.mark.sample(0)
 def test_a_lora_is_fused_before_its_weights_are_coded(tmp_path: Path) -> None:
     """The same picture as the LoRA on dense weights, up to the codes; another one than without it."""
     rng, width = np.random.default_rng(5), 128
@@ -287,6 +290,7 @@ def test_what_is_coded_and_what_is_not(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(0)
 def test_a_file_of_codes_is_the_same_as_codes_made_while_loading(tmp_path: Path, backend: str) -> None:
     """A folder with the triplets of `-q 8`, written here from the dense weights by MLX, which names nothing of them."""
     import shutil

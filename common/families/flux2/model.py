@@ -60,6 +60,7 @@ class Flux2(FlowModel):
 
     options = frozenset({"step_cache", "cached_calls"})
     images = (0, references.MOST)
+    soft_masks = True
     levels = FlowLevels(mu=shift)
     layer_names = staticmethod(lora_names.names)
     texts: TemplateTexts

@@ -49,6 +49,7 @@ class StableDiffusion:
     images: tuple[int, int] = (0, 1)
     sees_alpha = False
     repeats_images = False
+    soft_masks = False
     writes_prompts = False
     nets: Mapping[str, Controller] = MappingProxyType({})
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})

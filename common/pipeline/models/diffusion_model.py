@@ -63,6 +63,7 @@ class DiffusionModel(Protocol):
     # Mask and masked image are inputs of the model itself, and the mask has so many values along a side of a latent: 1,
     # or that of every pixel (`scale`); 0: they are no inputs
     sees_mask: int
+    soft_masks: bool  # True: a latent at the edge of a mask is regenerated in part
     few_steps: Mapping[str, FewSteps]  # by name
     nets: Mapping[str, Controller]  # the control networks and LoRAs of the present request, by their names in it
 

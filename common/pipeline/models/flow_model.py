@@ -56,6 +56,7 @@ class FlowModel(ABC):
     repeats_images = False
     writes_prompts = False
     sees_mask = 0
+    soft_masks = False
     images: tuple[int, int] = (0, 1)
     guidance: Guidance
     levels = USUAL  # of noise

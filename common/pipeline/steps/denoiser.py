@@ -78,6 +78,10 @@ class Denoiser:
             return guided, guided
         return guided, self._kept(self.denoised(x, sigma, predictions[1]))
 
+    def stepped(self, x: Array, step: int) -> Array:
+        """Return the state that the sampler goes on from, for x after a step, counted from 0."""
+        return x if self.blend is None else self.blend.stepped(x, step)
+
     def explain(self, step: int) -> NumericsError:
         """Run the last step's passes again with probes. Return an error that names component, block and operation.
 

@@ -56,21 +56,33 @@ class Blend:
     """Inpainting by blending: outside the mask the model's input is the image at the step's noise level, and its
     prediction is replaced by the image, so that a sampler removes the noise there itself.
 
-    With deterministic samplers this equals diffusers' method, which blends the latents after every step."""
+    With deterministic samplers this equals diffusers' method, which blends the latents after every step. A latent that
+    the mask covers in part is blended in just that way: how much of it is left depends on the number of steps."""
 
     schedule: Schedule
-    inside: Array
+    inside: Array  # 1 where the image is regenerated, wholly or in part
     latents: Array
     noise: Array
+    share: Array | None = None  # of each latent that is regenerated; None: each is wholly or not at all
 
     def shown(self, x: Array, sigma: float) -> Any:
         if sigma == self.schedule.sigmas[0]:  # the initial state, which may be noise alone
             return x
-        known = self.schedule.alpha(sigma) * self.latents + sigma * self.noise
+        known = self._known(sigma)
         return known + self.inside * (x - known)
 
     def kept(self, denoised: Array) -> Any:
         return self.latents + self.inside * (denoised - self.latents)
+
+    def stepped(self, x: Array, step: int) -> Any:
+        """Return the state that the sampler goes on from, for x after a step, counted from 0."""
+        if self.share is None:
+            return x
+        known = self._known(self.schedule.sigmas[step + 1])
+        return known + self.share * (x - known)
+
+    def _known(self, sigma: float) -> Any:
+        return self.schedule.alpha(sigma) * self.latents + sigma * self.noise
 
 
 def blend(initial: Initial, schedule: Schedule, array: Callable[[Latents], Array]) -> Blend | None:
@@ -78,5 +90,12 @@ def blend(initial: Initial, schedule: Schedule, array: Callable[[Latents], Array
     if not initial.blends:
         return None
     assert initial.mask is not None and initial.latents is not None
-    inside = array(initial.mask.inside.repeat(initial.latents.shape[1], axis=1))
-    return Blend(schedule=schedule, inside=inside, latents=array(initial.latents), noise=array(initial.noise))
+    share = initial.mask.inside.repeat(initial.latents.shape[1], axis=1)
+    inside = np.ceil(share)
+    return Blend(
+        schedule=schedule,
+        inside=array(inside),
+        latents=array(initial.latents),
+        noise=array(initial.noise),
+        share=None if np.array_equal(inside, share) else array(share),
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -15,10 +16,11 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
 from qwenimg.common.sampling.flow_match import USUAL, FlowLevels, FlowMatchConfig, flow_schedule, gone
-from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule
+from qwenimg.common.sampling.steps import unchanged
+from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule, States
 
 OWN = ("", "model")  # the model's schedule
-Solver: TypeAlias = Callable[[Array, Schedule, DenoiseFunction, Noise], Iterator[Array]]
+Solver: TypeAlias = Callable[[Array, Schedule, DenoiseFunction, Noise], States]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,7 @@ class SamplingPlan:
         recorders = []
         for segment in self.segments:
             recorders.append(_Recorder())
-            for _ in segment.solver(0.0, segment.schedule, recorders[-1], lambda: 0.0):
-                pass
+            deque(unchanged(segment.solver(0.0, segment.schedule, recorders[-1], lambda: 0.0)), maxlen=0)
         return [recorder.sigmas for recorder in recorders]
 
 
