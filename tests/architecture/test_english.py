@@ -32,6 +32,7 @@ def test_docstrings_and_names_of_the_product(rule) -> None:
         ('def f():\n    """Read it. Raises ModelError."""', 'def f():\n    """Reads it."""'),
         ('def f():\n    """Return whether x is finite."""', 'def f():\n    """Whether x is finite."""'),
         ("def f():\n    pass", 'async def f():\n    """The sum."""'),
+        ('"""A list."""', '"""What is in a list."""'),
         ('class A:\n    """A list of numbers."""', 'class A:\n    """What has a list."""'),
         ('class A:\n    """The sum."""', 'class A:\n    """Return a list."""'),
         (
