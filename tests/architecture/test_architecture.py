@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import rules
-from rules import ROOT, name_of, sources
+from support import rules
+from support.rules import ROOT, name_of, sources
 
 FOLDER_FILES = 16
 FILE_LINES = 400
@@ -221,9 +221,12 @@ def test_tests_of_the_command_line_import_no_framework():
 
     def reached(path: Path, seen: set[Path]) -> set[Path]:
         seen.add(path)
-        names = {
-            name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in rules.imported(node)
-        }
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = set[str]()
+        for node in nodes:
+            package, _, module = (getattr(node, "module", None) or "").partition(".")
+            if isinstance(node, ast.ImportFrom) and package == "support":
+                names |= {module} if module else {alias.name for alias in node.names}
         for name in names:
             helper = ROOT / "tests" / "support" / f"{name}.py"
             if helper.exists() and helper not in seen:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import english
 import pytest
-from rules import name_of, sources
+from support import english
+from support.rules import name_of, sources
 
 # Fields whose names are keys of a file's format.
 KEYS = frozenset(f"common/parity/passport/passport_schema.py: StationJson: {key}" for key in ("made", "own"))

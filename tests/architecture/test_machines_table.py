@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import write_machines_table as tool
 from click.testing import CliRunner
-from rules import ROOT
+from support.rules import ROOT
 
 from qwenimg.backends import paper
 from qwenimg.cli.words import cli

@@ -14,9 +14,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import rules
 from PIL import Image
-from rules import ROOT, sources
+from support import rules
+from support.rules import ROOT, sources
 
 from qwenimg.common.base.version import __version__
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import MAX_LINE, Library, cli
-from fake_pipeline import FakePipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from recipe_cases import recipe_from_png
+from support.cli_runner import MAX_LINE, Library, cli
+from support.fake_pipeline import FakePipeline
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Result

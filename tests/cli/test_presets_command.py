@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cli_runner import cli
-from recipe_cases import recipe_from_png
+from support.cli_runner import cli
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg.common.families.registry import FAMILIES

@@ -17,11 +17,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from cli_runner import cli
 from random_model import DIT, TEXT, VAE, write_random_model
 from safetensors import safe_open
 from safetensors import torch as torch_files
 from safetensors.numpy import save_file
+from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.common.base.amounts import size_text

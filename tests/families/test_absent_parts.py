@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from cli_runner import cli
 from safetensors.torch import load_file, save_file
-from tiny_clip import tiny_clip
-from tiny_ldm import clip_file, models_of, one_file, open_clip_file, unet_file, vae_file
+from support import tiny_ldm
+from support.cli_runner import cli
+from support.tiny_clip import tiny_clip
+from support.tiny_ldm import clip_file, models_of, one_file, open_clip_file, unet_file, vae_file
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError

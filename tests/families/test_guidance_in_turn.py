@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from opened_parts import network_of
+from support.cli_runner import cli
+from support.opened_parts import network_of
 
 import qwenimg
 from qwenimg import DoesNotFit, Pipeline

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crossed import crossed
-from family_cases import BACKENDS
+from support.crossed import crossed
+from support.family_cases import BACKENDS
 
 import qwenimg
 from qwenimg import Pipeline

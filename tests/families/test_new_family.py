@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 from PIL import Image
-from recipe_cases import recipe_from_png
-from toy_family import FAMILY, add_toy, write_toy
+from support.recipe_cases import recipe_from_png
+from support.toy_family import FAMILY, add_toy, write_toy
 
 import qwenimg
 from qwenimg.cli.main import run

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
 from safetensors.torch import load_file, save_file
-from tiny_ldm import behind, clip_file, models_of, open_clip_file, unet_file, vae_file
+from support.cli_runner import cli
+from support.tiny_ldm import behind, clip_file, models_of, open_clip_file, unet_file, vae_file
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError

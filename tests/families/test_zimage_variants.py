@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_hub import REPO
-from hub_cases import check_complete, pulled
+from support.fake_hub import REPO
+from support.hub_cases import check_complete, pulled
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError

@@ -13,10 +13,10 @@ import urllib.error
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, REPO, digest_of
-from hub_cases import FIRST, SMALL, check_complete, parts, pulled
 from huggingface_hub import constants
-from refusals import refused
+from support.fake_hub import COMMIT, REPO, digest_of
+from support.hub_cases import FIRST, SMALL, check_complete, parts, pulled
+from support.refusals import refused
 
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError, UsageError

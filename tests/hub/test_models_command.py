@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from fake_hub import COMMIT, REPO
-from hub_cases import FIRST, Usage, pulled
-from refusals import refused
-from tiny_clip import write_tiny_clip_tokenizer
+from support.fake_hub import COMMIT, REPO
+from support.hub_cases import FIRST, Usage, pulled
+from support.refusals import refused
+from support.tiny_clip import write_tiny_clip_tokenizer
 
 from qwenimg.cli.commands.models import models
 from qwenimg.common.base import hf_cache

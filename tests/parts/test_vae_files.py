@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from policies import FP32
-from refusals import refused
 from safetensors.torch import save_file
-from tiny_zimage import VAE, tiny_vae
+from support import tiny_ldm
+from support.policies import FP32
+from support.refusals import refused
+from support.tiny_zimage import VAE, tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.base.config import parse

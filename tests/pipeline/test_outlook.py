@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_runner import cli
+from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.backends.paper import on_paper

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recipe_cases import recipe_from_png
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flux_loras import Tensors, by_diffusers, check_changes, random
-from refusals import refused
 from safetensors.torch import save_file
-from tiny_flux import WIDE, tiny_dit, transformer_file
+from support.flux_loras import Tensors, by_diffusers, check_changes, random
+from support.refusals import refused
+from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.families.flux import lora_names
 from qwenimg.common.networks.denoisers import flux_dit

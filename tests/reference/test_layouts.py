@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from parity_cases import MLX, TORCH, Twin
-from refusals import refused, safetensors_bytes, tensor
 from safetensors.torch import load_file, save_file
+from support import tiny_ldm
+from support.parity_cases import MLX, TORCH, Twin
+from support.refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError

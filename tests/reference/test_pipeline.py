@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from opened_parts import network_of, open_part
-from relative import relative
-from tiny_model import LIGHTNING
+from support import oracle
+from support.opened_parts import network_of, open_part
+from support.relative import relative
+from support.tiny_model import LIGHTNING
 
 import qwenimg
 from qwenimg import backends

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from family_cases import BACKENDS
-from lora_cases import write_lora
-from recipe_cases import recipe_from_png
+from support.cli_runner import cli
+from support.family_cases import BACKENDS
+from support.lora_cases import write_lora
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import ModelError, UsageError

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import overflow_models as models
 import pytest
-from crossed import crossed
+from support import overflow_models as models
+from support.crossed import crossed
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, NumericsError

@@ -14,11 +14,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from crossed import crossed
-from opened_parts import network_of
-from pretend_device import pretend_engine, pretending
 from random_model import DIT, TEXT, write_random_model
 from random_sd import UNETS, write_random_sd
+from support.crossed import crossed
+from support.opened_parts import network_of
+from support.pretend_device import pretend_engine, pretending
 
 import qwenimg
 from qwenimg import DoesNotFit, ModelError, Pipeline, UsageError, backends

@@ -15,11 +15,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from cli_runner import Library, cli
 from huggingface_hub import constants
 from random_model import write_random_model
-from recipe_cases import recipe_from_png
-from refusals import refused
+from support.cli_runner import Library, cli
+from support.recipe_cases import recipe_from_png
+from support.refusals import refused
 from training.config import parse_sizes
 
 import qwenimg

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-import rules
+from support import rules
 
 # First words of functions' docstrings. A new verb is added here, in the imperative.
 VERBS = frozenset(
