@@ -10,7 +10,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.request.parts import PARTS
 
-_LORA_KEY = re.compile(r".*(\.lora_|[._]lora\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
+_LORA_KEY = re.compile(r".*(\.lora_|[._]lora\d?\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 FLAGS = {
     "model": "-m",
     "transformer": "--transformer",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.sampling.spacing import at_beta_quantiles, even_in_log, even_in_root
 from qwenimg.common.sampling.types import MAX_STEPS
 
 CLASS_NAME = "FlowMatchEulerDiscreteScheduler"
@@ -157,13 +159,22 @@ class FlowLevels:
 USUAL = FlowLevels()
 SHIFTED_TWICE = FlowLevels(spacing=trained)
 
+Spread = Callable[[float, float, int], list[float]]
+SPREADS: Mapping[str, Spread] = MappingProxyType(
+    {"karras": even_in_root, "exponential": even_in_log, "beta": at_beta_quantiles}
+)
+"""By the name of a schedule, levels from the first to the last one of the model's own schedule."""
 
-def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int, levels: FlowLevels = USUAL) -> tuple[float, ...]:
+
+def flow_schedule(
+    config: FlowMatchConfig, steps: int, tokens: int, levels: FlowLevels = USUAL, spread: Spread | None = None
+) -> tuple[float, ...]:
     """Return the noise levels of the flow-match Euler schedule for an image of `tokens` latent tokens (width/16 *
     height/16): steps + 1 levels, from 1 down to 0, each exactly a float32 value.
 
     The levels of `levels.spacing`, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow Transformers for
-    High-Resolution Image Synthesis", 2024), then stretched so that the last one is `shift_terminal`. They are
+    High-Resolution Image Synthesis", 2024), then stretched so that the last one is `shift_terminal`; `spread` then
+    places those between the first and the last anew. They are
     computed in float32 as in diffusers and equal its levels bit for bit, with one exception: a single step with a
     terminal starts at 1, where diffusers divides 0 by 0. Raises UsageError for steps outside 1 .. 1000, and for a size
     so far from the trained ones that float32 holds no schedule.
@@ -180,6 +191,8 @@ def flow_schedule(config: FlowMatchConfig, steps: int, tokens: int, levels: Flow
         sigmas = _shifted(config, spacing(config, steps), mu)
         if config.shift_terminal and steps > 1:
             sigmas = _stretched(sigmas, config.shift_terminal)
+        if spread:
+            sigmas = np.array(spread(float(sigmas[0]), float(sigmas[-1]), steps), np.float32)
     # A NaN fails this condition. A static shift may round the first level to just above 1.
     if not (sigmas[0] < 1.001 and sigmas[-1] > 0 and np.all(sigmas[1:] <= sigmas[:-1])):
         raise UsageError(f"{counted(steps, 'step')}: no schedule for {tokens} image tokens; choose another size")

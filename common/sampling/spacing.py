@@ -26,6 +26,11 @@ def even_in_log(high: float, low: float, steps: int) -> list[float]:
     return [high ** (1 - share) * low**share for share in _shares(steps)]
 
 
+def at_beta_quantiles(high: float, low: float, steps: int) -> list[float]:
+    """Place levels at quantiles of the Beta distribution between `high` and `low`, both included."""
+    return [low + beta_quantile(1 - share, _BETA) * (high - low) for share in _shares(steps)]
+
+
 def _shares(steps: int) -> list[float]:
     """Return even shares from 0 to 1, both included."""
     return [i / max(steps - 1, 1) for i in range(steps)]

@@ -158,5 +158,7 @@ def test_a_schedule_of_the_other_kind_of_model_is_refused() -> None:
     parsed = parse_diffusion({"_class_name": "EulerDiscreteScheduler", **SDXL}, "x")
     with pytest.raises(UsageError, match="is trailing"):
         build(parsed, SAMPLERS["euler"].rule, "lightning", 4)
-    with pytest.raises(UsageError, match="lightning only"):
+    with pytest.raises(UsageError, match=r"--schedule trailing has no form .* karras, exponential, beta, lightning"):
         flow_plan(FlowMatchConfig(**SCHEDULER), Request(prompt="x", schedule="trailing"), 256)
+    with pytest.raises(UsageError, match="--schedule beta: this model has its own noise levels only"):
+        flow_plan(FlowMatchConfig(sample_sigmas=(1.0, 0.5)), Request(prompt="x", steps=2, schedule="beta"), 256)

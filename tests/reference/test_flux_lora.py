@@ -14,6 +14,7 @@ from support.refusals import refused
 from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.families.flux import lora_names
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.weights.keys import Place
@@ -82,6 +83,13 @@ def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written:
     expected = by_diffusers(converter, written())
     changes = deltas_of(tmp_path / "a.safetensors", written())["transformer"]
     check_changes(changes, expected)
+
+
+def test_info_of_double_blocks_alone(tmp_path: Path) -> None:
+    """As XLabs publishes them."""
+    save_file({key: value for key, value in xlabs().items() if key.startswith("double")}, tmp_path / "a.safetensors")
+    said = describe(tmp_path / "a.safetensors")
+    assert "fits: Flux.1" in said.lines and not said.faults, said
 
 
 # Whole weights of a tiny model

@@ -2,18 +2,21 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
+from diffusers.schedulers import scheduling_flow_match_euler_discrete as theirs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.sampling.flow_match import FlowMatchConfig, by_size, flow_schedule
+from qwenimg.common.sampling.flow_match import SPREADS, FlowMatchConfig, by_size, flow_schedule
 from qwenimg.common.sampling.ode import euler
+from qwenimg.common.sampling.spacing import beta_quantile
 from qwenimg.common.sampling.steps import unchanged
 from qwenimg.common.sampling.types import Schedule
 
@@ -83,6 +86,28 @@ def test_equals_diffusers_bit_for_bit(name):
 @given(steps=st.integers(2, 300), tokens=st.integers(1, 40_000), name=st.sampled_from(list(CONFIGS)))
 def test_equals_diffusers_everywhere(steps, tokens, name):
     assert largest_difference(CONFIGS[name], steps, tokens) == 0
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_levels_that_are_spread_anew_equal_diffusers(name, monkeypatch):
+    """Karras, exponential and beta, between the ends of the model's own schedule. diffusers asks scipy, which is not
+    here, for quantiles alone: they are ours, which test_schedules.py checks."""
+    quantiles = SimpleNamespace(ppf=lambda share, a, b: beta_quantile(float(share), a))
+    monkeypatch.setattr(theirs, "scipy", SimpleNamespace(stats=SimpleNamespace(beta=quantiles)), raising=False)
+    monkeypatch.setattr(theirs, "is_scipy_available", lambda: True)
+    worst = moved = 0.0
+    for config in CONFIGS.values():
+        for steps in (1, 2, 8, 28):
+            if steps == 1 and config.get("shift_terminal"):
+                continue
+            sigmas = np.array(flow_schedule(FlowMatchConfig(**config), steps, 4096, spread=SPREADS[name]))
+            spread, own = (
+                reference(made, steps, 4096).sigmas.double().numpy()
+                for made in (config | {f"use_{name}_sigmas": True}, config)
+            )
+            worst, moved = max(worst, np.abs(sigmas - spread).max()), max(moved, np.abs(sigmas - own).max())
+    print(f"{name}: largest difference {worst:.1e}, from the model's own schedule {moved:.2f}")
+    assert worst <= 6e-8 < 0.1 < moved  # a unit of float32 at 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A Flux.2 klein folder in diffusers layout: its configurations and load plans, all checked before a weight is read."""
+"""A Flux.2 klein folder in diffusers layout, or as mflux saves it: its configurations and load plans, all checked
+before a weight is read."""
 
 from __future__ import annotations
 
@@ -8,33 +9,25 @@ from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux2 import vae_file
+from qwenimg.common.families.flux2 import mflux, vae_file
 from qwenimg.common.families.flux2.known import SMALL_FILES
+from qwenimg.common.families.flux2.networks import NETWORKS, TAPS
+from qwenimg.common.families.flux2.published import Klein, model_of, variants
+from qwenimg.common.families.flux2.small_files import SCHEDULER
 from qwenimg.common.families.flux2.transformer_file import FILE
-from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
-from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
-
-TAPS = (9, 18, 27)
-"""The layers of the text encoder behind which states are taken."""
-NETWORKS: dict[str, Network] = {
-    "transformer": flux2_dit.NETWORK,
-    "text_encoder": qwen3.NETWORK,
-    "vae": flux2_vae.NETWORK,
-}
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
@@ -42,9 +35,10 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     elsewhere are read from there; a file has the configuration of the model's own part. Raises ModelError and
     UsageError."""
     tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
-    index, scheduler = folder / "model_index.json", folder / "scheduler" / "scheduler_config.json"
-    distilled = is_distilled(index)
-    configs: dict[str, Any] = {name: read_config(network, folder / name) for name, network in NETWORKS.items()}
+    index = folder / "model_index.json"
+    known = None if is_file(index) else variants()[model_of(folder / "transformer")]
+    distilled = is_distilled(index) if known is None else known.distilled
+    configs = {name: _config(name, folder, known) for name in NETWORKS}
     configs["text_encoder"] = with_taps(folder / "text_encoder" / "config.json", configs["text_encoder"])
     check_fit(folder, *(configs[name] for name in NETWORKS))
     with closed_on_failure() as keep:
@@ -58,20 +52,37 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         source=folder,
         components=components,
         tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, text)},
-        scheduler=flow_match.read_config(read_json(scheduler), scheduler),
+        scheduler=_scheduler(folder, published=known is not None),
         distilled=distilled,
     )
 
 
+def _config(name: str, folder: Path, known: Klein | None) -> Any:
+    """Return the configuration of a part in `folder`, or where it has none that of the `known` model. Raise
+    ModelError."""
+    if known is None or is_file(folder / name / "config.json"):
+        return read_config(NETWORKS[name], folder / name)
+    return {"transformer": known.transformer, "text_encoder": known.text_encoder, "vae": Flux2VAEConfig()}[name]
+
+
+def _scheduler(folder: Path, *, published: bool) -> FlowMatchConfig:
+    """Return the noise levels of the model in `folder`, or the published ones. Raise ModelError."""
+    path = folder / "scheduler" / "scheduler_config.json"
+    return flow_match.read_config(SCHEDULER if published and not is_file(path) else read_json(path), path)
+
+
 def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
     """Open one of NETWORKS from a folder or file. `own`: the configuration of the model's own. Raise ModelError."""
-    if name == "transformer":
+    if name == "transformer" and not is_folder(path):
         return FILE.open(path, own, whole=whole)
-    if name == "vae":
+    if name == "vae" and not is_folder(path):
         return vae_file.open_vae(path, own, whole=whole)
     network = NETWORKS[name]
     config = read_config(network, path) if is_file(path / "config.json") else own
-    return open_component(network, path, with_taps(path, config), name, whole=whole)
+    if name == "text_encoder":
+        config = with_taps(path, config)
+    marker = mflux.CHANNELS_LAST if name == "vae" else ""
+    return open_component(network, path, config, name, mflux.RENAMES[name], channels_last=marker, whole=whole)
 
 
 def is_distilled(index: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux2 import lora_names
+from qwenimg.common.families.flux2 import lora_names, mflux
 from qwenimg.common.families.flux2.checkpoint import open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.model import Flux2
@@ -61,6 +61,7 @@ FAMILY = Family(
     },
     networks=(flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK),
     denoiser="transformer",
+    mflux_signs=mflux.SIGNS,
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     published=published,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.hf_cache import told_name
-from qwenimg.common.families.flux2.checkpoint import NETWORKS, TAPS
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
+from qwenimg.common.families.flux2.networks import NETWORKS, TAPS
 from qwenimg.common.families.flux2.small_files import SCHEDULER
 from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config

@@ -15,7 +15,7 @@ from qwenimg.common.pipeline.steps.guidance import Branch
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.sampling import schedules, table
-from qwenimg.common.sampling.flow_match import USUAL, FlowLevels, FlowMatchConfig, flow_schedule, gone
+from qwenimg.common.sampling.flow_match import SPREADS, USUAL, FlowLevels, FlowMatchConfig, flow_schedule, gone
 from qwenimg.common.sampling.steps import unchanged
 from qwenimg.common.sampling.types import DenoiseFunction, Noise, Schedule, States
 
@@ -124,14 +124,20 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int, levels: Fl
     """Return the sampling plan for an image of `tokens` latent tokens. Raises UsageError."""
     sampler = table.find(request.sampler or "euler")
     if not sampler.flow:
+        raise UsageError(f"--sampler {sampler.name} has no form for flow models such as this one; see qwenimg samplers")
+    spread = SPREADS.get(request.schedule)
+    if not spread and request.schedule not in (*OWN, schedules.LIGHTNING):
+        known = ", ".join((schedules.MODEL, *SPREADS))
+        name = clean(request.schedule, 40)
         raise UsageError(
-            f"--sampler {sampler.name} has no form for flow models, such as Qwen-Image's; see qwenimg samplers"
+            f"--schedule {name} has no form for flow models such as this one; they have {known}, lightning"
+        )
+    if spread and config.sample_sigmas:
+        raise UsageError(
+            f"--schedule {request.schedule}: this model has its own noise levels only; leave the option out"
         )
     chosen = config.lightning() if request.schedule == schedules.LIGHTNING else config
-    if request.schedule not in (*OWN, schedules.LIGHTNING):
-        name = clean(request.schedule, 40)
-        raise UsageError(f"--schedule {name}: a flow model such as Qwen-Image has its own schedule and lightning only")
-    sigmas = flow_schedule(chosen, request.steps, tokens, levels)
+    sigmas = flow_schedule(chosen, request.steps, tokens, levels, spread)
     if request.image is not None:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]
     segment = Segment(schedule=Schedule(sigmas=sigmas, flow=True), solver=sampler.function)

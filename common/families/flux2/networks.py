@@ -1,0 +1,16 @@
+"""The networks of Flux.2 klein, by the names of their components."""
+
+from __future__ import annotations
+
+from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import flux2_vae
+
+TAPS = (9, 18, 27)
+"""The layers of the text encoder behind which states are taken."""
+NETWORKS: dict[str, Network] = {
+    "transformer": flux2_dit.NETWORK,
+    "text_encoder": qwen3.NETWORK,
+    "vae": flux2_vae.NETWORK,
+}

@@ -1,0 +1,92 @@
+"""FLUX.2 klein as mflux 0.24 saves it: its names, kernels with their channels last, no configurations."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from support.cli_runner import cli
+from support.folder_tensors import tensors
+from support.relative import relative
+from support.sparse_files import sparse
+
+import qwenimg
+from qwenimg.common.families import registry
+from qwenimg.common.families.flux2.published import variants
+from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.vaes import flux2_vae
+from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
+
+ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 5}
+PARTS = ("transformer", "text_encoder", "vae")
+LIMIT = 1e-5  # kernels that lie otherwise in memory are multiplied otherwise; measured 7e-7
+NOTES = {"quantization_level": "None", "mflux_version": "0.24.0"}
+
+
+def theirs(name: str) -> str:
+    """mflux's name of a tensor, as its modules are called."""
+    name = name.removeprefix("model.").replace("timestep_embedder.linear", "linear")
+    return re.sub(
+        r"((?<!single_)transformer_blocks\.\d+\.attn|mid_block\.attentions\.0)\.to_out\.0", r"\1.to_out", name
+    )
+
+
+def save_as_mflux(model: Path, out: Path) -> Path:
+    for part in PARTS:
+        saved = {}
+        for name, value in tensors(model / part).items():
+            array = mx.array(value.numpy())
+            if not name.endswith("num_batches_tracked"):
+                saved[theirs(name)] = mx.contiguous(mx.moveaxis(array, 1, -1)) if array.ndim == 4 else array
+        if part == "text_encoder":
+            saved["rotary_emb.inv_freq"] = mx.ones(4)
+        (out / part).mkdir(parents=True)
+        mx.save_safetensors(str(out / part / "0.safetensors"), saved, NOTES)
+        index = {"metadata": NOTES, "weight_map": dict.fromkeys(saved, "0.safetensors")}
+        (out / part / "model.safetensors.index.json").write_text(json.dumps(index))
+        shutil.copy(model / part / "config.json", out / part / "config.json")  # mflux has the published sizes alone
+    shutil.copytree(model / "tokenizer", out / "tokenizer")
+    return out
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_it_draws_what_the_folder_of_diffusers_draws(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
+    """With a reference, which the VAE encodes, and with guidance, since the name says `base`; converted too."""
+    model, picture = tiny_flux2["flux2-base"], np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
+    saved = save_as_mflux(model, tmp_path / "klein-base-mflux")
+    assert cli("convert", str(saved), str(tmp_path / "again"), "--quiet").code == 0
+    expected, *made = (
+        qwenimg.load(folder, backend, "fp32")("a ring", image=picture, **ASKED)
+        for folder in (model, saved, tmp_path / "again")
+    )
+    for one in made:
+        error = relative(one.latents, expected.latents)
+        print(f"{backend}: {error:.1e} (limit {LIMIT})")
+        assert error <= LIMIT and np.abs(one.pixels - expected.pixels.astype(float)).max() <= 1
+        assert one.pixels.std() > 10 and one.recipe["guidance"] == 4.0
+
+
+@pytest.mark.parametrize(("name", "known"), [("klein", "flux2-klein-4b"), ("my-Base-9b", "flux2-klein-base-9b")])
+def test_without_configurations_it_has_the_published_sizes(
+    tiny_flux2: dict[str, Path], tmp_path: Path, name: str, known: str
+) -> None:
+    klein, folder = variants()[known], tmp_path / name
+    configs = {"transformer": klein.transformer, "text_encoder": klein.text_encoder, "vae": Flux2VAEConfig()}
+    for part, network in zip(PARTS, (flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK), strict=True):
+        shapes = {theirs(key): shape for key, shape in network.manifest(configs[part]).items()}
+        last = {key: (*shape[:1], *shape[2:], shape[1]) if len(shape) == 4 else shape for key, shape in shapes.items()}
+        (folder / part).mkdir(parents=True)
+        entries = {key: ("BF16", shape, 2) for key, shape in last.items() if not key.endswith("num_batches_tracked")}
+        sparse(folder / part / "0.safetensors", entries, NOTES)
+    shutil.copytree(tiny_flux2["flux2-klein"] / "tokenizer", folder / "tokenizer")
+    opened = registry.open_model(folder)
+    assert opened.defaults().steps == (4 if klein.distilled else 50)
+    assert opened.checkpoint["transformer"].config == klein.transformer
+    opened.checkpoint.close()
