@@ -104,7 +104,7 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
         for name in {"seed", "num_images"} - typed:
             given[name] = None
     sized = any(given[name] is not None for name in SIZES)
-    few = given["few_steps"] is not None or given["lightning"] is not None
+    few = given["few_steps"] is not None
     for name, value in defaults().items():
         if few and name in fields.FEW:
             continue

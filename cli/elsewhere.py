@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 _NEGATIVE = "give -n, --negative-prompt"
 _DTYPE = "give --precision"
+_PART = "give it with --precision, as auto,vae=fp32 or auto,unet=bf16"
 _DEVICE = "give --backend auto, mlx, cuda or cpu; qwenimg plan --on 3060 plans for another machine"
 _MEMORY = "give --max-memory, as 8GB, or -q 8; qwenimg plan, or plan --memory 12GB, says what fits"
 _TILES = "the VAE takes tiles where memory asks for them; --max-memory sets a limit"
@@ -22,11 +23,17 @@ _BLOCKS = "give --step-cache, as 0.1"
 
 _NAME = "give -o, as -o name-{seed}.png"
 _PREVIEW = "--preview shows the picture while it is drawn"
-_FAST = "give --preset fast or quality; --lightning 8 and --steps save most"
+_FAST = "give --preset fast or quality; --few-steps and --steps save most"
 
 OPTIONS = {
     **dict.fromkeys(("--neg", "--negative", "--neg-prompt", "--uc", "--negprompt"), _NEGATIVE),
     **dict.fromkeys(("--dtype", "--torch-dtype", "--fp16", "--bf16", "--half", "--type", "--no-half"), _DTYPE),
+    **dict.fromkeys(
+        ("--fp16-vae", "--bf16-vae", "--fp32-vae", "--unet-precision", "--vae-precision", "--clip-precision"), _PART
+    ),
+    **dict.fromkeys(("--upcast-attention", "--force-upcast-attention"), "give --precision auto,attention=fp32"),
+    "--dont-upcast-attention": "give --precision auto,attention=fused",
+    "--upcast-matmul": "give --precision auto,matmul=fp32",
     **dict.fromkeys(("--device", "--gpu", "--cpu", "--cuda", "--mps", "--metal", "--gpu-id"), _DEVICE),
     **dict.fromkeys(
         ("--low-vram", "--lowvram", "--medvram", "--low-ram", "--cpu-offload", "--offload", "--offload-to-cpu",
@@ -38,6 +45,7 @@ OPTIONS = {
     **dict.fromkeys(("--tiling", "--vae-tiling", "--vae-slicing", "--tiled", "--tiled-vae", "--vae-on-cpu"), _TILES),
     **dict.fromkeys(("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"), _LORA),
     **dict.fromkeys(("--lora-side", "--lora-fuse"), "give --lora-mode side or --lora-mode fuse"),
+    "--lightning": "give --few-steps lightning, or lightning:STEPS",
     "--turbo": "give --few-steps turbo, or turbo:STEPS",
     "--lcm": "give --few-steps lcm, or lcm:STEPS",
     "--hyper": "give --few-steps hyper, or hyper:STEPS",

@@ -11,22 +11,22 @@ from qwenimg.common.families.opening import OPENING
 from qwenimg.common.jobs.fields import ALL
 
 COMMANDS = {
-    "generate": "make pictures, whatever the prompt's first word is",
-    "info": "what a picture or a model is made of",
-    "devices": "which backends run here, and on what",
-    "doctor": "what float32 and 16 bit are on this device, and what --preset auto chooses",
-    "parity": "whether backends or machines compute the same, block by block",
-    "bench": "what a picture takes here, or on paper on a machine that is not here",
-    "precision": "draw under each precision policy here, and say which to take",
-    "presets": "the presets of precision and memory to choose from",
-    "plan": "what a picture takes of memory and time, and what makes it fit",
-    "models": "the models to choose from, and which are here",
+    "generate": "draw pictures; needed if the prompt begins with a command's name",
+    "info": "print the recipe of a picture, or what a model file contains",
+    "devices": "list the backends of this machine and their devices",
+    "doctor": "measure the precision of this device, and say what --preset auto chooses",
+    "parity": "compare backends and machines, block by block",
+    "bench": "measure how long a picture takes on this machine",
+    "precision": "draw a picture with each precision policy, and recommend one",
+    "presets": "list the presets of precision and memory",
+    "plan": "estimate the memory and time of a picture, and what makes it fit",
+    "models": "list the models, and which of them are on this machine",
     "pull": "download a model",
-    "convert": "write a model again: in fewer bits, with LoRAs in it, as a folder",
-    "batch": "draw many pictures with several workers, and go on where it was broken off",
-    "serve": "draw for programs and browsers, over HTTP",
+    "convert": "write a model as a folder: in fewer bits, or with LoRAs merged",
+    "batch": "draw many pictures with several workers, and resume if interrupted",
+    "serve": "start an HTTP server for programs and browsers",
     "selftest": "draw 40 prompts with the built-in model and check the pictures",
-    "samplers": "the samplers and schedules to choose from",
+    "samplers": "list the samplers and schedules",
     "completion": "print the completion script for bash, zsh or fish",
 }
 # Names that later versions will use: a prompt of one word that a new version would run would be a trap.
@@ -47,17 +47,15 @@ _OWN: dict[str, tuple[str, ...]] = {
 # The options that most people need, in that order; --help-all shows the rest.
 COMMON = (
     "model", "output", "size", "aspect", "seed", "num_images", "steps", "guidance", "negative_prompt", "sampler",
-    "image", "strength", "mask", "lora", "lightning", "replay", "prompt_file", "quantize", "max_memory", "models_dir",
+    "image", "strength", "mask", "lora", "few_steps", "replay", "prompt_file", "quantize", "max_memory", "models_dir",
 )  # fmt: skip
 ALL_HELP = "qwenimg.help_all"
-_LAST: dict[str, tuple[str, ...]] = {"Model's files": ("lightning",)}
 _KNOWN = {**ALL, **{name: OPENING[name] for name in OPENING if not OPENING[name].again}}
-_NAMED = {
-    title: (*[name for name in _KNOWN if _KNOWN[name].section == title], *more[title])
-    for more in (_OWN, _LAST)
-    for title in more
+_OPTIONS_OF = {title: [name for name in _KNOWN if _KNOWN[name].section == title] for title in (*_OWN, "Model's files")}
+SECTIONS = {
+    title: (*_OPTIONS_OF[title], *_OWN[title], *(_OPTIONS_OF["Model's files"] if title == "Model" else ()))
+    for title in _OWN
 }
-SECTIONS = {title: (*_NAMED[title], *(_NAMED["Model's files"] if title == "Model" else ())) for title in _OWN}
 EXAMPLES = """\
 qwenimg "a red circle"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/

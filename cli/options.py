@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,6 @@ from qwenimg.cli import elsewhere
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import ALL
-from qwenimg.common.precision.precision import dtype_named
 from qwenimg.common.request.option import Option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -80,47 +79,3 @@ def parse_debug(text: str | None) -> tuple[str, ...]:
         if part not in DEBUG:
             raise UsageError(f"--debug {clean(part, 40)!r} is not one of {', '.join(DEBUG)}")
     return parts
-
-
-# Other programs' options for the precision of a part
-
-# The override of --precision that each of them stands for. They are not in the help, nor in the environment.
-PRECISION_FLAGS: Mapping[str, str] = {
-    "--fp16-vae": "vae=fp16",
-    "--bf16-vae": "vae=bf16",
-    "--fp32-vae": "vae=fp32",
-    "--upcast-attention": "attention=fp32",
-    "--force-upcast-attention": "attention=fp32",
-    "--dont-upcast-attention": "attention=fused",
-    "--upcast-matmul": "matmul=fp32",
-}
-PRECISION_VALUES: Mapping[str, str] = {"--unet-precision": "unet", "--vae-precision": "vae", "--clip-precision": "text"}
-
-
-def precision_of_parts(command: _F) -> _F:
-    """Declare these options."""
-    for name in PRECISION_FLAGS:
-        command = click.option(name, is_flag=True, hidden=True, allow_from_autoenv=False)(command)
-    for name in PRECISION_VALUES:
-        command = click.option(name, hidden=True, metavar="DTYPE", allow_from_autoenv=False)(command)
-    return command
-
-
-def take_precision_of_parts(given: dict[str, Any]) -> None:
-    """Move these options from `given` into its `precision`. Raises UsageError."""
-    overrides: dict[str, tuple[str, str]] = {}  # the option and the override of each part
-    for option, override in {**PRECISION_FLAGS, **PRECISION_VALUES}.items():
-        value = given.pop(option[2:].replace("-", "_"))
-        if not value:
-            continue
-        if option in PRECISION_VALUES:
-            if dtype_named(value) is None:
-                raise UsageError(f"{option} {clean(value, 40)!r} is not one of fp32, bf16, fp16")
-            override = f"{override}={value.strip().lower()}"
-        part = override.partition("=")[0]
-        before = overrides.setdefault(part, (option, override))
-        if before[1] != override:
-            raise UsageError(f"{before[0]} and {option} contradict each other; give one of them")
-    if overrides:
-        values = (override for _, override in overrides.values())
-        given["precision"] = ",".join([given["precision"] or "auto", *values])

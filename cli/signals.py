@@ -2,8 +2,10 @@
 ends it at once.
 
 No exception is raised at an arbitrary point of the main thread, since foreign code may catch it, and Python runs a
-signal's handler only between its own instructions, not within an evaluation of minutes. A thread sees each signal,
-removes temporary files and ends the process: every file of ours is written so that this may happen at any moment.
+signal's handler only between its own instructions, not within an evaluation of minutes: a handler alone ended a process
+7.5 s after the signal, when the product that it computed was done, this thread after 0.01 s (`python
+tools/measure_signals.py`). The thread sees each signal, removes temporary files and ends the process: every file of
+ours is written so that this may happen at any moment.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def show(text: str) -> None:
 
 
 def flush() -> None:
-    """Write the buffer of standard output. Raises OSError, but not for a reader that has gone."""
+    """Write the buffer of standard output. Raises OSError, except if its reader has closed it."""
     put(b"")
 
 
@@ -65,7 +65,7 @@ def silence(stream: TextIO | None) -> None:
 
 
 def make_safe() -> None:
-    """Make standard output and error escape text that the terminal's encoding cannot show, in place of failing."""
+    """Make standard output and error escape text that the terminal's encoding cannot show, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
-import pretend_machine  # noqa: F401 (for what it sets up, before anything reads the machine)
 import pytest
 from hypothesis import HealthCheck, settings
+from support import pretend_machine  # noqa: F401 (for what it sets up, before anything reads the machine)
 
 settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both on the clock
 settings.load_profile("any load")
 
-pytest_plugins = ["cli_runner", "hub_cases", "processor"]  # fixtures of several rooms
+pytest_plugins = ["support.cli_runner", "support.hub_cases", "support.processor"]  # fixtures of several rooms
 
 # A background job of a script ignores Ctrl-C and hands that on; the tests send it to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -127,7 +127,7 @@ def tiny_folder(shared_folder: Path) -> Iterator[Path]:
     folder = shared_folder / "tiny-qwen-image"
     with filelock.FileLock(f"{folder}.lock"):
         if not (folder / "model_index.json").exists():
-            from tiny_model import write_tiny_model
+            from support.tiny_model import write_tiny_model
 
             write_tiny_model(folder)
     yield folder
@@ -136,7 +136,7 @@ def tiny_folder(shared_folder: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def folders(shared_folder: Path) -> dict[str, Path]:
     """Tiny Stable Diffusion folders of every kind, written by diffusers; see `tiny_sd`."""
-    from tiny_sd import TEXTS, write_tiny_sd
+    from support.tiny_sd import TEXTS, write_tiny_sd
 
     found = {}
     for name in TEXTS:
@@ -154,7 +154,7 @@ def tiny_zimage(shared_folder: Path) -> Path:
     folder = shared_folder / "tiny-z-image"
     with filelock.FileLock(f"{folder}.lock"):
         if not folder.exists():
-            from tiny_zimage import write_tiny_zimage
+            from support.tiny_zimage import write_tiny_zimage
 
             write_tiny_zimage(folder)
     return folder
@@ -168,7 +168,7 @@ def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
         folder = shared_folder / f"tiny-{name}"
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():
-                from tiny_flux2 import write_tiny_flux2
+                from support.tiny_flux2 import write_tiny_flux2
 
                 write_tiny_flux2(folder, distilled=distilled)
         found[name] = folder
@@ -183,7 +183,7 @@ def tiny_flux(shared_folder: Path) -> dict[str, Path]:
         folder = shared_folder / f"tiny-flux-{variant}"
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():
-                from tiny_flux import write_tiny_flux
+                from support.tiny_flux import write_tiny_flux
 
                 write_tiny_flux(folder, variant)
         folders[variant] = folder
@@ -193,7 +193,7 @@ def tiny_flux(shared_folder: Path) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny_sd3(shared_folder: Path) -> dict[str, Path]:
     """Tiny Stable Diffusion 3 folders of every kind, written by diffusers; see `tiny_sd3`."""
-    from tiny_sd3 import KINDS, write_tiny_sd3
+    from support.tiny_sd3 import KINDS, write_tiny_sd3
 
     found = {}
     for name in KINDS:
@@ -212,7 +212,7 @@ def tiny_edit(shared_folder: Path) -> dict[str, Path]:
         folder = shared_folder / f"tiny-qwen-{name}"
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():
-                from tiny_edit import write_tiny_edit
+                from support.tiny_edit import write_tiny_edit
 
                 write_tiny_edit(folder, name)
         found[f"qwen-{name}"] = folder
@@ -222,7 +222,7 @@ def tiny_edit(shared_folder: Path) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny_qwen21(shared_folder: Path) -> Iterator[dict[str, Path]]:
     """Tiny Qwen-Image-2.1 folders, the plain one and Turbo; see `tiny_qwen21`. They see pictures in few pixels."""
-    from tiny_qwen21 import small_pictures, write_tiny_qwen21
+    from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
 
     from qwenimg.common.families.qwen_image_21.small_files import TURBO
 
@@ -243,7 +243,7 @@ def tiny_layered(shared_folder: Path) -> Path:
     folder = shared_folder / "tiny-qwen-layered"
     with filelock.FileLock(f"{folder}.lock"):
         if not folder.exists():
-            from tiny_layered import write_tiny_layered
+            from support.tiny_layered import write_tiny_layered
 
             write_tiny_layered(folder)
     return folder
@@ -270,7 +270,7 @@ def tiny(
 @pytest.fixture(scope="session")
 def overflowing(shared_folder: Path, tiny_folder: Path, folders: dict[str, Path]) -> Callable[[str], Path]:
     """The tiny folder of a case in `overflow_models`, which some dtype does not hold."""
-    from overflow_models import CASES, changed
+    from support.overflow_models import CASES, changed
 
     def made(name: str) -> Path:
         kind, part, change = CASES[name]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
-import frameworks  # noqa: F401
 import numpy as np
+from support import frameworks  # noqa: F401
 
 import qwenimg
 from qwenimg.common.base.errors import NumericsError
@@ -147,8 +147,8 @@ def _ours(artist: Artist) -> Callable[[Job], Pixels]:
 
 
 def _diffusers(artist: Artist) -> Callable[[Job], Pixels]:
-    import oracle
     import torch
+    from support import oracle
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[artist.precision]
     folder, (width, height) = model_folder(artist.model), artist.size

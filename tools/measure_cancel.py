@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import httpx2
 from screenshots import serving
-from servers import events
+from support.servers import events
 
 LONG: dict[str, Any] = {"prompt": "a red circle", "steps": 1000, "size": "128x128"}
 SHORT: dict[str, Any] = {"prompt": "a ring", "steps": 1, "size": "64x64"}

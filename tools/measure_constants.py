@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
-import frameworks  # noqa: F401
 import numpy as np
-from tiny_control import write_controlnet, write_patches
-from tiny_edit import write_tiny_edit
-from tiny_flux import write_tiny_flux
-from tiny_flux2 import write_tiny_flux2
-from tiny_model import write_tiny_model
-from tiny_qwen21 import small_pictures, write_tiny_qwen21
-from tiny_sd import write_tiny_sd
-from tiny_sd3 import write_tiny_sd3
-from tiny_zimage import write_tiny_zimage
+from support import frameworks  # noqa: F401
+from support.tiny_control import write_controlnet, write_patches
+from support.tiny_edit import write_tiny_edit
+from support.tiny_flux import write_tiny_flux
+from support.tiny_flux2 import write_tiny_flux2
+from support.tiny_model import write_tiny_model
+from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
+from support.tiny_sd import write_tiny_sd
+from support.tiny_sd3 import write_tiny_sd3
+from support.tiny_zimage import write_tiny_zimage
 
 import qwenimg
 from qwenimg import backends

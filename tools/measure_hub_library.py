@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from fake_hub import COMMIT, REPO, SHARDS, FakeHub, noise, running
+from support.fake_hub import COMMIT, REPO, SHARDS, FakeHub, noise, running
 
 LARGE = 64_000_000  # bytes
 SMALL, FILE = "model_index.json", f"transformer/{next(iter(SHARDS))}"

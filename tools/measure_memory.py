@@ -275,8 +275,8 @@ def _highest(run: Run, options: Sequence[str]) -> int:
 
 def counted(path: Path, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """The plan, and what the allocator counts."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
-    from allocated import counted  # which imports torch: only the processes that measure need it otherwise
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from support.allocated import counted  # which imports torch: only the processes that measure need it otherwise
 
     return counted(*run.asked(path), starts(run.model))
 

@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
-import frameworks  # noqa: F401
 from doc_tables import table, write
-from parity_bench import POLICIES, Bench
-from parity_blocks import BLOCKS
+from support import frameworks  # noqa: F401
+from support.parity_bench import POLICIES, Bench
+from support.parity_blocks import BLOCKS
 
 from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.precision.precision import bases

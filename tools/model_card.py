@@ -25,15 +25,18 @@ from typing import Any
 from doc_tables import table
 from gate import gate_rows, head
 from safetensors import safe_open
+from training.curve import curve
 from training.data import COLOR_ONLY, DROPPED
 from training.describe import dataset_hash
 
-from qwenimg.backends.torch.training.state import FORMAT, curve
 from qwenimg.common.families import catalog
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
-from qwenimg.common.shapes import builtin, scenes
+from qwenimg.common.shapes import scenes
+from qwenimg.common.training.files import FORMAT
 
 STAGES = {"vae": "VAE", "text": "text encoder, of prompts", "dit": "transformer"}
+SUMS = "SHA256SUMS"
+"""The file in the folder with the hashes of the others: a line `HASH  PATH` for each, in the form of sha256sum."""
 CURVE = (320, 200)  # pixels
 RECORD = "training.json"
 
@@ -112,7 +115,7 @@ def digest(path: Path) -> str:
 
 def shipped(folder: Path) -> list[Path]:
     """Every file of the model but the one that pins them."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != builtin.SUMS)
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
 
 
 # The card
@@ -149,7 +152,7 @@ def card(folder: Path, runs: Sequence[Run], gates: Sequence[dict[str, Any]]) -> 
                 if path.suffix in (".safetensors", ".json", ".txt")
             ],
         ),
-        f"`{builtin.SUMS}` pins every file, this one as well.",
+        f"`{SUMS}` pins every file, this one as well.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -244,7 +247,7 @@ def main() -> None:
     (args.folder / RECORD).write_text(record + "\n", encoding="utf-8")
     (args.folder / "MODEL_CARD.md").write_text(card(args.folder, runs, gates), encoding="utf-8")
     lines = [f"{digest(path)}  {path.relative_to(args.folder).as_posix()}\n" for path in shipped(args.folder)]
-    (args.folder / builtin.SUMS).write_text("".join(lines), encoding="ascii")
+    (args.folder / SUMS).write_text("".join(lines), encoding="ascii")
     print(f"{args.folder}: card, {len(runs)} runs, {len(lines)} files pinned", file=sys.stderr)
 
 

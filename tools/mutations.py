@@ -15,22 +15,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
-import frameworks  # noqa: F401
 from doc_tables import table, write
-from mutant import PRECISIONS, Judged, Mutant
-from mutant_tables import TABLES
-from tiny_edit import write_tiny_edit
-from tiny_flux import write_tiny_flux
-from tiny_flux2 import write_tiny_flux2
-from tiny_layered import write_tiny_layered
-from tiny_model import write_tiny_model
-from tiny_qwen21 import write_tiny_qwen21
-from tiny_sd import write_tiny_sd
-from tiny_sd3 import write_tiny_sd3
-from tiny_zimage import write_tiny_zimage
+from support import frameworks  # noqa: F401
+from support.mutant import PRECISIONS, Judged, Mutant
+from support.mutant_tables import TABLES
+from support.tiny_edit import write_tiny_edit
+from support.tiny_flux import write_tiny_flux
+from support.tiny_flux2 import write_tiny_flux2
+from support.tiny_layered import write_tiny_layered
+from support.tiny_model import write_tiny_model
+from support.tiny_qwen21 import write_tiny_qwen21
+from support.tiny_sd import write_tiny_sd
+from support.tiny_sd3 import write_tiny_sd3
+from support.tiny_zimage import write_tiny_zimage
 
 from qwenimg.common.base.text import clean
 

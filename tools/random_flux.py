@@ -34,9 +34,9 @@ FLUX_NETWORKS = {"transformer": flux_dit, "text_encoder": clip, "text_encoder_2"
 
 def write_random_flux(folder: Path) -> None:
     """Write the whole folder; model_index.json is written last."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
-    from spiece_files import trained, write_spiece  # which trains a tokenizer
-    from tiny_clip import write_tiny_clip_tokenizer
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from support.spiece_files import trained, write_spiece  # which trains a tokenizer
+    from support.tiny_clip import write_tiny_clip_tokenizer
 
     for name, config in FLUX.items():
         write_part(folder / name, FLUX_NETWORKS[name].NETWORK, config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +13,9 @@ from training.config import RATES, ModelSize, Stage, outputs, parse_sizes
 
 from qwenimg import backends
 from qwenimg.cli import failures, streams
-from qwenimg.common.base.errors import BackendMissing, QwenimgError
+from qwenimg.common.base.errors import BackendMissing, QwenimgError, UsageError
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import clean
 from qwenimg.common.training import files
 from qwenimg.common.training.config import TrainConfig
 
@@ -71,11 +75,11 @@ def train(
     """Train the built-in model on pictures of coloured shapes, made as they are needed.
 
     `vae` and `text` (the text encoder alone) come first, then `dit` (text encoder and transformer); `all` is all
-    three. A run that was stopped, however hard, goes on with --resume and the same options. Checkpoint, table and curve
+    three. A run that was stopped, however hard, goes on with --resume and the same options. Checkpoint and table
     of the loss are in OUT/training.
     """
     stages: list[Stage] = [name for name in get_args(Stage) if stage in (name, "all")]
-    resumed = files.resumed(out, stages) if resume else []
+    resumed = resumed_stages(out, stages) if resume else []
     configs = [
         TrainConfig(
             stage=name,
@@ -105,6 +109,17 @@ def train(
 
     for config in configs:
         run(config, streams.say, device=place)
+
+
+def resumed_stages(out: Path, stages: Sequence[Stage]) -> list[Stage]:
+    """Return the `stages` that --resume continues: all that have a checkpoint in `out`. Raises UsageError without such
+    a folder, ModelError without a checkpoint."""
+    if not out.is_dir():
+        raise UsageError(f"--resume: {clean(out)} does not exist; start without --resume")
+    started = [stage for stage in stages if os.path.lexists(out / "training" / f"{stage}.safetensors")]
+    if not started:
+        raise bad(out, f"no checkpoint of {' or '.join(stages)} here to resume; start without --resume")
+    return started
 
 
 def device(backend: str) -> str:

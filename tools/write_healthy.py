@@ -10,13 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from doc_tables import table, write
-from healthy import HEALTHY
-from mutant import PRECISIONS, Judge
-from mutant_tables import TABLES
 from mutations import BACKENDS, TinyFolders
+from support.healthy import HEALTHY
+from support.mutant import PRECISIONS, Judge
+from support.mutant_tables import TABLES
 
 FAMILIES = ("qwen", "sd")
 

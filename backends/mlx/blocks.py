@@ -16,8 +16,8 @@ from qwenimg.common.weights.plan import LoadPlan
 
 class NetworkBlocks:
     def __init__(self, opened: Any, plan: LoadPlan, wide: bool):
-        """Wrap `opened`, a component without weights, of `plan`. wide: compute in float32, with the weights that
-        `plan` keeps."""
+        """Wrap `opened`, a component whose weights are not loaded. plan: where they are. wide: compute in float32,
+        with the weights as `plan` stores them."""
         self.model, self.plan, self.wide = opened.model, plan, wide
 
     def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -68,13 +68,6 @@ def branch(model: mlx.nn.Module, plan: LoadPlan) -> None:
             continue
         factors = read_branch(entry)
         layer.branch = () if factors is None else tuple(mx.array(part).astype(layer.dtype) for part in factors)
-
-
-def blank(model: mlx.nn.Module, dtypes: Mapping[str, str], make: Callable[[Sequence[int], mx.Dtype], mx.array]) -> None:
-    """Give the parameters of `dtypes` their dtypes, as arrays of no value from `make`: for counting what a forward
-    would do."""
-    for name, dtype in dtypes.items():
-        _put(model, name, make(_owner(model, name)[0][name.rpartition(".")[2]].shape, DTYPES[dtype]))
 
 
 def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:

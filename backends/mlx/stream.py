@@ -21,7 +21,7 @@ from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.again import PlacedArray, TwoPieces
+from qwenimg.common.weights.double_buffer import DoubleBuffer, PlacedArray
 from qwenimg.common.weights.plan import Entry, LoadPlan
 
 
@@ -49,8 +49,8 @@ class Stream:
         plain = _shared() and all(
             streaming.straight(entry, MLX_CPU.moved) for block in self.blocks.values() for entry in block
         )
-        self._pieces = TwoPieces(self.blocks, lambda size: writable((size,), "u1")) if plain else None
-        self._ahead = ReadAhead(partial(_read, self.blocks, self._pieces))
+        self._buffer = DoubleBuffer(self.blocks, lambda size: writable((size,), "u1")) if plain else None
+        self._ahead = ReadAhead(partial(_read, self.blocks, self._buffer))
 
     def _hook(self, block: mlx.nn.Module, path: str) -> None:
         """Give `block` a class of its own, whose call streams: MLX has no hooks."""
@@ -71,8 +71,8 @@ class Stream:
     def _enter(self, path: str) -> None:
         following = self.order.next(path)
         if path in self._checked:
-            if self._pieces and not self._ahead.has(path):
-                self._pieces.turn()
+            if self._buffer and not self._ahead.has(path):
+                self._buffer.turn()
             arrays = self._ahead.take(path)
             for entry in self.blocks[path]:
                 load.put(self.model, entry, arrays(entry))
@@ -83,8 +83,8 @@ class Stream:
         if path in self.branches:
             load.branch(self.model, self.branches[path])
         if following in self._checked:
-            if self._pieces:
-                self._pieces.turn()
+            if self._buffer:
+                self._buffer.turn()
             self._ahead.start(following)
 
 
@@ -93,11 +93,13 @@ def _shared() -> bool:
     return not on_gpu() or mx.metal.is_available()
 
 
-def _read(blocks: streaming.Blocks, pieces: TwoPieces[mx.array] | None, path: str) -> Callable[[Entry], list[mx.array]]:
+def _read(
+    blocks: streaming.Blocks, buffer: DoubleBuffer[mx.array] | None, path: str
+) -> Callable[[Entry], list[mx.array]]:
     """Read a block, in the reading thread. Return a function that makes the arrays of each entry, called in their
     order."""
-    if pieces is not None:
-        memory, parts = pieces.read(path)
+    if buffer is not None:
+        memory, parts = buffer.read(path)
         entries = iter(parts)
         return lambda entry: [_part(memory, part) for part in next(entries)]
     arrays = [load.fetched_again(entry) for entry in blocks[path]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -65,12 +65,6 @@ def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None
             continue
         factors = read_branch(entry)
         layer.branch = factors and (_factor(factors[0], layer, device), _factor(factors[1], layer, device))
-
-
-def blank(model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
-    """Give the parameters of `dtypes` their dtypes, still without memory: for counting what a forward would do."""
-    for name, dtype in dtypes.items():
-        _put(model, name, torch.empty(model.get_parameter(name).shape, dtype=DTYPES[dtype], device="meta"))
 
 
 def drop(model: torch.nn.Module, names: Iterable[str]) -> None:

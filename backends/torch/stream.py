@@ -22,7 +22,7 @@ from qwenimg.backends.workspaces import TORCH_CPU
 from qwenimg.common.formats.arrays import empty
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
-from qwenimg.common.weights.again import ALIGNED, PlacedArray, TwoPieces
+from qwenimg.common.weights.double_buffer import ALIGNED, DoubleBuffer, PlacedArray
 from qwenimg.common.weights.plan import LoadPlan
 
 Tensors = list[torch.Tensor]
@@ -72,21 +72,21 @@ class _Files:
     def __init__(self, blocks: streaming.Blocks):
         self.blocks, self._checked = blocks, set[str]()
         plain = all(streaming.straight(entry, TORCH_CPU.moved) for block in blocks.values() for entry in block)
-        self._pieces = TwoPieces(blocks, _memory) if plain else None
-        self._ahead = ReadAhead(partial(_read, blocks, self._pieces))
+        self._buffer = DoubleBuffer(blocks, _memory) if plain else None
+        self._ahead = ReadAhead(partial(_read, blocks, self._buffer))
 
     def take(self, path: str) -> list[Tensors]:
         if path not in self._checked:
             self._checked.add(path)
             return [load.kept(entry, load.fetched(entry), torch.device(CPU)) for entry in self.blocks[path]]
-        if self._pieces and not self._ahead.has(path):
-            self._pieces.turn()
+        if self._buffer and not self._ahead.has(path):
+            self._buffer.turn()
         return self._ahead.take(path)()
 
     def start(self, path: str) -> None:
         if path in self._checked:
-            if self._pieces:
-                self._pieces.turn()
+            if self._buffer:
+                self._buffer.turn()
             self._ahead.start(path)
 
 
@@ -95,10 +95,12 @@ def _memory(size: int) -> tuple[torch.Tensor, Any]:
     return torch.from_numpy(view), view
 
 
-def _read(blocks: streaming.Blocks, pieces: TwoPieces[torch.Tensor] | None, path: str) -> Callable[[], list[Tensors]]:
+def _read(
+    blocks: streaming.Blocks, buffer: DoubleBuffer[torch.Tensor] | None, path: str
+) -> Callable[[], list[Tensors]]:
     """Read a block, in the reading thread. Return a function that makes its tensors, in the thread that uses them."""
-    if pieces is not None:
-        memory, parts = pieces.read(path)
+    if buffer is not None:
+        memory, parts = buffer.read(path)
         return lambda: [[_part(memory, part) for part in entry] for entry in parts]
     arrays = [load.fetched_again(entry) for entry in blocks[path]]
     return lambda: [load.kept(entry, arrays.pop(0), torch.device(CPU)) for entry in blocks[path]]

@@ -29,15 +29,27 @@ from qwenimg.common.jobs.prompt_file import read_prompts
 
 @click.command("batch")
 @click.argument("file", metavar="FILE")
-@click.option("-o", "--output", type=FILE, required=True, metavar="FOLDER", help="For the pictures and their journal.")
-@click.option("--workers", type=click.IntRange(1, 64), default=1, metavar="N", help="Processes that draw; default 1.")
 @click.option(
-    "--engine", type=click.Choice(engines.NAMES), default="local", help="What starts the processes; default local."
+    "-o", "--output", type=FILE, required=True, metavar="FOLDER", help="The folder for the pictures and their journal."
 )
-@click.option("--shard", metavar="I/N", help="Draw part I of N, from 0; else that of SLURM's array or a launcher.")
-@click.option("--retry-failed", is_flag=True, help="Draw what an earlier run has given up.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    metavar="N",
+    help="The number of processes that draw; default 1.",
+)
+@click.option(
+    "--engine", type=click.Choice(engines.NAMES), default="local", help="Where the processes run; default local."
+)
+@click.option(
+    "--shard", metavar="I/N", help="Draw part I of N, counted from 0; default the part of a SLURM array or a launcher."
+)
+@click.option("--retry-failed", is_flag=True, help="Try again the pictures that failed in an earlier run.")
 @places.declared("model")
-@places.declared("backend", multiple=True, help="What computes; again for workers on cuda:0 and cuda:1.")
+@places.declared(
+    "backend", multiple=True, help="The backend; repeat it for workers on several, such as cuda:0 and cuda:1."
+)
 @places.declared(*places.OF_WORKERS, "offline")
 @click.pass_context
 def batch(

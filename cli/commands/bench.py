@@ -23,12 +23,28 @@ _FEW = 2  # steps of the shorter run
 @click.argument("model", required=False)
 @click.option("-W", "--width", type=_SIDE, metavar="PIXELS", help="Default the model's.")
 @click.option("-H", "--height", type=_SIDE, metavar="PIXELS", help="Default the model's.")
-@click.option("--steps", type=click.IntRange(1, 1000), default=6, metavar="N", help="Of the longer run; default 6.")
-@click.option("--guidance", type=click.FloatRange(0, 100), metavar="X", help="Default the model's; at 1 one branch.")
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 1000),
+    default=6,
+    metavar="N",
+    help="The steps of the longer of two runs; default 6.",
+)
+@click.option(
+    "--guidance", type=click.FloatRange(0, 100), metavar="X", help="Default the model's; 1 is without guidance."
+)
 @places.declared("backend")
-@places.declared("precision", help="As of generate; default auto.")
-@places.declared("compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Default off.")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, metavar="N", help="Default 3; medians are shown.")
+@places.declared("precision", help="The number format, as for generate; default auto.")
+@places.declared(
+    "compile", type=click.Choice(("off", "on")), default="off", metavar="off|on", help="Compile the model; default off."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=3,
+    metavar="N",
+    help="How often to measure; default 3. Medians are shown.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.with_opening
 def bench(

@@ -17,15 +17,28 @@ from qwenimg.common.request.parts import PARTS
 @click.command("convert")
 @click.argument("model")
 @click.argument("out", type=FILE)
-@click.option("-q", "--quantize", metavar="8|6|4", help="Weights in so many bits; by part: text=8,transformer=4.")
 @click.option(
-    "--lora", type=TEXTS, multiple=True, metavar="FILE[:SCALE]", help="Added to the weights; may be repeated."
+    "-q",
+    "--quantize",
+    metavar="8|6|4",
+    help="Quantize weights to 8, 6 or 4 bits, or by part, such as text=8,transformer=4.",
 )
-@click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Of what is not in codes; else as it is.")
+@click.option(
+    "--lora",
+    type=TEXTS,
+    multiple=True,
+    metavar="FILE[:SCALE]",
+    help="A LoRA to merge into the weights; may be repeated.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(("bf16", "fp16", "fp32")),
+    help="Number format of weights that are not quantized; unchanged without this option.",
+)
 @places.declared(*PARTS, "tokenizer")
 @places.declared("prediction", metavar=None, help="What the UNet of a Stable Diffusion file predicts.")
 @places.declared("variant")
-@click.option("--quiet", is_flag=True, help="Only errors on standard error.")
+@click.option("--quiet", is_flag=True, help="Print only errors on standard error.")
 @places.with_opening
 def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
     """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or
@@ -42,15 +55,15 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
     choices = completed(opening).choices
     model = resolve(opening.model, without=choices.elsewhere)
     name = model.known.name if model.known is not None and "transformer" not in choices.parts else None
-    told = Told(quiet=quiet)
+    progress = ConversionProgress(quiet=quiet)
     try:
-        convert(model.folder, out, choices, told, name=name, lora="; ".join(lora), dtype=dtype)
+        convert(model.folder, out, choices, progress, name=name, lora="; ".join(lora), dtype=dtype)
     finally:
-        told.bar.close()
+        progress.bar.close()
     streams.put(os.fsencode(out) + b"\n")
 
 
-class Told:
+class ConversionProgress:
     """The progress of a conversion, shown as `pull` shows a download."""
 
     def __init__(self, *, quiet: bool) -> None:

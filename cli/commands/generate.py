@@ -36,8 +36,12 @@ def _of_pictures(command: _F) -> _F:
 @click.argument("words", nargs=-1, metavar="PROMPT", shell_complete=complete_prompt)
 @_of_pictures
 # Prompt
-@click.option("--prompt-file", metavar="FILE|-", help="Draw each line: a prompt, or a JSON object with options.")
-@click.option("--keep-going", is_flag=True, help="Skip lines of a prompt file that cannot be drawn; exit code 7.")
+@click.option(
+    "--prompt-file", metavar="FILE|-", help="Draw a picture for each line: a prompt, or a JSON object with options."
+)
+@click.option(
+    "--keep-going", is_flag=True, help="Skip lines of a prompt file that cannot be drawn, and end with exit code 7."
+)
 @click.option(
     "--from",
     "replay",
@@ -45,12 +49,10 @@ def _of_pictures(command: _F) -> _F:
     metavar="IMAGE",
     envvar="QWENIMG_FROM",
     allow_from_autoenv=False,
-    help="Draw IMAGE again from its recipe; other options change it.",
+    help="Draw IMAGE again from the recipe in its file; other options change it.",
 )
 # Model
-@click.option("--lightning", type=int, metavar="N", help="Draw Qwen-Image in 4 or 8 steps, with a LoRA made for that.")
 @places.declared(*OPENING)
-@options.precision_of_parts
 @click.option(
     "--devices", type=click.IntRange(1, MOST), default=1, metavar="N", help="Draw each picture on N devices together."
 )
@@ -62,16 +64,18 @@ def _of_pictures(command: _F) -> _F:
     "-o",
     "--output",
     metavar="PATH",
-    help="File (.png .jpg .webp; {seed} {index} {prompt} {date} {layer} are filled in), folder/, or - for stdout.",
+    help="A file (.png .jpg .webp; {seed} {index} {prompt} {date} {layer} are filled in), a folder/, or - for stdout.",
 )
-@click.option("--stack", is_flag=True, help="Also write the layers over each other, to compare with the -i picture.")
+@click.option(
+    "--stack", is_flag=True, help="Also write the layers stacked into one picture, to compare with the -i picture."
+)
 @click.option("--sheet", is_flag=True, help="Also write the layers side by side, as a contact sheet.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @click.option(
     "--save-latents",
     type=options.FILE,
     metavar="FILE",
-    help="Also write the latents behind the picture, as .npy or .safetensors.",
+    help="Also write the final latents, as .npy or .safetensors.",
 )
 @click.option("--preview", is_flag=True, help="Show the picture while it is drawn: in the terminal, or in a file.")
 @click.option("--keep-control", is_flag=True, help="Also write the edges that canny@PICTURE finds, beside the picture.")
@@ -114,12 +118,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     if given["output"] in streams.NAMES_OF_STDOUT:
         given["output"] = "-"
     environment.check(ctx, given)
-    options.take_precision_of_parts(given)
     opening = places.taken(given)
-    if (steps := given.pop("lightning")) is not None:
-        if given["few_steps"] is not None:
-            raise UsageError("--lightning and --few-steps say the same; give one of them")
-        given["few_steps"] = f"lightning:{steps}"
     options_of_images = {name: None if given[name] == () else given[name] for name in SAID}
     for name in SAID:
         del given[name]

@@ -47,7 +47,7 @@ def _found(file: Path) -> Path:
 
 def _show_model(path: Path, as_json: bool, prediction: Prediction | None) -> None:
     """Print the contents of a model and its faults. A fault ends the command with the exit code of a broken model."""
-    from qwenimg.common.families.describe import describe
+    from qwenimg.common.hub.describe import describe
 
     model = describe(path, prediction)
     if as_json:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path, readable=False)
 _BACKENDS = (*NAMES, *PLACED)
-_BACKEND: dict[str, Any] = {"type": options.Backend(_BACKENDS), "metavar": "NAME", "help": "Default auto."}
+_BACKEND: dict[str, Any] = {"type": options.Backend(_BACKENDS), "metavar": "NAME", "help": "The backend; default auto."}
 PROMPT, STEPS = "a large blue star", 4
 SMALL, USUAL = "64x64", "128x128"  # image size for a model of few parameters, and for others
 FEW = 2**25  # parameters
@@ -56,12 +56,12 @@ def _asking(command: _F) -> _F:
         command = options.of_picture(ALL[name])(command)
     for option in reversed(
         (
-            places.declared("precision", default="fp32", help="As for a picture. Default fp32."),
-            click.option("--prompt", default=PROMPT, metavar="TEXT", help=f"Default {PROMPT!r}."),
+            places.declared("precision", default="fp32", help="The number format, as for generate; default fp32."),
+            click.option("--prompt", default=PROMPT, metavar="TEXT", help=f"The prompt; default {PROMPT!r}."),
             click.option("--size", metavar="WxH", help=f"Default {SMALL} for a small model, else {USUAL}."),
             click.option("--steps", type=click.IntRange(1, 1000), default=STEPS, help=f"Default {STEPS}."),
             click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Default 0."),
-            click.option("--sampled", is_flag=True, help="Keep drawn inputs and projections, as of a large model."),
+            click.option("--sampled", is_flag=True, help="Record random projections, as for a large model."),
         )
     ):
         command = option(command)
@@ -97,8 +97,8 @@ def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int
 @click.argument("passport", type=_PATH)
 @click.argument("model", required=False)
 @places.declared("backend", **_BACKEND)
-@click.option("--blocks", "only_blocks", is_flag=True, help="Blocks alone: one is in memory at a time, none is drawn.")
-@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write it with this backend's figures, to report.")
+@click.option("--blocks", "only_blocks", is_flag=True, help="Check blocks only, one in memory at a time; draw nothing.")
+@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write the passport with this backend's figures.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--control", "networks", multiple=True, metavar="NETWORK", help="A control network that was recorded.")
@@ -139,10 +139,8 @@ def check(
 
 @parity.command("run")
 @click.argument("model", required=False)
-@click.option(
-    "--backends", metavar="A,B", help=f"Of {', '.join(_BACKENDS[1:])}; all that this machine has unless given."
-)
-@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Keep the passport, with the figures of all.")
+@click.option("--backends", metavar="A,B", help=f"Some of {', '.join(_BACKENDS[1:])}; default all of this machine.")
+@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write the passport, with all figures.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
@@ -177,7 +175,7 @@ def run(
 
 @parity.command("report")
 @click.argument("passports", nargs=-1, required=True, type=_PATH, metavar="PASSPORT...")
-@click.option("-o", "--output", type=_PATH, metavar="PAGE.html", help="The page; by the first passport unless given.")
+@click.option("-o", "--output", type=_PATH, metavar="PAGE.html", help="The page; default by the first passport's name.")
 @click.option("--overwrite", is_flag=True, help="Replace both if they exist.")
 def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) -> int:
     """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict.

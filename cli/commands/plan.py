@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from qwenimg.cli import options, places, streams
+from qwenimg.cli import places, streams
 from qwenimg.cli.commands.generate import generate
 from qwenimg.common.base.errors import UsageError
 
@@ -92,9 +92,17 @@ def _options_of_generate(command: _F) -> _F:
 @click.command("plan", context_settings={**generate.context_settings, "help_option_names": ["-h", "--help"]})
 @click.argument("what", metavar="MODEL", required=False)
 @click.option(
-    "--memory", metavar="AMOUNT", allow_from_autoenv=False, help="What is free, as 24GB; with --on all it has."
+    "--memory",
+    metavar="AMOUNT",
+    allow_from_autoenv=False,
+    help="The free memory, such as 24GB; with --on, the machine's whole memory.",
 )
-@click.option("--on", metavar="MACHINE", allow_from_autoenv=False, help="Another one: 4090, m4-max, ...; list for all.")
+@click.option(
+    "--on",
+    metavar="MACHINE",
+    allow_from_autoenv=False,
+    help="Plan for another machine: 4090, m4-max, ...; --on list names all.",
+)
 @_options_of_generate
 @click.pass_context
 def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | None, **given: Any) -> int:
@@ -114,7 +122,6 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     _check(ctx, what, given)
     config.settle(ctx, given)
     environment.check(ctx, given)
-    options.take_precision_of_parts(given)
     folders, opening = located(opening_of(places.taken(given) | ({} if what is None else {"model": what})))
     given["lora"] = tuple(map(folders.lora, given["lora"]))
     engine = _engine(opening, memory, on, given["devices"])
@@ -171,7 +178,7 @@ def _put_all(engine: OnPaper, *, as_json: bool) -> int:
     if as_json:
         about = {"backend": engine.name, "device": engine.device, "memory_bytes": engine.free}
         return _put([json.dumps({**about, "models": [one.as_json() for one in outlooks]})])
-    head = f"{engine.name} on {engine.device}: {_room(engine, engine.free)}"
+    head = f"{engine.name} on {engine.device}: {_budget_text(engine, engine.free)}"
     return _put([head, "", *aligned(outlook.rows(outlooks)), "", *_about_times(engine, outlooks[0].times)])
 
 
@@ -224,13 +231,13 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
     options give the number of steps."""
     from qwenimg.common.hub.outlook import FEW, fitting
 
-    chosen = any(given[name] for name in ("lightning", "few_steps", "steps", "sampler", "lora", "replay"))
+    chosen = any(given[name] for name in ("few_steps", "steps", "sampler", "lora", "replay"))
     row = pipe.model.few_steps.get(FEW)
     rows = dict[str, _Row]()
     for count in () if chosen or row is None else row.steps:
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
         best = fitting(pipe, request, counted=counted, few=True)
-        shown = " ".join(filter(None, (f"--{FEW} {count}", best.options)))
+        shown = " ".join(filter(None, (f"--few-steps {FEW}:{count}", best.options)))
         beside, policy = best.peak - best.needs.largest.peak, best.model.runtime.precision
         rows[shown] = _row(pipe, request, f"with {shown}", best.needs, best.fits, policy, beside)
     return rows
@@ -274,8 +281,6 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     from qwenimg.common.pipeline import start
     from qwenimg.common.request.request import OPTIONS
 
-    if (steps := given["lightning"]) is not None:
-        given = {**given, "few_steps": f"lightning:{steps}"}
     texts = {name: given[name] or None if given[name] == () else given[name] for name in image_fields.SAID}
     asked = image_fields.fields({**texts, "seed": None, "num_images": None})
     asked = image_fields.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
@@ -328,7 +333,7 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
     stages: list[tuple[str, ...]] = [("stage", "weights", "activations", "peak", "")]
     for stage in now.needs.stages:
         stages.append((stage.name, *map(size_text, (stage.weights, stage.activations, stage.peak)), stage.about))
-    verdicts: list[tuple[str, ...]] = [(_room(engine, now.needs.budget), "peak", "", "a step", "a picture")]
+    verdicts: list[tuple[str, ...]] = [(_budget_text(engine, now.needs.budget), "peak", "", "a step", "a picture")]
     for row in planned.rows:
         fits = "fits" if row.fits else "does not fit"
         verdicts.append((row.title, size_text(row.peak), fits, *row.times.texts()))
@@ -343,10 +348,10 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
     return [*lines, *_about_steps(planned, engine)]
 
 
-def _room(engine: OnPaper, room: int) -> str:
+def _budget_text(engine: OnPaper, budget: int) -> str:
     from qwenimg.common.base.amounts import size_text
 
-    return engine.about if engine.about and room == engine.free else f"of {size_text(room)}"
+    return engine.about if engine.about and budget == engine.free else f"of {size_text(budget)}"
 
 
 def _about_steps(planned: _Plan, engine: OnPaper) -> list[str]:

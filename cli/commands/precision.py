@@ -24,13 +24,17 @@ STEPS = 5  # the first and the last are observed, those between are timed
 @click.command("precision")
 @click.argument("model", default="shapes")
 @places.declared("backend")
-@click.option("--policies", metavar="NAMES", help="Beside fp32, such as bf16,fp16; default every one of the model's.")
-@click.option("-p", "--prompt", default="a red circle", metavar="TEXT", help="Default: a red circle.")
-@click.option("--size", metavar="WxH", help="Default the model's, on a CPU half of it a side.")
+@click.option(
+    "--policies",
+    metavar="NAMES",
+    help="The policies to compare with fp32, such as bf16,fp16; default all of the model's.",
+)
+@click.option("-p", "--prompt", default="a red circle", metavar="TEXT", help="The prompt; default 'a red circle'.")
+@click.option("--size", metavar="WxH", help="Default the model's; on a CPU half as wide and high.")
 @click.option("--steps", type=click.IntRange(3, 1000), default=STEPS, metavar="N", help=f"Default {STEPS}.")
 @click.option("-s", "--seed", type=click.IntRange(0, 2**64 - 1), default=0, metavar="N", help="Default 0.")
 @places.weights
-@click.option("--json", "as_json", type=FILE, metavar="FILE", help="Write all figures.")
+@click.option("--json", "as_json", type=FILE, metavar="FILE", help="Write all figures as JSON.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Write the charts as an SVG.")
 @click.option("--html", "as_html", type=FILE, metavar="FILE", help="Write a page with tables and charts.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")

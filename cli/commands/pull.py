@@ -56,8 +56,10 @@ class ByteBar(Bar):
 
 @click.command("pull")
 @click.argument("name", metavar="[NAME]", required=False)
-@click.option("--verify", is_flag=True, help="Hash what is here too, and fetch again what is damaged.")
-@click.option("--quiet", is_flag=True, help="Only errors on standard error.")
+@click.option(
+    "--verify", is_flag=True, help="Check the hash of files that are here too, and download damaged ones again."
+)
+@click.option("--quiet", is_flag=True, help="Print only errors on standard error.")
 def pull(name: str | None, verify: bool, quiet: bool) -> None:
     """Download the model NAME, for example qwen-image or OWNER/NAME on the hub, and print its folder. Without a name:
     list the models like `qwenimg models`.

@@ -27,13 +27,15 @@ SHEET_BYTES = 2**16  # bytes of an image of flat colours on the sheet; 40 of 256
 
 
 @click.command("selftest")
-@click.option("-m", "--model", metavar="FOLDER", help="A trained model; the built-in one unless given.")
+@click.option(
+    "-m", "--model", metavar="FOLDER", help="A model that was trained for this test; default the built-in one."
+)
 @places.declared("backend")
 @click.option("--precision", default="auto", metavar="POLICY", help="auto, bf16 or fp32, as for a picture.")
-@click.option("--size", metavar="WxH", help="Of each picture; the built-in model's unless given.")
+@click.option("--size", metavar="WxH", help="The size of each picture; default the model's.")
 @click.option("-o", "--output", metavar="SHEET.png", help="Write all pictures on one sheet, marked right or wrong.")
 @click.option("--overwrite", is_flag=True, help="Replace the sheet if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print events, a JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per event.")
 @click.option("--quiet", is_flag=True, help="Print the total only.")
 @click.pass_context
 def selftest(

@@ -24,38 +24,53 @@ _NEEDED = ("starlette", "uvicorn", "python_multipart", "prometheus_client")
 
 
 @click.command("serve")
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Default 127.0.0.1; others need --token-file.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=7860, metavar="N", help="Default 7860; 0 takes a free one."
-)
-@click.option("--host-name", "host_names", multiple=True, metavar="NAME", help="Also serve requests to this name.")
-@click.option("--token-file", type=FILE, metavar="FILE", help="Serve only those who send the token in FILE.")
-@click.option(
-    "-o", "--output", type=FILE, metavar="FOLDER", help="Of the gallery and its jobs; default a folder of this user."
+    "--host",
+    default="127.0.0.1",
+    metavar="ADDRESS",
+    help="The address to listen on; default 127.0.0.1. Others need --token-file.",
 )
 @click.option(
-    "--queue", type=click.IntRange(1, 10_000), default=16, metavar="N", help="Requests that may wait; default 16."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=7860,
+    metavar="N",
+    help="The port; default 7860, 0 takes a free one.",
+)
+@click.option(
+    "--host-name", "host_names", multiple=True, metavar="NAME", help="Also accept requests to this host name."
+)
+@click.option("--token-file", type=FILE, metavar="FILE", help="Serve only clients that send the token in FILE.")
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    metavar="FOLDER",
+    help="The folder of the gallery and its jobs; default one in your home.",
+)
+@click.option(
+    "--queue", type=click.IntRange(1, 10_000), default=16, metavar="N", help="How many requests may wait; default 16."
 )
 @click.option(
     "--deadline",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     metavar="SECONDS",
-    help="Of a request; default 600.",
+    help="The longest time for a request; default 600.",
 )
 @click.option(
     "--served-name",
     "served_names",
     multiple=True,
     metavar="NAME",
-    help="A further name of the first model, such as dall-e-2.",
+    help="A further name for the first model, such as dall-e-2.",
 )
-@click.option("--lora", "loras", multiple=True, metavar="FILE", help="A LoRA that requests may name.")
+@click.option("--lora", "loras", multiple=True, metavar="FILE", help="A LoRA that requests may use.")
 @click.option(
-    "--control", "controls", multiple=True, metavar="NETWORK", help="A control network that requests may name."
+    "--control", "controls", multiple=True, metavar="NETWORK", help="A control network that requests may use."
 )
-@places.declared("model", multiple=True, help="A model to serve; again for more, of which one is in memory at a time.")
-@places.declared("backend", multiple=True, help="What computes; again for more workers, as cuda:0 and cuda:1.")
+@places.declared("model", multiple=True, help="A model to serve; repeat it for more. One is in memory at a time.")
+@places.declared("backend", multiple=True, help="The backend; repeat it for more workers, such as cuda:0 and cuda:1.")
 @places.declared(*places.OF_WORKERS, "cache_prompts", "offline")
 @click.pass_context
 def serve(

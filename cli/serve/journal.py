@@ -40,7 +40,7 @@ create index pictures_of_jobs on pictures (job, place);
 
 
 @dataclass(frozen=True)
-class Kept:
+class GalleryPicture:
     """A picture in the gallery."""
 
     number: int  # rises with each picture
@@ -146,7 +146,7 @@ class Journal:
 
     # Pictures
 
-    def keep(self, order: PictureOrder, drawn: PictureDrawn) -> Kept:
+    def keep(self, order: PictureOrder, drawn: PictureDrawn) -> GalleryPicture:
         """Write the file of a picture, and its row. Raises QwenimgError."""
         name = f"{order.id}-{drawn.index}"
         file = f"{name}{order.suffix}"
@@ -164,23 +164,23 @@ class Journal:
         assert kept is not None
         return kept
 
-    def pictures(self, before: int | None, limit: int) -> list[Kept]:
+    def pictures(self, before: int | None, limit: int) -> list[GalleryPicture]:
         """Return pictures, the newest first; with `before`, those whose number is smaller."""
         rows = self._base.execute(
             "select * from pictures where number < ? order by number desc limit ?", (before or 2**62, limit)
         ).fetchall()
         return [_kept(row) for row in rows]
 
-    def picture(self, name: str) -> Kept | None:
+    def picture(self, name: str) -> GalleryPicture | None:
         row = self._base.execute("select * from pictures where id = ?", (name,)).fetchone()
         return None if row is None else _kept(row)
 
-    def thumbnail(self, kept: Kept) -> bytes:
+    def thumbnail(self, kept: GalleryPicture) -> bytes:
         """Return a small JPEG of a picture, empty if there is none."""
         row = self._base.execute("select thumbnail from pictures where id = ?", (kept.id,)).fetchone()
         return b"" if row is None else bytes(row["thumbnail"])
 
-    def remove(self, kept: Kept) -> None:
+    def remove(self, kept: GalleryPicture) -> None:
         """Remove a picture's row, then its file."""
         with self._base:
             self._base.execute("delete from pictures where id = ?", (kept.id,))
@@ -227,6 +227,6 @@ def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> P
     )
 
 
-def _kept(row: sqlite3.Row) -> Kept:
+def _kept(row: sqlite3.Row) -> GalleryPicture:
     recipe = json.loads(row["recipe"])
-    return Kept(row["number"], row["id"], row["job"], row["name"], recipe, row["created"])
+    return GalleryPicture(row["number"], row["id"], row["job"], row["name"], recipe, row["created"])

@@ -87,7 +87,7 @@ def _kept(entry: Entry, dtype: str | None) -> Entry:
         if entry.fused and entry.source.kept is not None:
             shown = clean(entry.source.first.file.path.name, 60)
             raise UsageError(
-                f"--lora: {shown} has its weights in codes, which would be coded twice; convert the original"
+                f"--lora: {shown} is quantized, and a LoRA is added before that; convert the original model"
             )
         return entry
     dense = DTYPES.get(entry.source.first.dtype, "bfloat16")  # of codes, and of a dtype with scales

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from qwenimg.common.families.describe_lora import is_lora
 from qwenimg.common.families.family import Family
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.request.parts import PARTS
 
+_LORA_KEY = re.compile(r".*(\.lora_|[._]lora\d?\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 FLAGS = {
     "model": "-m",
     "transformer": "--transformer",
@@ -26,6 +27,11 @@ _NAMES = {
     "text_encoder": "text encoder",
     "vae": "VAE",
 }
+
+
+def is_lora(header: Header) -> bool:
+    """Return whether a file with this header is a LoRA."""
+    return any(_LORA_KEY.fullmatch(key) for key in header.tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,11 +57,11 @@ class Opening:
         python="str | Path | None", section="Model", metavar="MODEL", flags=("-m",), config=True,
     ))  # fmt: skip
     backend: str = option("auto", Option(
-        help="what computes; auto takes a GPU first",
+        help="the backend that computes; auto takes a GPU if there is one",
         call="what computes, as `qwenimg devices` lists it; auto takes a GPU first", section="Model", config=True,
     ))  # fmt: skip
     compile: str = option("auto", Option(
-        help="compile the model first; auto where that saves more time than it takes",
+        help="compile the model first; auto does so if it saves more time than it takes",
         call="the denoiser, on or off; auto: where it costs next to nothing", section="Model", words=compiling.MODES,
         checks=compiling.check,
     ))  # fmt: skip
@@ -71,21 +71,21 @@ class Opening:
         config=True,
     ))  # fmt: skip
     precision: str = option("auto", Option(
-        help="number format: fp32, bf16, fp16 ...; by part as bf16,vae=fp32. Default the preset's",
+        help="the number format: fp32, bf16, fp16 ..., or by part, such as bf16,vae=fp32; default the preset's",
         call="fp32, bf16, fp16 ..., by part as bf16,vae=fp32; auto is the preset's", section="Model", metavar="POLICY",
         checks=_check_precision, config=True,
     ))  # fmt: skip
     fallback: bool = option(False, Option(
-        help="where a value overflows, go on in a wider number format",
+        help="if a value overflows, continue in a wider number format",
         call="where a value overflows, go on in the next dtype", section="Model", config=True,
     ))  # fmt: skip
     quantize: str | None = option(None, Option(
-        help="keep weights in so many bits; by part: text=8,transformer=4",
+        help="quantize weights to 8, 6 or 4 bits, or by part, such as text=8,transformer=4",
         call="weights in 8, 6 or 4 bits, or text=8,transformer=4", python="int | str | None", section="Model",
         metavar="8|6|4", flags=("-q",), checks=_check_quantize,
     ))  # fmt: skip
     max_memory: str | int | None = option(None, Option(
-        help="use at most so much memory, as 12GB; weights that do not fit are read anew each step",
+        help="use at most this much memory, such as 12GB; weights that do not fit are read again in each step",
         call="bytes or '12GB'; blocks that do not fit are streamed", python="str | int | None", section="Model",
         metavar="AMOUNT", checks=parse_max,
     ))  # fmt: skip
@@ -98,7 +98,7 @@ class Opening:
     ))  # fmt: skip
     parts: Mapping[str, Path] = field(default_factory=dict)  # {part, of PARTS: the folder or file of its weights}
     models_dir: tuple[Path, ...] = option((), Option(
-        help="find models, parts and LoRAs by name in DIR: ComfyUI's folder, A1111's, any",
+        help="find models, parts and LoRAs by name in DIR, such as the folder of ComfyUI or A1111",
         call="folders where models, parts and LoRAs have names", python="str | Path | Sequence[str | Path] | None",
         section=_FILES, metavar="DIR", several=True, config=True,
     ))  # fmt: skip
@@ -107,17 +107,17 @@ class Opening:
         python="str | Path | None", section=_FILES, metavar="MODEL",
     ))  # fmt: skip
     tokenizer: Path | None = option(None, Option(
-        help="vocabulary for a Stable Diffusion file or an mflux folder without one; found here if not given",
+        help="the tokenizer for a Stable Diffusion file or an mflux folder without one; found here by default",
         call="the folder of the tokenizer, for a model that has none", python="str | Path | None", section=_FILES,
         metavar="FOLDER",
     ))  # fmt: skip
     prediction: Prediction | None = option(None, Option(
-        help="what a Stable Diffusion file predicts, where that is not known",
+        help="what a Stable Diffusion file predicts, if the file does not tell",
         call="what a Stable Diffusion file predicts: eps, v or x0", section=_FILES, words=PREDICTIONS,
         checks=check_prediction,
     ))  # fmt: skip
     variant: str | None = option(None, Option(
-        help="which model a file is, where that is not known: for text, a Qwen-Image for pictures, FLUX.1 Kontext",
+        help="which model a Qwen-Image or FLUX.1 file is, if the file does not tell",
         call="which model a file is: text, edit, 2509, 2511 or layered of Qwen-Image, text or kontext of FLUX.1",
         section=_FILES,
         words=VARIANTS, checks=check_variant,

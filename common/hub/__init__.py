@@ -1,1 +1,1 @@
-"""Finding of models on this machine by name, and download of missing ones; only this room uses the network."""
+"""Finding of models on this machine by name, opening of them, and download of missing ones through `transfer`."""

@@ -16,11 +16,11 @@ from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import registry
-from qwenimg.common.families.describe import layers_of_known
-from qwenimg.common.families.describe_lora import FITS, NO_USE, Layers, describe_lora
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.hub.describe import layers_of_known
+from qwenimg.common.hub.describe_lora import FITS, NO_USE, Layers, describe_lora
 from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, entries_below
 
 MAX_FILES = 1_000  # files whose headers are read

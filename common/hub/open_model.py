@@ -234,7 +234,7 @@ def _reduced(runtime: Runtime, checkpoint: Checkpoint, entries: dict[str, Any]) 
         return checkpoint, entries
     bits = runtime.choice.wishes.bits
     sizes = [size_text(one.largest(runtime.precision)) for one in (checkpoint, smaller)]
-    budget = size_text(runtime.room(0))
+    budget = size_text(runtime.budget(0))
     text = f"weights in {bits} bits, {sizes[1]} at once, since they would take {sizes[0]} and {budget} are free"
     runtime.notify("stage", f"--preset {runtime.choice.preset}: {text}")
     return smaller, entries | {"quantize": bits}

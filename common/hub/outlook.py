@@ -141,7 +141,7 @@ def _outlook(known: KnownModel, pipe: Pipeline, few: bool) -> Outlook:
     steps = pipe.model.plan(request).steps
     return Outlook(
         model=known,
-        options=" ".join(filter(None, (f"--{FEW} {steps}" if few else "", best.options))),
+        options=" ".join(filter(None, (f"--few-steps {FEW}:{steps}" if few else "", best.options))),
         size=(request.width, request.height),
         steps=steps,
         peak=best.peak,

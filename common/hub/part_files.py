@@ -1,21 +1,23 @@
-"""Files of parts that are given in place of a model: their kind, and the other files that they need."""
+"""Files of parts that are given in place of a model: where they are, their kind, and the other files that they need."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.hf_cache import cache_folder, find_cached
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.safe_files import kind as kind_of_path
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, file_kind, registry
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
-from qwenimg.common.hub.resolve import with_parts_found
-from qwenimg.common.request.parts import PARTS
+from qwenimg.common.request.parts import LEFT_OUT, PARTS
 
 
 def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
@@ -48,6 +50,27 @@ def _beside(kind: FileKind, name: str) -> str:
     piece = catalog.small_files(kind.families[0].name) if len(kind.families) == 1 else None
     tokenizer = f"; its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}" if piece else ""
     return f"{file}, beside {file_kind.listed_flags(others)}{tokenizer}"
+
+
+def find_part(given: str | Path) -> Path:
+    """Return the folder or file `given`, or the one that the cache has for owner/name or owner/name/file, or else
+    `given` itself. Raises ModelError for a known piece that is in neither place."""
+    name = str(given)
+    if name == str(LEFT_OUT):
+        return LEFT_OUT
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+    if os.path.lexists(path) or kind_of_path(path) is not None:
+        return path
+    cached = find_cached(name)
+    if cached is None and catalog.find_piece(name) is not None:
+        shown, where = clean(name, 100), clean(cache_folder(), 60)
+        raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
+    return cached or path
+
+
+def with_parts_found(opening: Opening) -> Opening:
+    """Return `opening` with the folder or file of each part, found by `find_part`. Raises ModelError."""
+    return replace(opening, parts={part: find_part(opening.parts[part]) for part in PARTS if part in opening.parts})
 
 
 def completed(opening: Opening) -> Opening:

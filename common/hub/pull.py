@@ -25,10 +25,10 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.hub import requirements, resolve
-from qwenimg.common.hub.download import NOTE, PART, Wanted, bytes_kept, fetch
-from qwenimg.common.hub.http import Echo, Server, check_endpoint, connect, get_json
 from qwenimg.common.hub.verify import HASH, Progress, damaged, report, right, verify_offline
 from qwenimg.common.parts.texts.piece import Piece
+from qwenimg.common.transfer.download import NOTE, PART, Wanted, bytes_kept, fetch
+from qwenimg.common.transfer.http import Echo, Server, check_endpoint, connect, get_json
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 

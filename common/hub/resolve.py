@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,11 +27,10 @@ from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.parts.texts.piece import Piece
-from qwenimg.common.request.parts import LEFT_OUT, PARTS
+from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.shapes import builtin
 
 _PARTS = ("transformer", "text_encoder", "vae")  # of a model whose configurations ship
@@ -109,27 +108,6 @@ def named_part(name: str) -> Path | None:
     if name == str(LEFT_OUT):
         return LEFT_OUT
     return None if os.path.lexists(name) else find_cached(name)
-
-
-def find_part(given: str | Path) -> Path:
-    """Return the folder or file `given`, or the one that the cache has for owner/name or owner/name/file, or else
-    `given` itself. Raises ModelError for a known piece that is in neither place."""
-    name = str(given)
-    if name == str(LEFT_OUT):
-        return LEFT_OUT
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
-    if os.path.lexists(path) or kind(path) is not None:
-        return path
-    cached = find_cached(name)
-    if cached is None and catalog.find_piece(name) is not None:
-        shown, where = clean(name, 100), clean(cache_folder(), 60)
-        raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
-    return cached or path
-
-
-def with_parts_found(opening: Opening) -> Opening:
-    """Return `opening` with the folder or file of each part, found by `find_part`. Raises ModelError."""
-    return replace(opening, parts={part: find_part(opening.parts[part]) for part in PARTS if part in opening.parts})
 
 
 def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str]) -> Resolved:

@@ -12,7 +12,7 @@ from qwenimg.common.base import amounts, hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import repository
-from qwenimg.common.hub.download import Wanted, digest
+from qwenimg.common.transfer.download import Wanted, digest
 
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 

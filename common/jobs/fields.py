@@ -27,12 +27,12 @@ Fields: TypeAlias = dict[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
     size: str = option("", Option(
-        help="width and height in pixels, as 1664x928, or 512 for 512x512; default the model's", section="Picture",
+        help="width and height in pixels, such as 1664x928, or 512 for 512x512; default the model's", section="Picture",
         metavar="WxH", checks=parse_size,
         config=True,
     ))  # fmt: skip
     aspect: str = option("", Option(
-        help="a shape, as 16:9, at about the model's own area", section="Picture",
+        help="the ratio of width to height, such as 16:9, at about the model's usual area", section="Picture",
         metavar="W:H", checks=parse_aspect, config=True,
     ))  # fmt: skip
 
@@ -40,7 +40,7 @@ class _Sizes:
 @dataclass(frozen=True, kw_only=True)
 class _Numbers:
     num_images: int = option(1, Option(
-        help="draw N pictures; the seed counts up", section="Picture", metavar="N", flags=("-N",),
+        help="draw N pictures, each with the next seed", section="Picture", metavar="N", flags=("-N",),
         aliases=("batch-count", "n-images", "num-images-per-prompt"), least=1, most=MAX_PICTURES,
     ))  # fmt: skip
 

@@ -47,11 +47,11 @@ def check_room(library: str, needed: tuple[int, int]) -> None:
 
 def _of_process() -> dict[str, int]:
     """Return the bytes that `ulimit -v` and `ulimit -d` leave, by these names."""
-    room = {"ulimit -v": NONE, "ulimit -d": NONE}
+    left = {"ulimit -v": NONE, "ulimit -d": NONE}
     try:
         import resource
     except ImportError:
-        return room
+        return left
     used = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", _text("/proc/self/status"), re.MULTILINE))
     for name, field, kind in (
         ("ulimit -v", "VmSize", resource.RLIMIT_AS),
@@ -59,8 +59,8 @@ def _of_process() -> dict[str, int]:
     ):
         limit = resource.getrlimit(kind)[0]
         if field in used and limit != resource.RLIM_INFINITY:
-            room[name] = limit - int(used[field]) * 1024
-    return room
+            left[name] = limit - int(used[field]) * 1024
+    return left
 
 
 def left_in_groups(root: Path, groups: str) -> int:

@@ -99,16 +99,17 @@ def gathered(passports: Sequence[Passport]) -> BlockReport:
             one, two = clean(first.model.name, 60), clean(other.model.name, 60)
             raise UsageError(f"these passports are of two models: {one} and {two}; report each alone")
     columns = [
-        Column(precision=_policy(one), side=side, cells=_cells(one, side), created=one.created)
+        Column(
+            precision=one.precision + (f" -q {one.model.quantize}" if one.model.quantize else ""),
+            side=side,
+            cells=_cells(one, side),
+            created=one.created,
+        )
         for one in passports
         for side in one.sides
     ]
     names = list(dict.fromkeys(block.name for one in passports for block in one.blocks))
     return BlockReport(model=first.model.name, names=names, columns=columns)
-
-
-def _policy(passport: Passport) -> str:
-    return passport.precision + (f" -q {passport.model.quantize}" if passport.model.quantize else "")
 
 
 def _cells(passport: Passport, side: Side) -> dict[str, Cell]:
@@ -147,7 +148,7 @@ def page(report: BlockReport) -> str:
         "that a block computes in; of a residual block, of its update. Colour: the share of what is allowed. "
         "A ratio is to the first backend of the same precision.</p>",
         _sides(report),
-        _key(),
+        f"""<table class="key"><tr>{"".join((_painted(text, colour) for text, colour in KEY))}</tr></table>""",
         _map(report),
         "</body></html>",
     ]
@@ -167,10 +168,6 @@ def _sides(report: BlockReport) -> str:
         cells = [column.precision, side.backend, f"{side.device}{tf32}", versions, str(len(column.cells)), share, name]
         lines.append(_row("td", [*cells, verdict]))
     return _table(lines)
-
-
-def _key() -> str:
-    return f'<table class="key"><tr>{"".join(_painted(text, colour) for text, colour in KEY)}</tr></table>'
 
 
 def _map(report: BlockReport) -> str:

@@ -1,4 +1,4 @@
-"""What a request's control is by: a network of its own, or a LoRA of the denoiser, whatever the family."""
+"""The controllers of a request, in every family: a network of its own, or a LoRA of the denoiser."""
 
 from __future__ import annotations
 

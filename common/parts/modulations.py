@@ -51,10 +51,10 @@ class Modulations:
         counts: Sequence[int] = (1,),
         beside: frozenset[str] = frozenset(),
     ) -> Stage:
-        """Return the stage that computes a modulation by one block's weights after the other; `block` starts the names
-        of the largest one's. Its rows take `rows` bytes for each of as many prompts as one of `counts` says. It leaves
-        enough memory for the steps after it, which take `steps` bytes in each of their splits.
-        beside: see `Stage`."""
+        """Return the stage that computes a modulation, with the weights of one block in memory at a time. block: the
+        prefix of the largest block's names. rows: the bytes of the result for one prompt. counts: the numbers of
+        prompts that it may be computed for at once. steps: the bytes that later steps take in each of their splits,
+        which stay free. beside: see `Stage`."""
         weights = block_bytes(self.runtime.load_plan(component), block)
         called = self.runtime.call_bytes(component, weights, once=True)
         splits = (

@@ -130,7 +130,8 @@ class VAEHalves:
         )
 
     def _decoding(self, shape: tuple[int, int], rows: int | None) -> int:
-        """Return the bytes of activations, in bands of `rows` unless that is None."""
+        """Return the bytes of activations while an image is decoded: in bands of `rows`, or at once if `rows` is
+        None."""
         own_memory = self.engine.facts.own_memory
         return bands.decode_bytes(self.config, *shape, self.itemsize, self.engine.workspace, rows, own_memory)
 

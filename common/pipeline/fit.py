@@ -39,7 +39,7 @@ class FitCheck:
         if not plan.fits(budget):
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
-                f"{self.runtime.room_text(budget)} ({size_text(stage.weights)} are weights); "
+                f"{self.runtime.budget_text(budget)} ({size_text(stage.weights)} are weights); "
                 f"{FitOptions(model, request, budget).sentence()}"
             )
         return plan
@@ -51,7 +51,7 @@ class FitCheck:
             return DoesNotFit("memory ran out; close other programs")
         request, plan = self._last
         stage = plan.largest
-        budget = min(self.runtime.room(plan.loaded), int(MUCH_LESS * stage.peak))
+        budget = min(self.runtime.budget(plan.loaded), int(MUCH_LESS * stage.peak))
         options = FitOptions(self.model, request, budget, limited=False)
         return DoesNotFit(
             f"memory ran out on {self.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
@@ -87,8 +87,8 @@ class FitCheck:
 def with_inputs(
     model: DiffusionModel, loras: Loras, controls: Controls, request: Request, adapted: Key | None
 ) -> DiffusionModel:
-    """Return `model` with the LoRAs and the control networks of `request`. If it has others now (`adapted`: its LoRAs),
-    it is an unloaded variant."""
+    """Return `model` with the LoRAs and the control networks of `request`: an unloaded variant if it has others now.
+    adapted: the LoRAs that it has now."""
     asked = controls.loras(request)
     if loras.key(*asked) == adapted and controls.are_given(model, request):
         return model

@@ -97,7 +97,8 @@ class FitOptions:
 
     @cached_property
     def fitting(self) -> list[OptionChange]:
-        """The first change of each kind that fits; if these are few, also a change of weights with a size."""
+        """The first change of each kind that fits; if there are fewer than ENOUGH, also changes of weights combined
+        with a smaller size."""
         sizes = [*self._smaller_sizes()]
         size = self._largest(Change(), sizes)
         fewer, unquantized, limit = (
@@ -173,7 +174,7 @@ class FitOptions:
         than the present one."""
         tight = self._model(Change(max_memory=1))
         least = limit_for(needs(tight, self.request, self.counted).largest.peak)
-        limit = min(rounded_up(least), tight.runtime.machine_room(0) // MEGABYTE * MEGABYTE)
+        limit = min(rounded_up(least), tight.runtime.machine_budget(0) // MEGABYTE * MEGABYTE)
         return limit if limit > (self.model.runtime.max_memory or 0) else 0
 
     def _smaller_sizes(self) -> Iterator[Size]:

@@ -1,1 +1,1 @@
-"""In which dtype each parameter is kept and computed, and when it is in memory: policies, presets, chips and cards."""
+"""The dtype in which each parameter is kept and computed, and its time in memory: policies, presets, chips, cards."""

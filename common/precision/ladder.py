@@ -6,7 +6,7 @@ is the cure.
 
 from __future__ import annotations
 
-from qwenimg.common.precision.precision import DENOISERS, DTYPES, DenoiserKind, Precision, dtype_named, parse, short
+from qwenimg.common.precision.precision import DENOISERS, DenoiserKind, Precision, parse, short
 from qwenimg.common.precision.residency import Residency
 
 PARTS = ("text", "transformer", "vae")  # roles of components
@@ -59,8 +59,5 @@ def advice(precision: Precision, part: str, operation: str = "") -> str:
     above = higher(precision, part, operation)
     if above is None:
         return f"{precision.stored_dtype(part)} has the widest range, so what went in is at fault"
-    if part != "vae":
-        return f"use --precision {above}"
-    return "use --fp32-vae" + (
-        ", or --vae-precision bf16" if dtype_named(above.rpartition("=")[2]) == DTYPES["bf16"] else ""
-    )
+    exact = f"{above.rpartition('=')[0]}=fp32" if part == "vae" else above
+    return f"use --precision {' or '.join(dict.fromkeys((exact, above)))}"

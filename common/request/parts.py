@@ -25,14 +25,16 @@ _FILE = Option(
 _ROWS: dict[str, Option] = {
     "transformer": replace(
         _FILE,
-        help="weights in the place of the model's transformer or UNet",
+        help="use these weights instead of the model's transformer or UNet",
         call="a folder or file of its weights, or of the UNet's",
         flags=("--unet",),
     ),
-    "text_encoder": replace(_FILE, help="weights of a text encoder; again for each other one, and for its mmproj"),
+    "text_encoder": replace(
+        _FILE, help="use these weights of a text encoder; repeat it for each further one, and for its mmproj file"
+    ),
     "text_encoder_2": replace(_FILE, again="text_encoder"),
     "text_encoder_3": replace(_FILE, again="text_encoder"),
-    "vae": replace(_FILE, help="weights of the VAE"),
+    "vae": replace(_FILE, help="use these weights of the VAE"),
 }
 PARTS: Mapping[str, Option] = {name: replace(_ROWS[name], name=name, kind=Path) for name in _ROWS}
 """The options of the parts, by the names of the parts' folders; the UNet too is called transformer."""

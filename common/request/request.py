@@ -92,16 +92,18 @@ class Request:
     """The options of one image, checked on construction. Raises UsageError."""
 
     prompt: str = required(Option(
-        help="the prompt, whatever it looks like", section="Prompt", metavar="TEXT", flags=("-p",),
+        help="the prompt; use it if the prompt begins with a dash or is the name of a command",
+        section="Prompt", metavar="TEXT", flags=("-p",),
         longest=MAX_CHARACTERS, checks=check_prompt, recorded="always",
     ))  # fmt: skip
     negative_prompt: str = option(" ", Option(
-        help="what the picture must not show; needs guidance", section="Prompt", metavar="TEXT", flags=("-n",),
+        help="what the picture should not show; has no effect without guidance",
+        section="Prompt", metavar="TEXT", flags=("-n",),
         title="the negative prompt", longest=MAX_CHARACTERS, checks=check_prompt, config=True, recorded="always",
         needs="guidance",
     ))  # fmt: skip
     caption: str = option("en", Option(
-        help="the language, en or zh, in which qwen-image-layered describes a picture that comes without a prompt",
+        help="the language, en or zh, in which qwen-image-layered describes a picture if you give no prompt",
         section="Prompt", metavar="en|zh", checks=_check_caption, names=_captions, config=True, special=True,
         elsewhere="this model describes no picture",
     ))  # fmt: skip
@@ -114,79 +116,80 @@ class Request:
         metavar="PIXELS", flags=("-H",), least=1, most=sizes.MAX_SIDE, recorded="always",
     ))  # fmt: skip
     steps: int = option(50, Option(
-        help="{bounds}; default the model's", section="Picture", metavar="N", aliases=("num-inference-steps",),
+        help="the number of steps, {bounds}; default the model's",
+        section="Picture", metavar="N", aliases=("num-inference-steps",),
         least=1, most=MAX_STEPS, config=True, recorded="always",
     ))  # fmt: skip
     guidance: float = option(4.0, Option(
-        help="{bounds}, how closely to follow the prompt; up to 1 (0 if that is the model's default) is without, and "
-        "twice as fast", section="Picture", metavar="X",
-        flags=("--cfg", "--cfg-scale"), least=0, most=MAX_GUIDANCE, config=True,
+        help="{bounds}, how closely to follow the prompt; 1 turns it off (0 if that is the model's default), and "
+        "halves the time", section="Picture", metavar="X",
+        aliases=("cfg", "cfg-scale"), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
     true_cfg: float = option(1.0, Option(
-        help="{bounds}, guidance by the negative prompt: beside Flux.1's own, elsewhere another word for --guidance",
+        help="{bounds}, guidance by the negative prompt in Flux.1, beside --guidance; elsewhere the same as --guidance",
         call="{bounds}, guidance by the negative prompt: beside Flux.1's own, elsewhere another word for guidance",
         section="Picture", metavar="X", aliases=("true-cfg-scale",), least=1, most=MAX_GUIDANCE, config=True,
         recorded="changed",
     ))  # fmt: skip
     cfg_end: float = option(1.0, Option(
-        help="{bounds}, the share of the steps that have guidance; the rest takes half the time", section="Picture",
+        help="{bounds}, use guidance only in this share of the steps; the others take half the time", section="Picture",
         metavar="X",
         least=0, most=1, open="least", config=True, recorded="changed", needs="guidance",
     ))  # fmt: skip
     step_cache: float = option(0.0, Option(
-        help="{bounds}, skip most of a step that barely changes; 0.1 takes about half the time, 0 is off",
+        help="{bounds}, skip most of a step if its first block barely changed; 0.1 takes about half the time, 0 is off",
         section="Picture", metavar="X", least=0, most=1, config=True, recorded="changed", special=True,
         elsewhere="this model is always computed whole",
     ))  # fmt: skip
     cached_calls: str = option("", Option(
-        help="the model calls to skip, as 3-5,7, in place of --step-cache",
+        help="the model calls to skip, such as 3-5,7, instead of --step-cache",
         call="the model calls to skip, as 3-5,7, in place of step_cache", section="Picture", metavar="CALLS",
         longest=8_000, checks=cached_calls.parse, recorded="changed", special=True,
         elsewhere="this model is always computed whole",
     ))  # fmt: skip
     guidance_rescale: float = option(0.0, Option(
-        help="{bounds}, against overexposed pictures at high guidance; 0.7 is usual", section="Picture", metavar="X",
+        help="{bounds}, reduce overexposure at high guidance; 0.7 is usual", section="Picture", metavar="X",
         least=0, most=1,
         recorded="changed", needs="guidance", special=True,
         elsewhere="this model's guidance always keeps the prediction's norm",
     ))  # fmt: skip
     cfg_normalization: float = option(0.0, Option(
-        help="{bounds}, how long a guided prediction may be, in lengths of the prompt's; 1 is usual, 0 no limit",
+        help="{bounds}, limit the norm of the guided prediction to this multiple of the prompt's; 1 is usual, 0 off",
         section="Picture", metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance",
         special=True, elsewhere="this model's guidance has no such limit",
     ))  # fmt: skip
     cfg_truncation: float = option(1.0, Option(
-        help="{bounds}, the share of the noise that is gone where guidance ends", section="Picture", metavar="X",
+        help="{bounds}, end guidance when this share of the noise is gone", section="Picture", metavar="X",
         least=0, most=1, recorded="changed", needs="guidance", special=True,
         elsewhere="this model's guidance ends by --cfg-end",
     ))  # fmt: skip
     skip_layers: str = option("", Option(
-        help="layers that one more prediction leaves out, to be led away from it, as 7-9 for SD 3.5 medium",
+        help="skip-layer guidance: the layers that a third prediction skips, such as 7-9 for SD 3.5 medium",
         section="Picture", metavar="LAYERS", longest=2_000, checks=skip_layers.parse, recorded="changed",
         needs="guidance", special=True, elsewhere="this model has no guidance by skipped layers",
     ))  # fmt: skip
     skip_layer_scale: float = option(2.8, Option(
-        help="{bounds}, how far --skip-layers leads", call="{bounds}, how far skip_layers leads", section="Picture",
+        help="{bounds}, the strength of --skip-layers", call="{bounds}, how far skip_layers leads", section="Picture",
         metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance", special=True,
         elsewhere="this model has no guidance by skipped layers",
     ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
-        help="how steps are made; qwenimg samplers lists them. Default the model's", section="Picture", metavar="NAME",
+        help="the sampler; qwenimg samplers lists all. Default the model's", section="Picture", metavar="NAME",
         aliases=("sampling-method",), checks=_check_sampler, names=_samplers, config=True, recorded="always",
     ))  # fmt: skip
     schedule: str = option("", Option(  # "": the model's own
-        help="noise levels: model, karras, exponential, beta, ays, ...; default the model's",
+        help="the noise levels: model, karras, exponential, beta, ays, ...; default the model's",
         section="Picture", metavar="NAME", checks=_check_schedule, names=_schedules, config=True, recorded="always",
     ))  # fmt: skip
     seed: int = option(0, Option(
-        help="7, a list 1,2,3 or a range 1-4; random unless given",
+        help="a number, a list such as 1,2,3 or a range such as 1-4; random by default",
         call="0 to 2**64 - 1; by chance unless given, and then in the result",
         section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, checks=_check_seed,
         recorded="always",
     ))  # fmt: skip
     lora: str = option("", Option(
-        help="a LoRA file or hub id, with its strength; give it again for a second one",
+        help="a LoRA file or hub id, with its strength; may be repeated",
         call="FILE:SCALE, a path, a pair (path, strength), or a list of these", python="Loras", section="Model",
         metavar="FILE[:SCALE]",
         aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
@@ -201,46 +204,47 @@ class Request:
         section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
     ))  # fmt: skip
     layers: int = option(4, Option(
-        help="{bounds}, layers that the picture of -i is taken apart into, for qwen-image-layered",
+        help="{bounds}, the number of layers into which qwen-image-layered takes the -i picture apart",
         call="{bounds}, layers that image is taken apart into, for qwen-image-layered", section="Picture",
         metavar="N", least=1, most=MAX_LAYERS, checks=_check_layers, recorded="changed", special=True,
         elsewhere="this model draws one picture",
     ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
-        help="noise from a .npy or .safetensors file, in place of the seed's",
+        help="start from the noise in a .npy or .safetensors file instead of the seed's",
         call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
     ))  # fmt: skip
     image: NDArray[np.uint8] | None = option(None, Option(  # [H, W, 3], or [H, W, 4] with alpha
-        help="a picture to start from or to edit: PNG, JPEG, WebP, BMP, GIF or TIFF; again for a model of several",
+        help="a picture to start from or to edit: PNG, JPEG, WebP, BMP, GIF or TIFF; may be repeated for some models",
         call="a PIL image, an array [H, W, 3 or 4] or a file to start from or to edit; a list for a model of several",
         python="Pictures", several=True, section="Picture to start from", metavar="FILE", flags=("-i",),
         aliases=("init-img", "init-image", "image-path"),
     ))  # fmt: skip
     strength: float = option(0.8, Option(
-        help="{bounds}, how much of the -i picture is drawn anew",
+        help="{bounds}, how much of the -i picture to replace",
         call="{bounds}, how much of image is drawn anew: the share of the schedule that is run",
         section="Picture to start from", metavar="X",
         least=0, most=1, open="least", recorded="used", needs="image",
     ))  # fmt: skip
     mask: NDArray[np.uint8] | None = option(None, Option(  # [H, W]
-        help="a picture for -i, scaled to its size: white is drawn anew, black is kept",
+        help="a mask for the -i picture: white is drawn anew, black is kept; it is scaled to the picture's size",
         call="where image is made anew, from 128 on: a PIL image, an array [H, W] or a file", python="Picture",
         section="Picture to start from", metavar="FILE",
         aliases=("mask-image",),
     ))  # fmt: skip
     control: str = option("", Option(
-        help="have a network keep to a PICTURE of edges, depth or a pose; canny@PICTURE finds the edges",
+        help="follow the edges, depth or pose in PICTURE, by a control network; canny@PICTURE finds the edges first",
         call="MODEL=PICTURE:SCALE:START-END, a tuple (model, picture, scale, (start, end)), or a list of these",
         python="Controls", section="Control", metavar="MODEL=PICTURE[:SCALE[:START-END]]",
         longest=8_000, joined="; ", checks=control_text.parse_files, recorded="changed",
     ))  # fmt: skip
     refine_at: float = option(0.8, Option(
-        help="{bounds}, where the refiner takes over: 0.8 leaves it the last fifth", section="Model", metavar="X",
+        help="{bounds}, the share of the steps after which the refiner takes over; 0.8 leaves it the last fifth",
+        section="Model", metavar="X",
         least=0,
         most=1, open="both", recorded="used", needs="refiner", special=True,
     ))  # fmt: skip
     clip_skip: int = option(0, Option(
-        help="{bounds}, leave out so many last layers of CLIP", section="Model", metavar="N", least=0,
+        help="{bounds}, skip this many of CLIP's last layers", section="Model", metavar="N", least=0,
         most=MAX_CLIP_SKIP, config=True, recorded="changed", special=True,
         elsewhere="this model's text encoder is not CLIP",
     ))  # fmt: skip

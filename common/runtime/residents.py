@@ -67,7 +67,7 @@ class Occupancy:
         not fit."""
         if opened is not None and (not self.runtime.streams or self.runtime.weight_bytes(opened) <= budget):
             return opened
-        return self.runtime.fitted(component, budget)
+        return self.runtime.with_streaming(component, budget)
 
     def settle(self, stage: Stage, component: Component) -> None:
         """Note whether the component of `stage` stays in memory."""
@@ -92,7 +92,7 @@ class Occupancy:
         """Return the bytes for the component of `stage` and its activations, without the least that those of its
         partners need that are not in memory."""
         missing = {one.resident: one.component for one in stage.partners if one.resident not in self.opened}
-        least = sum(self.runtime.weight_bytes(self.runtime.fitted(one, 0)) for one in missing.values())
+        least = sum(self.runtime.weight_bytes(self.runtime.with_streaming(one, 0)) for one in missing.values())
         results = sum(max(split.results for split in one.splits) for one in stage.partners)
         return self._budget(self.weights + self.results) - self.beside(stage.resident) - least - results
 
@@ -110,7 +110,7 @@ class Residents:
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
-        self._memory = Occupancy(runtime, runtime.room, self._close_networks)
+        self._memory = Occupancy(runtime, runtime.budget, self._close_networks)
         self._networks: dict[str, Any] = {}
         self._checked: set[str] = set()
 
@@ -121,7 +121,7 @@ class Residents:
 
     def plan(self, stages: Sequence[Stage]) -> MemoryPlan:
         """Return the memory plan of a run of `stages`; load and free nothing."""
-        budget = self.runtime.room(self.weights)
+        budget = self.runtime.budget(self.weights)
         memory = Occupancy(self.runtime, lambda taken: budget, lambda names: None)
         memory.opened |= self._memory.opened
         plan = MemoryPlan(budget=budget, loaded=self.weights)

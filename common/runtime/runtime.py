@@ -121,21 +121,21 @@ class Runtime:
     def streams(self) -> bool:
         return self.max_memory is not None or self.choice.wishes.tiled
 
-    def room(self, loaded: int) -> int:
+    def budget(self, loaded: int) -> int:
         """Return the bytes that a run may take, of which `loaded` are taken already."""
-        free = self.machine_room(loaded)
+        free = self.machine_budget(loaded)
         return free if self.max_memory is None else min(free, plannable(self.max_memory))
 
-    def machine_room(self, loaded: int) -> int:
+    def machine_budget(self, loaded: int) -> int:
         """Return the bytes that this machine leaves a run, ignoring --max-memory; `loaded` of them are taken
         already."""
         return self.engine.free_memory() + loaded + self._held
 
-    def room_text(self, room: int) -> str:
-        """Return `room` bytes of a run for a message, with their limit."""
-        if self.max_memory is None or room != plannable(self.max_memory):
-            return self.free_text(room)
-        return f"--max-memory {size_text(self.max_memory)} leaves {size_text(room)}"
+    def budget_text(self, budget: int) -> str:
+        """Return `budget` bytes of a run for a message, with their limit."""
+        if self.max_memory is None or budget != plannable(self.max_memory):
+            return self.free_text(budget)
+        return f"--max-memory {size_text(self.max_memory)} leaves {size_text(budget)}"
 
     def free_text(self, free: int) -> str:
         _, limit = self.engine.machine()
@@ -144,22 +144,22 @@ class Runtime:
     def reduced(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return `checkpoint` with its weights in the preset's bits if they fit only so. If they never fit, they stay
         unchanged: blocks that are quantized while loading are not streamed."""
-        room = int(WEIGHTS * self.room(0))
-        if self.quantize is not None or not self.choice.wishes.bits or checkpoint.largest(self.precision) <= room:
+        budget = int(WEIGHTS * self.budget(0))
+        if self.quantize is not None or not self.choice.wishes.bits or checkpoint.largest(self.precision) <= budget:
             return checkpoint
         smaller = checkpoint.quantised(self.choice.wishes.bits)
-        if smaller.largest(self.precision) > room:
+        if smaller.largest(self.precision) > budget:
             return checkpoint
         self.bits = self.choice.wishes.bits
         return smaller
 
-    def fitted(self, component: Component, room: int) -> Component:
-        """Return `component` with the fewest blocks streamed that bring its weights down to `room` bytes; unchanged if
+    def with_streaming(self, component: Component, budget: int) -> Component:
+        """Return `component` with the fewest blocks streamed so that its weights fit into `budget` bytes; unchanged if
         this run does not stream."""
         if not self.streams:
             return component
         whole = self.load_plan(component)
-        plan = streaming.fitting(whole, component.streamable, room, self.engine.workspace.moved)
+        plan = streaming.fitting(whole, component.streamable, budget, self.engine.workspace.moved)
         return component if plan is whole else replace(component, plan=plan)
 
     def keep_prompts(self) -> None:

@@ -17,8 +17,6 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
 
 NAME = catalog.BUILT_IN.name
-SUMS = "SHA256SUMS"
-"""The file in the folder with the hashes of the others: a line `HASH  PATH` for each, in the form of sha256sum."""
 SHOWN = 8  # the most unknown words that are listed
 TRAINED_SIZES = ((128, 128), (160, 96), (96, 160), (192, 192), (256, 256), (336, 192), (192, 336))
 """Width and height in pixels of its training images."""

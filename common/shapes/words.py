@@ -71,7 +71,6 @@ FILLERS = (
     "a an the of in on at with to is are that there it picture image drawing photo draw paint show me please side",
     "个 颗 只 枚 块 的 在 有 是 位于 上 里 中 画 请 给我 帮我 一张 一幅 图 图片 图画 画面",
 )
-LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 
 @dataclass(frozen=True, kw_only=True)

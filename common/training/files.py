@@ -12,7 +12,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def check(config: TrainConfig, outputs: Iterable[Path]) -> None:
         raise ModelError(f"--init {clean(config.init, 120)}: no such folder")
     if is_link(name.with_suffix(".log")):
         raise UsageError(f"{clean(name.with_suffix('.log'))}: is a link, and lines would go elsewhere; move it away")
-    own_files = (name.with_suffix(suffix) for suffix in (".safetensors", ".csv", ".png", ".log"))
+    own_files = (name.with_suffix(suffix) for suffix in (".safetensors", ".csv", ".log"))
     for path in (*own_files, *outputs):
         _check_place(path)
 
@@ -88,17 +88,6 @@ def prepare(config: TrainConfig, outputs: Iterable[Path]) -> None:
     """Check the run and make the folder for its own files. Raises DoesNotFit too, for a full disk."""
     check(config, outputs)
     make_folder(stem(config).parent, parents=True)
-
-
-def resumed(out: Path, stages: Sequence[str]) -> list[str]:
-    """Return the `stages` that --resume continues: all that have a checkpoint in `out`. Raises UsageError without such
-    a folder, ModelError without a checkpoint."""
-    if not os.path.isdir(out):  # noqa: PTH112 (as above)
-        raise UsageError(f"--resume: {clean(out)} does not exist; start without --resume")
-    started = [stage for stage in stages if os.path.lexists(out / "training" / f"{stage}.safetensors")]
-    if not started:
-        raise bad(out, f"no checkpoint of {' or '.join(stages)} here to resume; start without --resume")
-    return started
 
 
 # While it runs

@@ -190,7 +190,7 @@ class TooLarge(ModelError):
 
     def __init__(self, entry: Entry, what: str):
         path, key = entry.source.first.file.path, clean(entry.source.first.key)
-        cure = "--fp32-vae, or --vae-precision bf16" if entry.role == "vae" else "--precision bf16 or fp32"
-        super().__init__(f"{clean(path)}: tensor {key} {what}; use {cure}")
+        cure = "auto,vae=fp32 or auto,vae=bf16" if entry.role == "vae" else "bf16 or fp32"
+        super().__init__(f"{clean(path)}: tensor {key} {what}; use --precision {cure}")
         self.what = f"{clean(path.name)}: tensor {key} {what}"  # for a recipe, which contains no paths
         self.part, self.entry = entry.role, entry

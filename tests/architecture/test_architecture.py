@@ -12,13 +12,15 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import rules
-from rules import ROOT, name_of, sources
+from support import rules
+from support.rules import ROOT, name_of, sources
 
+FOLDER_FILES = 16
 FILE_LINES = 400
 FUNCTION_LINES = 60
 # Larger than the limits. They may shrink; a number here never grows.
@@ -170,7 +172,7 @@ def test_no_bfloat16_through_numpy():
 
 def test_no_work_at_import():
     reason = "declares click options, as click's own decorators do"
-    declares = {("cli/commands/generate.py", name): reason for name in ("_of_pictures(", "options.precision_of_parts(")}
+    declares = {("cli/commands/generate.py", "_of_pictures("): reason}
     declares |= {("cli/commands/parity.py", name): reason for name in ("_asking(", "_opening(", "parity.command(")}
     declares[("cli/commands/plan.py", "_options_of_generate(")] = declares[("cli/places.py", "Backend(")] = reason
     opening = (
@@ -219,9 +221,12 @@ def test_tests_of_the_command_line_import_no_framework():
 
     def reached(path: Path, seen: set[Path]) -> set[Path]:
         seen.add(path)
-        names = {
-            name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in rules.imported(node)
-        }
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = set[str]()
+        for node in nodes:
+            package, _, module = (getattr(node, "module", None) or "").partition(".")
+            if isinstance(node, ast.ImportFrom) and package == "support":
+                names |= {module} if module else {alias.name for alias in node.names}
         for name in names:
             helper = ROOT / "tests" / "support" / f"{name}.py"
             if helper.exists() and helper not in seen:
@@ -369,7 +374,35 @@ def test_importing_every_module_touches_nothing(tmp_path):
     assert rest == "[] 1", "what importing did, and the one folder that the check itself made"
 
 
+# Circles
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {name_of(path): path.read_text(encoding="utf-8") for path in PACKAGE}
+    print(len(files), "files")
+    assert rules.circles(files) == []
+
+
+def test_the_check_of_circles():
+    files = {
+        "common/a.py": "from qwenimg.common.b import f",
+        "common/b.py": "def f():\n    from qwenimg.common import c",
+        "common/c.py": "import qwenimg.common.a",
+        "common/d.py": "from . import a",
+        "common/__init__.py": "",
+    }
+    assert rules.circles(files) == [["common/a.py", "common/b.py", "common/c.py"]]
+    assert rules.circles(files | {"common/c.py": "from qwenimg import common"}) == []
+
+
 # Sizes
+
+
+def test_no_folder_has_many_files():
+    """A reader looks through a folder; sixteen names are what he can. `__init__.py` is no room."""
+    counts = Counter(name_of(path.parent) for path in PACKAGE if path.name != "__init__.py")
+    print(counts.most_common(5))
+    assert {name for name, count in counts.items() if count > FOLDER_FILES} == set()
 
 
 def test_sizes():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import write_architecture
-from rules import ROOT
+from support.rules import ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 

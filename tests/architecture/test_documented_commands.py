@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
-from rules import ROOT
+from support.rules import ROOT
 
 from qwenimg.cli.main import run
 from qwenimg.cli.words import cli

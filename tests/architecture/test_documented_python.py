@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rules import ROOT
+from support.rules import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import english
 import pytest
-from rules import name_of, sources
+from support import english
+from support.rules import name_of, sources
 
 # Fields whose names are keys of a file's format.
 KEYS = frozenset(f"common/parity/passport/passport_schema.py: StationJson: {key}" for key in ("made", "own"))
@@ -32,6 +32,7 @@ def test_docstrings_and_names_of_the_product(rule) -> None:
         ('def f():\n    """Read it. Raises ModelError."""', 'def f():\n    """Reads it."""'),
         ('def f():\n    """Return whether x is finite."""', 'def f():\n    """Whether x is finite."""'),
         ("def f():\n    pass", 'async def f():\n    """The sum."""'),
+        ('"""A list."""', '"""What is in a list."""'),
         ('class A:\n    """A list of numbers."""', 'class A:\n    """What has a list."""'),
         ('class A:\n    """The sum."""', 'class A:\n    """Return a list."""'),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import write_fleet as tool
-from rules import ROOT
+from support.rules import ROOT
 
 
 def test_the_page_has_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

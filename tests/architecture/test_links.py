@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from rules import ROOT
+from support.rules import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")

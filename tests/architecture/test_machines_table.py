@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import write_machines_table as tool
 from click.testing import CliRunner
-from rules import ROOT
+from support.rules import ROOT
 
 from qwenimg.backends import paper
 from qwenimg.cli.words import cli
@@ -72,7 +72,7 @@ def test_plan_says_the_same_of_a_row(cache: Path, name: str) -> None:
         printed = CliRunner().invoke(cli, command)
         assert printed.exit_code == 0, printed.output
         planned = json.loads(printed.stdout)
-        bytes_ = planned["peak_bytes"] + (outlook.LORA_BYTES if "-q" in options and "--lightning" in options else 0)
+        bytes_ = planned["peak_bytes"] + (outlook.LORA_BYTES if "-q" in options and "--few-steps" in options else 0)
         assert planned["fits"] and size_text(bytes_) == f"{peak:.1f} GB"
 
 

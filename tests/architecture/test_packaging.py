@@ -14,9 +14,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import rules
 from PIL import Image
-from rules import ROOT, sources
+from support import rules
+from support.rules import ROOT, sources
 
 from qwenimg.common.base.version import __version__
 
@@ -205,8 +205,7 @@ def test_frameworks_and_references_are_extras():
     assert {"diffusers", "transformers"} <= extras["dev"]
     assert not extras["dev"] & FRAMEWORKS
     assert not core & (FRAMEWORKS | extras["dev"])
-    # Pillow's name, training draws its curve.
-    assert imports("backends/torch") - core == {"torch", "PIL"}
+    assert imports("backends/torch") - core == {"torch"}
     assert imports("backends/mlx") - core == {"mlx"}
     assert not imports("src", "common", "cli", "backends") & {"transformers", "diffusers", "mflux"}
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 import pytest
-from refusals import refused
+from support.refusals import refused
 
 from qwenimg.common.base.config import parse, read_json
 

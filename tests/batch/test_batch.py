@@ -13,11 +13,11 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
-import poison
 import psutil
 import pytest
-from cli_runner import cli
-from processes import COMMAND, ENVIRONMENT, pixels, qwenimg
+from support import poison
+from support.cli_runner import cli
+from support.processes import COMMAND, ENVIRONMENT, pixels, qwenimg
 
 SMALL = {"steps": 12, "size": "64x64"}
 OPENED = ("-m", "shapes", "--backend", "cpu")

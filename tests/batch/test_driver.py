@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, at_once, settle
+from support.fake_worker import FakeWorker, at_once, settle
 
 from qwenimg.cli.batch import driver as module
 from qwenimg.cli.batch.driver import STARTS, TRIES, BatchOutcome, Driver

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_runner import cli
+from support.cli_runner import cli
 
 from qwenimg.cli.batch import driver as driving
 from qwenimg.cli.batch import ray_engine

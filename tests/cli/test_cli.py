@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import MAX_LINE, Library, cli
-from fake_pipeline import FakePipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from recipe_cases import recipe_from_png
+from support.cli_runner import MAX_LINE, Library, cli
+from support.fake_pipeline import FakePipeline
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Result
@@ -322,7 +322,7 @@ def test_an_aspect_and_a_side_replace_each_other(library: Library) -> None:
 
 def test_flags_reach_the_library(library: Library) -> None:
     ran = cli(
-        "x", "-n", "y", "--cfg", "2.5", "--steps", "2", "-s", "3", "-m", "some/model", "--backend", "mlx",
+        "x", "-n", "y", "--guidance", "2.5", "--steps", "2", "-s", "3", "-m", "some/model", "--backend", "mlx",
         "--precision", "bf16,vae=bf16", "--offline",
     )  # fmt: skip
     assert ran.code == 0, ran.err

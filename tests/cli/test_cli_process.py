@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-TESTS = Path(__file__).parents[1] / "support"
+TESTS = Path(__file__).parents[1]
 CPU = 0.3  # seconds for --help, promised to users; importing torch alone costs four times as much
 HANGS = 300  # seconds after which a process that should have ended is taken for stuck; no test waits for them
 HEAVY = ("torch", "mlx", "numpy", "PIL", "tokenizers", "huggingface_hub", "safetensors", "tqdm", "platformdirs")
@@ -48,7 +48,7 @@ def stuck(stage):
 
 def opened(opening, notify):
     sys.path.insert(0, os.environ["TESTS"])
-    from fake_pipeline import FakePipeline
+    from support.fake_pipeline import FakePipeline
 
     class Slow(FakePipeline):
         def prepare(self, prompts, clip_skip=0, lora=""):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_pipeline import FakePipeline
+from support.fake_pipeline import FakePipeline
 
 import qwenimg
 from qwenimg.cli import config

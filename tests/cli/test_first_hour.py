@@ -8,8 +8,8 @@ import shutil
 import subprocess
 
 import pytest
-from cli_runner import Library, cli
-from rules import ROOT
+from support.cli_runner import Library, cli
+from support.rules import ROOT
 
 from qwenimg import backends
 from qwenimg.common.base.errors import BackendMissing

@@ -23,7 +23,7 @@ WRONG = {
     "strength": "9", "refine_at": "4", "layers": "100", "caption": "la",
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
     "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
-    "save_latents": "x.txt", "lightning": "x", "latents": "x.txt", "control": "net=a.png:nan",
+    "save_latents": "x.txt", "latents": "x.txt", "control": "net=a.png:nan",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.
 NAMES = {"prompt", "prompt_file", "replay", "model", "models_dir", "refiner", "transformer", "text_encoder", "vae"}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_runner import Library, cli
+from support.cli_runner import Library, cli
 
 from qwenimg.cli import elsewhere
 from qwenimg.cli.commands.bench import bench

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cli_runner import cli
-from recipe_cases import recipe_from_png
+from support.cli_runner import cli
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg.common.families.registry import FAMILIES
@@ -78,33 +78,13 @@ def test_memory_keeps_weights_in_8_bits_where_16_do_not_fit(backend: str) -> Non
         assert pipe.options["quantize"] == "6"
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        (("--fp16-vae",), "auto,vae=fp16"),
-        (("--bf16-vae",), "auto,vae=bf16"),
-        (("--fp32-vae", "--precision", "bf16"), "bf16,vae=fp32"),
-        (("--vae-precision", "bf16"), "auto,vae=bf16"),
-        (("--upcast-attention",), "auto,attention=fp32"),
-        (("--force-upcast-attention", "--upcast-attention"), "auto,attention=fp32"),
-        (("--dont-upcast-attention", "--precision", "fp16"), "fp16,attention=fused"),
-        (("--upcast-matmul",), "auto,matmul=fp32"),
-        (("--clip-precision", "Float32", "--vae-precision", "fp32", "--fp32-vae"), "auto,vae=fp32,text=float32"),
-    ],
-)
-def test_flags_of_other_programs(options: tuple[str, ...], name: str, library) -> None:
-    assert cli("a red circle", *options).code == 0
-    assert library.calls[-1]["precision"] == name
-
-
 def test_the_part_of_another_family_is_refused() -> None:
-    cli("a red circle", *SMALL, "--unet-precision", "bf16").refused(2, "unet=bf16", "transformer")
+    cli("a red circle", *SMALL, "--precision", "auto,unet=bf16").refused(2, "unet=bf16", "transformer")
 
 
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("a red circle", "--preset", "best").refused(2, "--preset 'best'", "quality, balanced, fast, memory, auto")
-    cli("a red circle", "--fp16-vae", "--fp32-vae").refused(2, "--fp16-vae", "--fp32-vae")
-    cli("a red circle", "--upcast-attention", "--dont-upcast-attention").refused(2, "contradict")
-    cli("a red circle", "--vae-precision", "fp8").refused(2, "--vae-precision", "fp8")
+    cli("a red circle", "--fp16-vae").refused(2, "--fp16-vae", "--precision", "vae=")
+    cli("a red circle", "--upcast-matmul").refused(2, "--precision auto,matmul=fp32")
     monkeypatch.setenv("QWENIMG_PRESET", "best")
     cli("a red circle").refused(2, "QWENIMG_PRESET", "best")

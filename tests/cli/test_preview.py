@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runner import Library, cli
 from PIL import Image
+from support.cli_runner import Library, cli
 
 from qwenimg.cli import preview, terminal
 from qwenimg.cli.preview import ROWS, PreviewPrinter
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_written_is_no_error(library: Library, file: Path)
 
 
 def test_a_map_that_does_not_fit_is_a_warning(library: Library, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fake_pipeline import FakePipeline
+    from support.fake_pipeline import FakePipeline
 
     def fails(self: FakePipeline) -> None:
         raise DoesNotFit("no room")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
-from cli_runner import Library, Ran, cli
+from support.cli_runner import Library, Ran, cli
 
 from qwenimg.cli import config
 from qwenimg.cli.help import COMMANDS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize
-from gguf_files import ENCODED, HALVES, random_blocks, write
+from support.gguf_files import ENCODED, HALVES, random_blocks, write
 
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.mlx.ops import quantised as on_mlx

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import filelock
-import frameworks  # noqa: F401
 import pytest
 from safetensors.torch import save_file
-from tiny_ldm import models_of, one_file, pipeline, write_folder
+from support import frameworks  # noqa: F401
+from support.tiny_ldm import models_of, one_file, pipeline, write_folder
 
 
 @pytest.fixture(scope="session")

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from cli_runner import cli
 from safetensors.torch import load_file, save_file
-from tiny_clip import tiny_clip
-from tiny_ldm import clip_file, models_of, one_file, open_clip_file, unet_file, vae_file
+from support import tiny_ldm
+from support.cli_runner import cli
+from support.tiny_clip import tiny_clip
+from support.tiny_ldm import clip_file, models_of, one_file, open_clip_file, unet_file, vae_file
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0, "sampler": "euler"}
 # What the names of a part begin with in one file, by the part's folder.

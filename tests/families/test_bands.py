@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_bands import in_bands
+from support.in_bands import in_bands
 
 import qwenimg
 

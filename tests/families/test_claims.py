@@ -14,8 +14,6 @@ from safetensors.numpy import save_file
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, file_kind, registry
-from qwenimg.common.families.describe import layers_of_known
-from qwenimg.common.families.describe_lora import describe_lora
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import transformer_file as flux_file
 from qwenimg.common.families.flux2 import transformer_file as flux2_file
@@ -24,6 +22,8 @@ from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.families.z_image import transformer_file as z_image_file
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.hub.describe import layers_of_known
+from qwenimg.common.hub.describe_lora import describe_lora
 from qwenimg.common.weights.keys import Place
 
 ORDERS = [FAMILIES[::-1], *(random.Random(seed).sample(FAMILIES, len(FAMILIES)) for seed in range(2))]

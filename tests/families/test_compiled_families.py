@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from family_cases import FIRST
-from relative import relative
+from support.family_cases import FIRST
+from support.relative import relative
 
 import qwenimg
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crossed import crossed
-from family_cases import (
+from PIL import Image
+from support.crossed import crossed
+from support.family_cases import (
     ASKED,
     BACKENDS,
     FIRST,
@@ -28,16 +29,15 @@ from family_cases import (
     places,
     see_few_pixels,
 )
-from PIL import Image
-from recipe_cases import recipe_from_png
-from relative import relative
-from toy_family import add_toy, write_toy
+from support.recipe_cases import recipe_from_png
+from support.relative import relative
+from support.toy_family import add_toy, write_toy
 
 from qwenimg import DoesNotFit, NumericsError, Pipeline, Result, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.family import Family
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline import preview
 from qwenimg.common.request.parts import PARTS

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crossed import crossed
-from family_cases import ASKED, BACKENDS, FIRST, PROMPT, Opener, opener, places
-from policies import parse
-from relative import relative
-from rules import ROOT
+from support.crossed import crossed
+from support.family_cases import ASKED, BACKENDS, FIRST, PROMPT, Opener, opener, places
+from support.policies import parse
+from support.relative import relative
+from support.rules import ROOT
 
 from qwenimg.common.families import registry
 from qwenimg.common.precision.precision import DenoiserKind, bases, dtype_named

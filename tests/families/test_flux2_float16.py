@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crossed import crossed
-from family_cases import BACKENDS
-from relative import relative
 from safetensors.torch import load_file, save_file
+from support.crossed import crossed
+from support.family_cases import BACKENDS
+from support.relative import relative
 
 import qwenimg
 

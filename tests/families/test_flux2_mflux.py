@@ -11,10 +11,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from cli_runner import cli
-from folder_tensors import tensors
-from relative import relative
-from sparse_files import sparse
+from support.cli_runner import cli
+from support.folder_tensors import tensors
+from support.relative import relative
+from support.sparse_files import sparse
 
 import qwenimg
 from qwenimg.common.families import registry

@@ -12,9 +12,9 @@ import pytest
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux2.published import defaults, published, variants
 from qwenimg.common.hub import requirements
+from qwenimg.common.hub.describe import describe
 
 # Millions of parameters of the transformer, and of the text encoder's layers that are used with its embeddings.
 SIZES = {"4b": (3875.54, 100.93 * 27 + 388.96), "9b": (9078.58, None)}

@@ -13,21 +13,21 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from comfy_files import comfy
-from family_cases import BACKENDS
-from file_mutants import assert_line, campaign, damaged
-from refusals import refused
 from safetensors.torch import save_file
-from spiece_files import trained, write_spiece
-from tiny_clip import write_tiny_clip_tokenizer
-from tiny_flux import one_file, write_tiny_flux
+from support.comfy_files import comfy
+from support.family_cases import BACKENDS
+from support.file_mutants import assert_line, campaign, damaged
+from support.refusals import refused
+from support.spiece_files import trained, write_spiece
+from support.tiny_clip import write_tiny_clip_tokenizer
+from support.tiny_flux import one_file, write_tiny_flux
 
 import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"prompt": "a red circle", "width": 64, "height": 48, "steps": 2, "seed": 3}
 CLIP, T5 = "text_encoder", "text_encoder_2"

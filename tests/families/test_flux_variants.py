@@ -14,24 +14,24 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from crossed import crossed
-from gguf_files import fitting, write
-from mflux_flux import save_as_mflux
-from opened_parts import network_of, stream_half
 from PIL import Image
-from relative import relative
 from safetensors.torch import load_file, save_file
-from tiny_flux import transformer_file, write_tiny_flux
+from support.cli_runner import cli
+from support.crossed import crossed
+from support.gguf_files import fitting, write
+from support.mflux_flux import save_as_mflux
+from support.opened_parts import network_of, stream_half
+from support.relative import relative
+from support.tiny_flux import transformer_file, write_tiny_flux
 
 import qwenimg
 from qwenimg import ModelError, Pipeline, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import VARIANTS, Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux import mflux, references, variants
 from qwenimg.common.families.flux.model import Flux
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_conditioning
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit_options, start
@@ -158,7 +158,7 @@ def test_info(wide: dict[str, Path], tmp_path: Path) -> None:
         about = describe(wide[kind])
         assert not about.faults and words in about.lines[1]
     sizes = {"attention_head_dim": 128, "num_attention_heads": 1, "axes_dims_rope": [16, 56, 56]}
-    from tiny_flux import FILL, tiny_dit
+    from support.tiny_flux import FILL, tiny_dit
 
     one = {"num_layers": 1, "num_single_layers": 1}
     save_file(transformer_file(tiny_dit(**sizes, **one, **FILL)), tmp_path / "a.safetensors")

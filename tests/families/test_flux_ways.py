@@ -10,24 +10,24 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from comfy_files import comfy
-from family_cases import BACKENDS
-from folder_tensors import tensors
-from gguf_files import fitting, write
-from mflux_flux import save_as_mflux
-from opened_parts import network_of, open_part, stream_half
-from relative import relative
 from safetensors.torch import load_file, save_file
-from tiny_flux import tiny_dit, transformer_file, write_tiny_flux
+from support import tiny_ldm
+from support.comfy_files import comfy
+from support.family_cases import BACKENDS
+from support.folder_tensors import tensors
+from support.gguf_files import fitting, write
+from support.mflux_flux import save_as_mflux
+from support.opened_parts import network_of, open_part, stream_half
+from support.relative import relative
+from support.tiny_flux import tiny_dit, transformer_file, write_tiny_flux
 
 import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.weights.storage import Packed
 
 ASKED: dict[str, Any] = {"prompt": "a red circle", "width": 64, "height": 48, "steps": 2, "seed": 3}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from opened_parts import network_of
+from support.cli_runner import cli
+from support.opened_parts import network_of
 
 import qwenimg
 from qwenimg import DoesNotFit, Pipeline
@@ -42,7 +42,7 @@ class Sizes:
         runtime, unet = expert.runtime, expert.checkpoint["unet"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runtime, "max_memory", 1)
-            self.least = runtime.weight_bytes(runtime.fitted(unet, 0))
+            self.least = runtime.weight_bytes(runtime.with_streaming(unet, 0))
         self.whole = runtime.weight_bytes(unet)
         self.one, self.both = (expert.step_bytes(asked, *SHAPE, count) for count in (1, 2))
 

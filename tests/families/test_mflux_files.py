@@ -12,13 +12,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from cli_runner import cli
-from fake_hub import COMMIT, REPO
-from family_cases import BACKENDS
-from hub_cases import check_complete, pulled
 from huggingface_hub import constants
 from random_model import DIT, TEXT, VAE, write_random_model
-from sparse_files import sparse
+from support.cli_runner import cli
+from support.fake_hub import COMMIT, REPO
+from support.family_cases import BACKENDS
+from support.hub_cases import check_complete, pulled
+from support.sparse_files import sparse
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, UsageError

@@ -15,7 +15,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 

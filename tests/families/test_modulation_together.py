@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crossed import crossed
-from family_cases import BACKENDS
+from support.crossed import crossed
+from support.family_cases import BACKENDS
 
 import qwenimg
 from qwenimg import Pipeline
@@ -107,7 +107,7 @@ def test_a_run_that_streams_or_has_little_memory_makes_its_own(tiny: dict[str, P
         needed = [split.needed + model.runtime.weight_bytes(stages[0].component) for split in stages[0].splits]
         for size, room in ((5, needed[0]), (2, needed[1]), (1, needed[2])):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(model.runtime), "room", lambda self, loaded, room=room: room)
+                patch.setattr(type(model.runtime), "budget", lambda self, loaded, room=room: room)
                 plan = model.residents.plan(stages[:1])
                 assert plan.stages[0].activations == stages[0].splits[(5, 2, 1).index(size)].activations
 

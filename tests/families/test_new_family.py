@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 from PIL import Image
-from recipe_cases import recipe_from_png
-from toy_family import FAMILY, add_toy, write_toy
+from support.recipe_cases import recipe_from_png
+from support.toy_family import FAMILY, add_toy, write_toy
 
 import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry, repository
-from qwenimg.common.families.describe import describe
 from qwenimg.common.hub import resolve
+from qwenimg.common.hub.describe import describe
 
 BACKENDS = ("cpu", "mlx")
 

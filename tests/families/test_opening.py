@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import write_asked
-from rules import ROOT, sources
+from support.rules import ROOT, sources
 
 import qwenimg
 from qwenimg.cli import config
@@ -39,12 +39,12 @@ SCRIPT = """
 import os
 from pathlib import Path
 import qwenimg
-from fake_pipeline import FakePipeline
+from support.fake_pipeline import FakePipeline
 from qwenimg.cli import config
 from qwenimg.cli.main import run
 from qwenimg.common.hub import open_model
 from qwenimg.common.request.recipe import check_recipe
-from recipe_cases import RECIPE
+from support.recipe_cases import RECIPE
 
 told, codes = [], []
 
@@ -106,7 +106,7 @@ def insert(path: Path, before: str, text: str) -> None:
 
 
 def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join((str(folder / "src"), str(ROOT / "tests" / "support")))
+    paths = os.pathsep.join((str(folder / "src"), str(ROOT / "tests")))
     ran = subprocess.run(
         [sys.executable, *command], cwd=folder, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
         check=False,

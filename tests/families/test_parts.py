@@ -8,24 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from comfy_files import LAYOUTS, comfy
-from crossed import crossed
-from folder_tensors import tensors
 from PIL import Image
-from recipe_cases import recipe_from_png
 from safetensors.torch import load_file, save_file
-from sparse_files import sparse
-from tiny_ldm import behind
-from tiny_model import VAE, tiny_vae
+from support.cli_runner import cli
+from support.comfy_files import LAYOUTS, comfy
+from support.crossed import crossed
+from support.folder_tensors import tensors
+from support.recipe_cases import recipe_from_png
+from support.sparse_files import sparse
+from support.tiny_ldm import behind
+from support.tiny_model import VAE, tiny_vae
 
 import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image import layouts
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.vaes import qwen_vae
@@ -354,7 +354,7 @@ def test_a_path_of_nothing_is_one_line(tiny_folder: Path, given: str) -> None:
 def test_the_small_files_are_pulled_without_weights(fake, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from fake_hub import REPO
+    from support.fake_hub import REPO
 
     from qwenimg.common.families import catalog, repository
     from qwenimg.common.families.qwen_image.known import SMALL_FILES

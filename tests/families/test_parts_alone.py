@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_flux
-import tiny_flux2
-import tiny_sd3
-import tiny_zimage
-from cli_runner import cli
-from folder_tensors import tensors
 from PIL import Image
-from published import (
+from support import tiny_flux, tiny_flux2, tiny_sd3, tiny_zimage
+from support.cli_runner import cli
+from support.folder_tensors import tensors
+from support.published import (
     write_published_flux,
     write_published_flux2,
     write_published_sd3,
     write_published_zimage,
 )
-from spiece_files import trained, write_spiece
-from tiny_clip import BOS, EOS, write_tiny_clip_tokenizer
+from support.spiece_files import trained, write_spiece
+from support.tiny_clip import BOS, EOS, write_tiny_clip_tokenizer
 from tiny_tokenizer import write_tiny_tokenizer
 
 import qwenimg
@@ -33,7 +30,7 @@ from qwenimg import ModelError, UsageError
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 
 WRITE = {
     "z-image": write_published_zimage,

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crossed import crossed
-from family_cases import ASKED, BACKENDS, KINDS, PICTURE, PROMPT, STARTING, opener, places, see_few_pixels
-from relative import relative
-from toy_family import add_toy, write_toy
+from support.crossed import crossed
+from support.family_cases import ASKED, BACKENDS, KINDS, PICTURE, PROMPT, STARTING, opener, places, see_few_pixels
+from support.relative import relative
+from support.toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline
 from qwenimg.common.pipeline import fit_options

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from comfy_files import comfy
-from family_cases import BACKENDS, PICTURE
-from folder_tensors import tensors
 from gguf import MODEL_ARCH, get_tensor_name_map
-from gguf_files import fitting, write
-from refusals import refused
-from relative import relative
 from safetensors.torch import save_file
-from tiny_qwen21 import VISION, small_pictures
+from support.cli_runner import cli
+from support.comfy_files import comfy
+from support.family_cases import BACKENDS, PICTURE
+from support.folder_tensors import tensors
+from support.gguf_files import fitting, write
+from support.refusals import refused
+from support.relative import relative
+from support.tiny_qwen21 import VISION, small_pictures
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen3_vl_vision
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.vaes import qwen21_vae, wan_names

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from drawing_here import drawing
-from folder_tensors import tensors
 from PIL import Image
 from safetensors.torch import save_file
-from silent_conversion import Silent
-from tiny_layered import with_generation
+from support.cli_runner import cli
+from support.drawing_here import drawing
+from support.folder_tensors import tensors
+from support.silent_conversion import Silent
+from support.tiny_layered import with_generation
 
 import qwenimg
 from qwenimg import Pipeline

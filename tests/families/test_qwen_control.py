@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from file_mutants import assert_line, damaged
 from PIL import Image
-from refusals import refused
-from relative import relative
 from safetensors.torch import save_file
-from tiny_control import CONTROL, tiny_controlnet, tiny_patches, write_controlnet, write_patches
+from support.cli_runner import cli
+from support.file_mutants import assert_line, damaged
+from support.refusals import refused
+from support.relative import relative
+from support.tiny_control import CONTROL, tiny_controlnet, tiny_patches, write_controlnet, write_patches
 
 import qwenimg
 from qwenimg import Pipeline

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from encoded import huge_png
 from PIL import Image
-from relative import relative
 from safetensors.torch import load_file, save_file
-from silent_conversion import Silent
+from support.cli_runner import cli
+from support.encoded import huge_png
+from support.relative import relative
+from support.silent_conversion import Silent
 
 import qwenimg
 from qwenimg import Pipeline

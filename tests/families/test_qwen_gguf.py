@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
-from gguf_files import fitting, random_blocks, write
 from random_model import write_random_model
+from support.cli_runner import cli
+from support.gguf_files import fitting, random_blocks, write
 
 import qwenimg
 from qwenimg.backends.mlx import load as mlx_load

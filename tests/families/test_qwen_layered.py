@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from drawing_here import drawing
-from folder_tensors import tensors
-from gguf_files import fitting, write
 from PIL import Image
-from relative import relative
 from safetensors.torch import save_file
-from silent_conversion import Silent
+from support.cli_runner import cli
+from support.drawing_here import drawing
+from support.folder_tensors import tensors
+from support.gguf_files import fitting, write
+from support.relative import relative
+from support.silent_conversion import Silent
 
 import qwenimg
 from qwenimg import Pipeline

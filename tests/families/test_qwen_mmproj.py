@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from comfy_files import LAYOUTS, comfy
-from family_cases import SEEN, see_few_pixels
-from folder_tensors import tensors
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
-from gguf_files import fitting, write
-from relative import relative
 from safetensors.torch import save_file
-from silent_conversion import Silent
+from support.cli_runner import cli
+from support.comfy_files import LAYOUTS, comfy
+from support.family_cases import SEEN, see_few_pixels
+from support.folder_tensors import tensors
+from support.gguf_files import fitting, write
+from support.relative import relative
+from support.silent_conversion import Silent
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image import captions
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 

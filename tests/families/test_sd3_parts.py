@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf_files import fitting, write
 from safetensors.torch import load_file, save_file
-from silent_conversion import Silent
-from spiece_files import trained, write_spiece
-from tiny_clip import write_tiny_clip_tokenizer
-from tiny_ldm import behind
-from tiny_sd3 import T5, WIDE_CLIPS, models_of, one_file, transformer_file, write_tiny_sd3
+from support.gguf_files import fitting, write
+from support.silent_conversion import Silent
+from support.spiece_files import trained, write_spiece
+from support.tiny_clip import write_tiny_clip_tokenizer
+from support.tiny_ldm import behind
+from support.tiny_sd3 import T5, WIDE_CLIPS, models_of, one_file, transformer_file, write_tiny_sd3
 
 import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.sd3 import published
+from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"width": 32, "height": 48, "steps": 2, "guidance": 3.0, "seed": 7}
 PROMPT = "a red circle"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_hub import REPO
-from hub_cases import check_complete, pulled
-from published import write_published_sd3
+from support.fake_hub import REPO
+from support.hub_cases import check_complete, pulled
+from support.published import write_published_sd3
 
 import qwenimg
 from qwenimg.cli.main import run

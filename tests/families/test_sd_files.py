@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from comfy_files import comfy
-from crossed import crossed
 from safetensors.torch import save_file
-from tiny_ldm import behind, models_of, one_file, vae_file
-from tiny_sd import tiny_kl_vae
+from support.cli_runner import cli
+from support.comfy_files import comfy
+from support.crossed import crossed
+from support.tiny_ldm import behind, models_of, one_file, vae_file
+from support.tiny_sd import tiny_kl_vae
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, UsageError

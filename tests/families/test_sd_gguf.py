@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from gguf_files import fitting, write
 from safetensors.torch import load_file
+from support.cli_runner import cli
+from support.gguf_files import fitting, write
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError

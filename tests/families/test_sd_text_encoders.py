@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
 from safetensors.torch import load_file, save_file
-from tiny_ldm import behind, clip_file, models_of, open_clip_file, unet_file, vae_file
+from support.cli_runner import cli
+from support.tiny_ldm import behind, clip_file, models_of, open_clip_file, unet_file, vae_file
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0, "sampler": "euler"}
 

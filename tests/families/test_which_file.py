@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runner import cli
 from safetensors.numpy import save_file
+from support.cli_runner import cli
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry

@@ -11,16 +11,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from cli_runner import cli
-from comfy_files import comfy
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
-from gguf_files import fitting, write
-from recipe_cases import recipe_from_png
 from safetensors.torch import load_file, save_file
-from sparse_files import sparse
-from tiny_zimage import tiny_dit, tiny_text_encoder, tiny_vae, transformer_file, write_tiny_zimage
+from support import tiny_ldm
+from support.cli_runner import cli
+from support.comfy_files import comfy
+from support.gguf_files import fitting, write
+from support.recipe_cases import recipe_from_png
+from support.sparse_files import sparse
+from support.tiny_zimage import tiny_dit, tiny_text_encoder, tiny_vae, transformer_file, write_tiny_zimage
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError

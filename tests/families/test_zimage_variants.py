@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_hub import REPO
-from hub_cases import check_complete, pulled
+from support.fake_hub import REPO
+from support.hub_cases import check_complete, pulled
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.z_image.published import SHIFTS, defaults
 from qwenimg.common.hub import requirements
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.residents import Residents
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from policies import FP32
+from support.policies import FP32
 
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load

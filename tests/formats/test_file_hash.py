@@ -11,7 +11,7 @@ import pytest
 
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.formats.file_hash import hashed
-from qwenimg.common.hub import download
+from qwenimg.common.transfer import download
 
 SIZE = (65 << 20) + 3  # more than one read of `safe_files.CHUNK`
 MOST = 8 << 20  # bytes; in reads of that size it takes 67 MB

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
-from gguf_files import array, info, key, random_blocks, raw, string, write
-from refusals import refused
+from support.gguf_files import array, info, key, random_blocks, raw, string, write
+from support.refusals import refused
 
 from qwenimg.common.formats.gguf import MAX_STRINGS
 from qwenimg.common.formats.gguf_types import TYPES

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from file_mutants import assert_line, campaign, damaged, read_alike
 from gguf import GGUFReader
-from gguf_files import array, info, key, random_blocks, raw, string
+from support.file_mutants import assert_line, campaign, damaged, read_alike
+from support.gguf_files import array, info, key, random_blocks, raw, string
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.formats.gguf_types import TYPES

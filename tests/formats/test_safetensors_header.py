@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from refusals import refused, safetensors_bytes, tensor
+from support.refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.formats.safetensors import BITS, MAX_HEADER, read_header

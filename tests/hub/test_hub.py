@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fake_hub import COMMIT, REPO, digest_of, is_lfs, noise, tiny_files
-from hub_cases import FIRST, SMALL, TOKEN, UNUSED, Usage, check_complete, parts, pulled
 from huggingface_hub import constants
-from refusals import refused
+from support.fake_hub import COMMIT, REPO, digest_of, is_lfs, noise, tiny_files
+from support.hub_cases import FIRST, SMALL, TOKEN, UNUSED, Usage, check_complete, parts, pulled
+from support.refusals import refused
 
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.families import repository
-from qwenimg.common.hub import download, http, resolve
+from qwenimg.common.hub import resolve
 from qwenimg.common.hub.pull import pull
 from qwenimg.common.request import loras
 from qwenimg.common.shapes import builtin
+from qwenimg.common.transfer import download, http
 
 SECONDS = 1.0  # in which a missing model must be refused
 

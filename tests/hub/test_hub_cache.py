@@ -13,16 +13,16 @@ import urllib.error
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, REPO, digest_of
-from hub_cases import FIRST, SMALL, check_complete, parts, pulled
 from huggingface_hub import constants
-from refusals import refused
+from support.fake_hub import COMMIT, REPO, digest_of
+from support.hub_cases import FIRST, SMALL, check_complete, parts, pulled
+from support.refusals import refused
 
 from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.hub import http as hub_http
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.transfer import http as hub_http
 
 STORAGE = f"models--{REPO.replace('/', '--')}"
 MINE = b"mine, and nobody else's"
@@ -372,7 +372,7 @@ def test_what_another_try_may_change(error, text, tries, fake, cache, monkeypatc
 
 def test_a_full_disk_while_the_note_is_written(fake, cache, monkeypatch):
     from qwenimg.common.base.errors import DoesNotFit
-    from qwenimg.common.hub import download
+    from qwenimg.common.transfer import download
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_runner import cli
-from recipe_cases import recipe_from_png
 from safetensors.torch import load_file, save_file
+from support.cli_runner import cli
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg.cli import config

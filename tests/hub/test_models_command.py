@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from fake_hub import COMMIT, REPO
-from hub_cases import FIRST, Usage, pulled
-from refusals import refused
-from tiny_clip import write_tiny_clip_tokenizer
+from support.fake_hub import COMMIT, REPO
+from support.hub_cases import FIRST, Usage, pulled
+from support.refusals import refused
+from support.tiny_clip import write_tiny_clip_tokenizer
 
 from qwenimg.cli.commands.models import models
 from qwenimg.common.base import hf_cache
@@ -117,7 +117,7 @@ def test_a_cache_that_is_a_file(cache, no_sockets) -> None:
 )
 def test_did_you_mean(given: str, meant: str, cache, no_sockets, monkeypatch) -> None:
     assert f"did you mean {meant}?" in refused(resolve.resolve, given)
-    monkeypatch.setattr("qwenimg.common.hub.http.BACKOFF", 0.001)
+    monkeypatch.setattr("qwenimg.common.transfer.http.BACKOFF", 0.001)
     monkeypatch.setattr("qwenimg.common.hub.pull._listing", lambda *_: refuse())
     monkeypatch.setattr("qwenimg.common.base.hf_cache.is_offline", lambda: False)
     assert f"did you mean {meant}?" in refused(pull, given, echo=print, progress=lambda *_: None)

@@ -8,13 +8,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import gguf_files
 import numpy as np
 import pytest
 import write_configurations
-from cli_runner import cli
-from published import write_published
 from safetensors.numpy import save_file
+from support import gguf_files
+from support.cli_runner import cli
+from support.published import write_published
 
 import qwenimg
 from qwenimg import DoesNotFit, ModelError

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_cases import INVOKEAI, MFLUX, graph, node
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recipe_cases import RECIPE, recipe
-from refusals import refused
+from support.foreign_cases import INVOKEAI, MFLUX, graph, node
+from support.recipe_cases import RECIPE, recipe
+from support.refusals import refused
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.catalog import KNOWN

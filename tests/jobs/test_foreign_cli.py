@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_runner import Library, cli
-from encoded import commented, jpeg
-from foreign_cases import COMFYUI, INVOKEAI, MFLUX, graph, node
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from support.cli_runner import Library, cli
+from support.encoded import commented, jpeg
+from support.foreign_cases import COMFYUI, INVOKEAI, MFLUX, graph, node
 
 from qwenimg.common.hub import resolve
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_pipeline import FakePipeline
-from recipe_cases import recipe_from_png
+from support.fake_pipeline import FakePipeline
+from support.recipe_cases import recipe_from_png
 
 from qwenimg import Result, Step
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError

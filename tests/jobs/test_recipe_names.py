@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recipe_cases import recipe, recipe_from_png, saved
+from support.recipe_cases import recipe, recipe_from_png, saved
 
 from qwenimg.cli import config
 from qwenimg.cli.main import run

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import wide_checkpoint
 from against import peers
-from cli_runner import Ran, captured
-from fake_mflux import Fake
 from random_model import write_random_model
-from sparse_files import sparse
+from support.cli_runner import Ran, captured
+from support.fake_mflux import Fake
+from support.sparse_files import sparse
 
 import qwenimg
 from qwenimg.common.networks.denoisers import qwen_dit

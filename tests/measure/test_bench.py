@@ -12,7 +12,7 @@ import kernels_on_paper
 import numpy as np
 import pytest
 from against import peers
-from cli_runner import Ran, captured, cli
+from support.cli_runner import Ran, captured, cli
 
 from qwenimg import Step
 from qwenimg.common.measure import bench

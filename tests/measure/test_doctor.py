@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from cli_runner import cli
+from support.cli_runner import cli
 
 from qwenimg import backends
 from qwenimg.common.measure import exactness

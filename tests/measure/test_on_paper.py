@@ -12,14 +12,14 @@ import kernels_on_paper
 import numpy as np
 import pytest
 import torch
-from cli_runner import Ran, captured
 from paper import on_paper
 from paper.kernels import Case, Kernel, Kind, Span, fused
 from paper.on_paper import LAUNCH, PASSES
 from paper.published import published
 from paper.torch_kernels import CALLS, PRODUCTS, kernels
-from paper_cases import NETWORKS
-from policies import BF16, FP32, UNET
+from support.cli_runner import Ran, captured
+from support.paper_cases import NETWORKS
+from support.policies import BF16, FP32, UNET
 from torch.profiler import ProfilerActivity, profile
 
 from qwenimg.common.families.flux import memory as flux_memory

@@ -10,13 +10,13 @@ from typing import Any
 import kernels_on_paper
 import mlx.core as mx
 import pytest
-from cli_runner import Ran, captured
 from paper import mlx_kernels as on_mlx
 from paper.kernels import Case, Kernel, fused
 from paper.published import published
 from paper.torch_kernels import kernels as on_torch
-from paper_cases import NETWORKS
-from policies import BF16, UNET
+from support.cli_runner import Ran, captured
+from support.paper_cases import NETWORKS
+from support.policies import BF16, UNET
 
 from qwenimg.backends.mlx import compile as compiling
 from qwenimg.backends.mlx import ops

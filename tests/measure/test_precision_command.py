@@ -11,10 +11,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import overflow_models as models
 import pytest
-from cli_runner import Ran, cli
-from parity_cases import MLX, TORCH, Twin
+from support import overflow_models as models
+from support.cli_runner import Ran, cli
+from support.parity_cases import MLX, TORCH, Twin
 
 from qwenimg import backends
 from qwenimg.common.families import registry

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from allocated import counted
 from measure_memory import ALLOCATOR, COUNTED, NEAR_COUNTED, STARTS, Run, compared, far, made
 from random_model import DIT, TEXT, write_random_model
+from support.allocated import counted
 
 
 @pytest.mark.parametrize("limit", ["20MB", pytest.param(None, marks=pytest.mark.slow)])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from policies import parse
 from random_model import DIT, TEXT, write_random_model
+from support.policies import parse
 
 import qwenimg
 from qwenimg.common.memory import beside

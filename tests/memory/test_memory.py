@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opened_parts import open_part
-from parity_cases import MLX, TORCH, Twin
-from policies import FP32, FP64
+from support.opened_parts import open_part
+from support.parity_cases import MLX, TORCH, Twin
+from support.policies import FP32, FP64
 from wide_checkpoint import write
 
 import qwenimg

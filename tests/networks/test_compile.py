@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import parity_blocks
-import parity_sd
 import pytest
 import torch
 import torch._dynamo
-from cli_runner import cli
-from paper_cases import NETWORKS
-from parity_bench import Bench
-from parity_cases import TEXT
-from parity_sd import SDBench
-from parity_verdict import judge
-from policies import FP64, MMDIT, UNET
-from relative import relative
-from tiny_control import write_control_lora, write_controlnet, write_patches
-from tiny_model import tiny_dit
-from tiny_qwen21 import small_pictures
+from support import parity_blocks, parity_sd
+from support.cli_runner import cli
+from support.paper_cases import NETWORKS
+from support.parity_bench import Bench
+from support.parity_cases import TEXT
+from support.parity_sd import SDBench
+from support.parity_verdict import judge
+from support.policies import FP64, MMDIT, UNET
+from support.relative import relative
+from support.tiny_control import write_control_lora, write_controlnet, write_patches
+from support.tiny_model import tiny_dit
+from support.tiny_qwen21 import small_pictures
 
 import qwenimg
 from qwenimg.backends.mlx import compile as compiling_mlx

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dtype_record import Call, recorded
-from parity_bench import NO_HEAD, Bench, whole_runs
-from parity_blocks import BLOCKS
-from parity_cases import DIT, MLX, TORCH, Files, Twin
-from parity_verdict import Verdict, judge
-from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, parse
+from support.dtype_record import Call, recorded
+from support.parity_bench import NO_HEAD, Bench, whole_runs
+from support.parity_blocks import BLOCKS
+from support.parity_cases import DIT, MLX, TORCH, Files, Twin
+from support.parity_verdict import Verdict, judge
+from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, MMDIT, parse
 
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.encoders import qwen_vl

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity_cases import MLX, TORCH, Twin
-from policies import FP32, FP64
+from support.parity_cases import MLX, TORCH, Twin
+from support.policies import FP32, FP64
 from wide_checkpoint import write
 
 import qwenimg

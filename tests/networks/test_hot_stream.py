@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hot_model import OUTLIERS, heat, heat_products
-from parity_bench import NO_HEAD
-from parity_cases import MLX, TORCH, Twin, rounded, twins
-from parity_recorded import own_k
-from parity_verdict import judge
-from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT
-from tiny_model import DIT, tiny_dit
+from support.hot_model import OUTLIERS, heat, heat_products
+from support.parity_bench import NO_HEAD
+from support.parity_cases import MLX, TORCH, Twin, rounded, twins
+from support.parity_recorded import own_k
+from support.parity_verdict import judge
+from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT
+from support.tiny_model import DIT, tiny_dit
 
 import qwenimg
 from qwenimg.common.base.errors import NumericsError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from paper.torch_kernels import CALLS
-from paper_cases import NETWORKS
-from parity_cases import TEXT
-from policies import BF16, BF16_PLAIN, FP32
+from support.paper_cases import NETWORKS
+from support.parity_cases import TEXT
+from support.policies import BF16, BF16_PLAIN, FP32
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch import ops

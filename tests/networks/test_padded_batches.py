@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-from parity_cases import DIT, MLX, TORCH, Twin, weights
-from parity_recorded import identical
-from parity_verdict import judge
-from policies import BF16, FP32, FP64
+from support.parity_cases import DIT, MLX, TORCH, Twin, weights
+from support.parity_recorded import identical
+from support.parity_verdict import judge
+from support.policies import BF16, FP32, FP64
 
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.parity import parity

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from paper.kernels import Case, Kernel, fused
 from paper.torch_kernels import kernels
-from policies import BF16
+from support.policies import BF16
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import cpu

@@ -1,3 +1,3 @@
 """What computes here needs the frameworks set up first."""
 
-import frameworks  # noqa: F401
+from support import frameworks  # noqa: F401

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exact_times import ExactTimes
-from parity_cases import TORCH
-from policies import FP64
-from tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
+from support.exact_times import ExactTimes
+from support.parity_cases import TORCH
+from support.policies import FP64
+from support.tiny_model import DIT, TEXT, VAE, tiny_dit, tiny_text_encoder, tiny_vae
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.backends.torch.ops import layers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mutants_qwen
 import pytest
-from healthy import HEALTHY
-from mutant import PRECISIONS, Judge, Mutant
+from support import mutants_qwen
+from support.healthy import HEALTHY
+from support.mutant import PRECISIONS, Judge, Mutant
 
 QUICK = ("sums_in_another_order", "attention_not_fused", "bias_after_a_rounding")  # of Qwen-Image in bfloat16
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutant import Judge, Judged, Mutant, Patch, Probe, side
-from mutant_tables import TABLES
+from support.mutant import Judge, Judged, Mutant, Patch, Probe, side
+from support.mutant_tables import TABLES
 
 from qwenimg.common.numbers import packing
 from qwenimg.common.parity import check

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from measure_constants import GROWTH
-from parity_bench import POLICIES, Bench, whole_runs
-from parity_blocks import BLOCKS, FAMILIES, INPUT_FREE, Block
-from parity_cases import MLX, twins
-from parity_recorded import RECORDED, Operation, trace
-from policies import BF16, BF16_PLAIN, FP32, MMDIT
+from support.parity_bench import POLICIES, Bench, whole_runs
+from support.parity_blocks import BLOCKS, FAMILIES, INPUT_FREE, Block
+from support.parity_cases import MLX, twins
+from support.parity_recorded import RECORDED, Operation, trace
+from support.policies import BF16, BF16_PLAIN, FP32, MMDIT
 
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, bases

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from parity_cases import rounded
-from parity_recorded import RECORDED, UPDATES, WEAK_INPUTS, identical, own_k
-from parity_verdict import Verdict, judge
+from support.parity_cases import rounded
+from support.parity_recorded import RECORDED, UPDATES, WEAK_INPUTS, identical, own_k
+from support.parity_verdict import Verdict, judge
 
 from qwenimg.common.parity import parity
 from qwenimg.common.parity.parity import Case, Output

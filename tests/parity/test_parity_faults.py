@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from parity_bench import Bench
-from parity_blocks import BLOCKS
-from parity_cases import MLX, TORCH, Twin
-from policies import BF16, FP32
+from support.parity_bench import Bench
+from support.parity_blocks import BLOCKS
+from support.parity_cases import MLX, TORCH, Twin
+from support.policies import BF16, FP32
 
 from qwenimg.common.networks.denoisers import qwen_conditioning
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline
-from exact_times import ExactTimes
-from parity_recorded import identical
-from parity_verdict import Verdict, judge
-from tiny_model import DIT
+from support import oracle
+from support.exact_times import ExactTimes
+from support.parity_recorded import identical
+from support.parity_verdict import Verdict, judge
+from support.tiny_model import DIT
 
 import qwenimg
 from qwenimg.common.networks.denoisers import qwen_conditioning

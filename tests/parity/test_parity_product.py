@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lora_cases import write_lora
+from support.lora_cases import write_lora
 
 import qwenimg
 from qwenimg import Pipeline, backends

@@ -7,8 +7,8 @@ import platform
 
 import pytest
 from measure_constants import GROWTH
-from parity_sd import BASES, BLOCKS, POLICIES, RECORDED, SDBench, SDBlock
-from sd_models import MLX
+from support.parity_sd import BASES, BLOCKS, POLICIES, RECORDED, SDBench, SDBlock
+from support.sd_models import MLX
 
 from qwenimg.common.precision.precision import Precision
 

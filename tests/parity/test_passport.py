@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
-from cli_runner import Ran, cli
-from lora_cases import write_lora
-from policies import FP32
-from refusals import refused, safetensors_bytes, tensor
+from support.cli_runner import Ran, cli
+from support.lora_cases import write_lora
+from support.policies import FP32
+from support.refusals import refused, safetensors_bytes, tensor
 
 import qwenimg
 from qwenimg import backends

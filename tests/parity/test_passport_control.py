@@ -11,16 +11,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import mutants_qwen_control as faults
 import numpy as np
 import pytest
-from cli_runner import Ran, cli
-from mutant import Patch, side
-from passport_mutants import Original, cut
 from PIL import Image
-from refusals import refused
-from tiny_control import write_control_lora, write_controlnet, write_patches
-from tiny_model import tiny_dit
+from support import mutants_qwen_control as faults
+from support.cli_runner import Ran, cli
+from support.mutant import Patch, side
+from support.passport_mutants import Original, cut
+from support.refusals import refused
+from support.tiny_control import write_control_lora, write_controlnet, write_patches
+from support.tiny_model import tiny_dit
 
 import qwenimg
 from qwenimg import ModelError, Pipeline

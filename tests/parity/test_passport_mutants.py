@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runner import Ran, cli
-from lora_cases import write_lora
-from passport_mutants import Mutant, Original, cut, places
-from refusals import refused
+from support.cli_runner import Ran, cli
+from support.lora_cases import write_lora
+from support.passport_mutants import Mutant, Original, cut, places
+from support.refusals import refused
 
 import qwenimg
 from qwenimg import ModelError, Pipeline

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo
-from family_cases import ASKED, PROMPT, STARTING, TASKS, opener, places, see_few_pixels
-from in_bands import in_bands
-from pretend_device import DEVICE, Shell, WrongDeviceError, pretend_engine, pretending
-from relative import relative
-from toy_family import add_toy, write_toy
+from support.family_cases import ASKED, PROMPT, STARTING, TASKS, opener, places, see_few_pixels
+from support.in_bands import in_bands
+from support.pretend_device import DEVICE, Shell, WrongDeviceError, pretend_engine, pretending
+from support.relative import relative
+from support.toy_family import add_toy, write_toy
 
 from qwenimg import Pipeline, backends
 from qwenimg.backends.torch import compile, ops

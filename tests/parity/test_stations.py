@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from mutants_qwen import prepare
-from refusals import refused, safetensors_bytes, tensor
+from support.cli_runner import cli
+from support.mutants_qwen import prepare
+from support.refusals import refused, safetensors_bytes, tensor
 
 import qwenimg
 from qwenimg.common.base.errors import DoesNotFit

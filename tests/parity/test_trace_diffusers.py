@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trace_diffusers
-from cli_runner import cli
+from support.cli_runner import cli
 
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Passport

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, REPO
-from refusals import refused
-from tiny_clip import tiny_clip_vocabulary, write_tiny_clip_tokenizer
+from support.fake_hub import COMMIT, REPO
+from support.refusals import refused
+from support.tiny_clip import tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from policies import FP32
-from refusals import refused
 from safetensors.torch import save_file
-from tiny_zimage import VAE, tiny_vae
+from support import tiny_ldm
+from support.policies import FP32
+from support.refusals import refused
+from support.tiny_zimage import VAE, tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.base.config import parse
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import describe_file
 from qwenimg.common.formats.headers import peek
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import vae_files

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from encoded import huge_png
 from PIL import Image, ImageCms, ImageOps
+from support.encoded import huge_png
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import in_memory

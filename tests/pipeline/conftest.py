@@ -1,7 +1,7 @@
 """What computes here needs the frameworks set up first."""
 
-import frameworks  # noqa: F401
 import pytest
+from support import frameworks  # noqa: F401
 
 from qwenimg.common.hub import outlook
 

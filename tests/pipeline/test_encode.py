@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from encoded import commented, exif, jpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from recipe_cases import PIXELS, RECIPE, recipe, recipe_from_png
-from refusals import refused
+from support.encoded import commented, exif, jpeg
+from support.recipe_cases import PIXELS, RECIPE, recipe, recipe_from_png
+from support.refusals import refused
 
 from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import ModelError, UsageError

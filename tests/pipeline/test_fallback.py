@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import overflow_models as models
 import pytest
-from cli_runner import cli
-from crossed import crossed
 from PIL import Image
-from policies import MMDIT, UNET, parse
+from support import overflow_models as models
+from support.cli_runner import cli
+from support.crossed import crossed
+from support.policies import MMDIT, UNET, parse
 
 import qwenimg
 from qwenimg.cli import config

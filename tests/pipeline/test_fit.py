@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published import (
+from support.published import (
     write_published,
     write_published_flux,
     write_published_flux2,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from published import write_published
+from support.published import write_published
 
 import qwenimg
 from qwenimg.cli.main import run

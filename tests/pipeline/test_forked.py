@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import ENVIRONMENT
+from support.processes import ENVIRONMENT
 
 HANGS = 300  # seconds after which a child that should have answered is taken for stuck; no test waits for them
 SCRIPT = """

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lora_cases import write_lora
 from PIL import Image
+from support.lora_cases import write_lora
 
 import qwenimg
 from qwenimg import ModelError, Pipeline, QwenimgError, UsageError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_family import SCALE, ToyModel, add_toy, letters, write_toy
+from support.toy_family import SCALE, ToyModel, add_toy, letters, write_toy
 
 import qwenimg
 from qwenimg import Pipeline

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import Library, cli
-from crossed import crossed
-from family_cases import BACKENDS
-from lora_cases import LAYERS, write_lora
 from safetensors.numpy import save_file
+from support.cli_runner import Library, cli
+from support.crossed import crossed
+from support.family_cases import BACKENDS
+from support.lora_cases import LAYERS, write_lora
 
 import qwenimg
 from qwenimg import UsageError

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from opened_parts import network_of
 from random_model import write_random_model
+from support.opened_parts import network_of
 
 import qwenimg
 from qwenimg.backends.mlx import engine as mlx_engine

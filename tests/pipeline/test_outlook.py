@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_runner import cli
+from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.backends.paper import on_paper
@@ -93,12 +93,14 @@ def test_distilled_models_have_rows() -> None:
     """Of 4 and 8 steps with one branch each, in as many bits as fit."""
     found = planned("qwen-image", "--on", "3060")
     rows = {row["options"]: row for row in found["few_steps"]}
-    assert [*rows] == ["--lightning 8 -q 4", "--lightning 4 -q 4"]
+    assert [*rows] == ["--few-steps lightning:8 -q 4", "--few-steps lightning:4 -q 4"]
     for row in rows.values():
         assert row["fits"] and row["step_operations"] == pytest.approx(found["step_operations"] / 2)
-    again = planned("qwen-image", "--on", "3060", "--lightning", 8, "-q", 4)
-    assert again["peak_bytes"] + outlook.LORA_BYTES == rows["--lightning 8 -q 4"]["peak_bytes"], "it is not here"
-    assert planned("qwen-image", "--on", "h100")["few_steps"][0]["options"] == "--lightning 8"
+    again = planned("qwen-image", "--on", "3060", "--few-steps", "lightning:8", "-q", 4)
+    assert again["peak_bytes"] + outlook.LORA_BYTES == rows["--few-steps lightning:8 -q 4"]["peak_bytes"], (
+        "it is not here"
+    )
+    assert planned("qwen-image", "--on", "h100")["few_steps"][0]["options"] == "--few-steps lightning:8"
     assert planned("qwen-image", "--on", "h100", "--steps", 20)["few_steps"] == []
     assert planned("shapes", "--on", "h100")["few_steps"] == [], "the LoRA is not made for it"
 
@@ -113,7 +115,7 @@ def test_all_models_of_a_machine(machine: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(outlook, "every", lambda engine, below: [])  # the other models, for each that takes long
     for row in found:
         again = planned(row["model"], "--on", *machine.split(), *row["options"].split())
-        beside = outlook.LORA_BYTES if "--lightning" in row["options"] and "-q" in row["options"] else 0
+        beside = outlook.LORA_BYTES if "--few-steps" in row["options"] and "-q" in row["options"] else 0
         assert (again["peak_bytes"] + beside, again["fits"]) == (row["peak_bytes"], row["fits"]), row
         assert again["picture_seconds"] == pytest.approx(row["picture_seconds"])
 

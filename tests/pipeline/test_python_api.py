@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recipe_cases import recipe_from_png
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
@@ -74,7 +74,7 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
     for name in CallOptions.__annotations__:
         assert parameters[name].kind is parameters[name].KEYWORD_ONLY and parameters[name].default is None
         assert re.search(rf"^    {name}: \S.{{5}}", function.__doc__, re.MULTILINE), name
-    assert "steps: 1 to 1000" in pydoc.plain(pydoc.render_doc(pipe))
+    assert "steps: the number of steps, 1 to 1000" in pydoc.plain(pydoc.render_doc(pipe))
     assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
     assert CallOptions.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys() - {
         "more_images",

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_cases import BACKENDS
-from opened_parts import open_part
 from PIL import Image
-from recipe_cases import recipe_from_png
-from relative import relative
+from support.family_cases import BACKENDS
+from support.opened_parts import open_part
+from support.recipe_cases import recipe_from_png
+from support.relative import relative
 
 import qwenimg
 from qwenimg import Pipeline, UsageError
@@ -296,8 +296,8 @@ def test_reuse_by_hand_in_a_transformer_of_two_streams(opened: Opened, kind: str
 
 def test_against_diffusers_first_block_cache(opened: Opened, tiny_folder: Path) -> None:
     """The same calls and latents as diffusers' own hook, of one branch (it has a choice for each branch)."""
-    import oracle
     from diffusers import FirstBlockCacheConfig
+    from support import oracle
 
     from qwenimg.common.numbers import noise
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
+from support.cli_runner import cli
 
 import qwenimg
 from qwenimg import UsageError

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, UNET, parse
+from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, MMDIT, UNET, parse
 
 from qwenimg.common.base.errors import QwenimgError, UsageError
 from qwenimg.common.networks.denoisers import qwen_dit, unet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from policies import MMDIT, UNET, parse
+from support.policies import MMDIT, UNET, parse
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.precision import devices, presets

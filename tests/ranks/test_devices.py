@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from processes import COMMAND, ENVIRONMENT, listing, pixels, qwenimg, start
-from tiny_control import write_controlnet
+from support.processes import COMMAND, ENVIRONMENT, listing, pixels, qwenimg, start
+from support.tiny_control import write_controlnet
 
 from qwenimg.common.jobs.replay import read_replay
 

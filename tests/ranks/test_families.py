@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from family_cases import see_few_pixels
-from relative import relative
-from thread_ranks import ThreadGroup, opened, together
-from tiny_control import write_control_lora, write_controlnet, write_patches
-from tiny_model import tiny_dit
+from support.family_cases import see_few_pixels
+from support.relative import relative
+from support.thread_ranks import ThreadGroup, opened, together
+from support.tiny_control import write_control_lora, write_controlnet, write_patches
+from support.tiny_model import tiny_dit
 
 from qwenimg import NumericsError, UsageError
 from qwenimg.common.numbers.latent_shape import LatentShape

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from cli_runner import cli
+from support.cli_runner import cli
 
 from qwenimg.backends import ranks
 from qwenimg.backends.torch import group as module

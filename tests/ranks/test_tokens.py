@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from relative import relative
-from thread_ranks import ThreadGroup, together
+from support.relative import relative
+from support.thread_ranks import ThreadGroup, together
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import tokens as module

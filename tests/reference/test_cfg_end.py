@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_sd
 import pytest
 import torch
-from opened_parts import open_part
+from support import oracle_sd
+from support.opened_parts import open_part
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clip_models import BACKENDS, FLOAT32, FLOAT64, model_on, opened, relative, run
-from parity_cases import TORCH
-from parity_verdict import judge
-from refusals import refused
 from safetensors.torch import load_file, save_file
-from tiny_clip import KINDS, tiny_clip
+from support.clip_models import BACKENDS, FLOAT32, FLOAT64, model_on, opened, relative, run
+from support.parity_cases import TORCH
+from support.parity_verdict import judge
+from support.refusals import refused
+from support.tiny_clip import KINDS, tiny_clip
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.errors import UsageError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from clip_models import BACKENDS, FLOAT32, model_on, opened, relative, run
+from support import tiny_ldm
+from support.clip_models import BACKENDS, FLOAT32, model_on, opened, relative, run
 
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.prompts import clip as clip_tokenizer

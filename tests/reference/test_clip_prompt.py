@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_clip import write_tiny_clip_tokenizer
+from support.tiny_clip import write_tiny_clip_tokenizer
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.prompts import clip as clip_tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
-from tiny_clip import BOS, EOS, tiny_clip_vocabulary, write_tiny_clip_tokenizer
+from support.refusals import refused
+from support.tiny_clip import BOS, EOS, tiny_clip_vocabulary, write_tiny_clip_tokenizer
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.prompts import clip

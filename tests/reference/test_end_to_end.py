@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
-from cli_runner import Ran, cli
-from processes import ENVIRONMENT, listing, pixels, qwenimg, start
+from support import oracle
+from support.cli_runner import Ran, cli
+from support.processes import ENVIRONMENT, listing, pixels, qwenimg, start
 
 from qwenimg.common.numbers import noise
 from qwenimg.common.pictures.latents import read_latents, write_latents

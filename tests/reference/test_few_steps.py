@@ -8,12 +8,12 @@ from typing import Any
 
 import diffusers
 import numpy as np
-import oracle_sd
 import pytest
 import torch
-from family_cases import BACKENDS
-from sampler_reference import SD
-from tiny_model import LIGHTNING, SCHEDULER
+from support import oracle_sd
+from support.family_cases import BACKENDS
+from support.sampler_reference import SD
+from support.tiny_model import LIGHTNING, SCHEDULER
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError

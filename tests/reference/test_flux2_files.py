@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comfy_files import LAYOUTS, comfy
-from gguf_files import fitting, write
-from refusals import refused
-from relative import largest
 from safetensors.torch import load_file, save_file
-from tiny_flux2 import DIT, VAE, tiny_dit, tiny_vae, transformer_file
+from support.comfy_files import LAYOUTS, comfy
+from support.gguf_files import fitting, write
+from support.refusals import refused
+from support.relative import largest
+from support.tiny_flux2 import DIT, VAE, tiny_dit, tiny_vae, transformer_file
 
 import qwenimg
 from qwenimg.common.families import registry
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux2 import transformer_file as product
 from qwenimg.common.families.flux2.vae_file import open_vae
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts import authors_names
@@ -271,7 +271,7 @@ def test_files_are_described_and_have_their_option(parts: dict[str, Path]) -> No
 
 def test_files_of_both_generations_are_told_apart(tmp_path: Path) -> None:
     """In GGUF too, where programs write the same architecture for both."""
-    import tiny_flux
+    from support import tiny_flux
 
     for name, tensors in (
         ("flux2", transformer_file(made())),

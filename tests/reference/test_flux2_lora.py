@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flux_loras import Tensors, by_diffusers, check_changes, random
 from safetensors.torch import save_file
-from tiny_flux2 import tiny_dit
+from support.flux_loras import Tensors, by_diffusers, check_changes, random
+from support.tiny_flux2 import tiny_dit
 
 import qwenimg
 from qwenimg.common.families.flux2 import lora_names

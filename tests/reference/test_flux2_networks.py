@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policies import FP32
-from relative import relative_float32
-from tiny_flux2 import tiny_dit, tiny_text_encoder
+from support.policies import FP32
+from support.relative import relative_float32
+from support.tiny_flux2 import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import oracle_flux2
 import pytest
-from relative import relative
+from support import oracle_flux2
+from support.relative import relative
 
 import qwenimg
 from qwenimg import Pipeline

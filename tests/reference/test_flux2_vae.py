@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policies import FP32
-from relative import relative
 from safetensors.torch import load_file, save_file
-from tiny_flux2 import tiny_vae
+from support.policies import FP32
+from support.relative import relative
+from support.tiny_flux2 import tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError

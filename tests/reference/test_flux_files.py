@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comfy_files import LAYOUTS, comfy
-from gguf_files import fitting, write
-from refusals import refused
-from relative import largest
 from safetensors.torch import save_file
-from tiny_flux import WIDE, tiny_dit, transformer_file
+from support.comfy_files import LAYOUTS, comfy
+from support.gguf_files import fitting, write
+from support.refusals import refused
+from support.relative import largest
+from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.families.flux import transformer_file as product
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flux_loras import Tensors, by_diffusers, check_changes, random
-from refusals import refused
 from safetensors.torch import save_file
-from tiny_flux import WIDE, tiny_dit, transformer_file
+from support.flux_loras import Tensors, by_diffusers, check_changes, random
+from support.refusals import refused
+from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.flux import lora_names
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.weights.keys import Place

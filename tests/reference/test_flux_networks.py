@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle_flux import exact_sinusoids
-from policies import FP32
-from relative import relative_float32
-from tiny_flux import tiny_dit
+from support.oracle_flux import exact_sinusoids
+from support.policies import FP32
+from support.relative import relative_float32
+from support.tiny_flux import tiny_dit
 
 from qwenimg import backends
 from qwenimg.common.networks.denoisers import flux_conditioning, flux_dit

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_flux
 import pytest
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from PIL import Image
-from relative import relative
+from support import oracle_flux
+from support.relative import relative
 
 import qwenimg
 from qwenimg.common.families.flux import references

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, QwenImageTransformerBlock
-from parity_cases import MLX, TORCH, Twin
-from policies import FP32
+from support.parity_cases import MLX, TORCH, Twin
+from support.policies import FP32
 from wide_checkpoint import write
 
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit

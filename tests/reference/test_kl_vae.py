@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from parity_recorded import trace
-from policies import FP64, UNET, parse
-from refusals import refused
-from sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
+from support.parity_recorded import trace
+from support.policies import FP64, UNET, parse
+from support.refusals import refused
+from support.sd_models import MLX, TORCH, VAE_PUBLISHED, VAE_TINY, Side, relative, sides, tiny_vae, vae_config, vae_plan
 
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.numbers import moments

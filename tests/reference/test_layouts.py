@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_ldm
 import torch
-from parity_cases import MLX, TORCH, Twin
-from refusals import refused, safetensors_bytes, tensor
 from safetensors.torch import load_file, save_file
+from support import tiny_ldm
+from support.parity_cases import MLX, TORCH, Twin
+from support.refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.stable_diffusion import single_file, unet_keys
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile, open_file
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip

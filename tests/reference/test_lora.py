@@ -9,14 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lora_cases as cases
 import numpy as np
 import pytest
-import tiny_ldm
-import tiny_qwen21
 import torch
 from safetensors.torch import save_file
-from tiny_model import tiny_dit
+from support import lora_cases as cases
+from support import tiny_ldm, tiny_qwen21
+from support.tiny_model import tiny_dit
 
 from qwenimg.common.families.qwen_image_21 import lora_names as qwen21_names
 from qwenimg.common.families.stable_diffusion import lora_names, single_file

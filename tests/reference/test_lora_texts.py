@@ -11,15 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lora_cases as cases
 import numpy as np
-import oracle_sd
 import pytest
-import tiny_ldm
 import torch
-from clip_models import BACKENDS, FLOAT32, opened, relative, run
-from policies import FP32
 from safetensors.torch import save_file
+from support import lora_cases as cases
+from support import oracle_sd, tiny_ldm
+from support.clip_models import BACKENDS, FLOAT32, opened, relative, run
+from support.policies import FP32
 
 from qwenimg.common.parts.texts import clip_lora_names
 from qwenimg.common.weights.loras import lora as loras

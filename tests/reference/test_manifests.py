@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from random_model import DIT, TEXT, VAE, write_random_model
-from refusals import refused
+from support.refusals import refused
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.shape import Manifest
@@ -197,7 +197,7 @@ def test_a_third_depends_on_the_timestep_alone():
 
 def test_timestep_only_parameters_see_no_latent():
     """In diffusers, two inputs at one timestep: of the modules with weights these give equal outputs, no others."""
-    from tiny_model import tiny_dit
+    from support.tiny_model import tiny_dit
 
     model = tiny_dit()
     seen: dict[str, list[torch.Tensor]] = {}
@@ -259,8 +259,8 @@ def test_tiny_vaes(changes):
 @pytest.mark.parametrize("decoding", [True, False])
 def test_still_is_what_one_frame_needs(decoding):
     """By gradients in diffusers' own video VAE on one frame: every part that `still` keeps has one, no other has."""
-    from tiny_model import VAE as TINY
-    from tiny_model import tiny_vae
+    from support.tiny_model import VAE as TINY
+    from support.tiny_model import tiny_vae
 
     model = tiny_vae()
     vae_config = config(QwenVAEConfig, TINY)

@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from opened_parts import network_of, open_part
-from relative import relative
-from tiny_model import LIGHTNING
+from support import oracle
+from support.opened_parts import network_of, open_part
+from support.relative import relative
+from support.tiny_model import LIGHTNING
 
 import qwenimg
 from qwenimg import backends
@@ -436,7 +436,7 @@ def test_modulation_is_kept_for_the_last_schedules(tiny_folder: Path, backend: s
 def test_what_another_class_would_draw_is_refused(
     tiny_folder: Path, file: str, change: dict, message: str, tmp_path: Path
 ) -> None:
-    from qwenimg.common.families.describe import describe
+    from qwenimg.common.hub.describe import describe
 
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     path = folder / file

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lora_cases as cases
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from comfy_files import LAYOUTS, comfy
-from gguf_files import fitting, write
-from refusals import refused
-from relative import largest
 from safetensors.torch import load_file, save_file
-from tiny_qwen21 import DIT, tiny_dit
+from support import lora_cases as cases
+from support.cli_runner import cli
+from support.comfy_files import LAYOUTS, comfy
+from support.gguf_files import fitting, write
+from support.refusals import refused
+from support.relative import largest
+from support.tiny_qwen21 import DIT, tiny_dit
 
 import qwenimg
 from qwenimg import Pipeline
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.qwen_image_21 import memory
 from qwenimg.common.families.qwen_image_21 import transformer_file as product
 from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.parts import authors_names
 from qwenimg.common.pipeline import start

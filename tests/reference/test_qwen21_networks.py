@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from policies import FP32
-from relative import relative_float32
-from tiny_qwen21 import tiny_dit
+from support.policies import FP32
+from support.relative import relative_float32
+from support.tiny_qwen21 import tiny_dit
 
 from qwenimg import backends
 from qwenimg.common.networks.denoisers import qwen21_conditioning, qwen21_dit

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import oracle_qwen21
 import pytest
 import torch
 from PIL import Image
-from relative import relative
+from support import oracle_qwen21
+from support.relative import relative
 
 import qwenimg
 from qwenimg import Result

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policies import FP32
-from refusals import refused
-from relative import relative_float32
-from tiny_qwen21 import VAE, tiny_vae
+from support.policies import FP32
+from support.refusals import refused
+from support.relative import relative_float32
+from support.tiny_qwen21 import VAE, tiny_vae
 
 from qwenimg import backends
 from qwenimg.common.networks.vaes import qwen21_vae

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import seen_pictures
 import torch
 from PIL import Image
-from refusals import refused
-from relative import relative_float32
-from seen_pictures import SLOT, Seen, prompt, reference_inputs, seen, states
-from tiny_model import randomise
-from tiny_qwen21 import TEXT
+from support import seen_pictures
+from support.refusals import refused
+from support.relative import relative_float32
+from support.seen_pictures import SLOT, Seen, prompt, reference_inputs, seen, states
+from support.tiny_model import randomise
+from support.tiny_qwen21 import TEXT
 
 from qwenimg.common.families.qwen_image_21 import references
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_layered
 import pytest
-import seen_pictures
 import torch
-from seen_pictures import prompt, reference_inputs, seen, theirs
-from tiny_edit import louder
-from tiny_layered import with_generation
+from support import oracle_layered, seen_pictures
+from support.seen_pictures import prompt, reference_inputs, seen, theirs
+from support.tiny_edit import louder
+from support.tiny_layered import with_generation
 
 import qwenimg
 from qwenimg import Pipeline

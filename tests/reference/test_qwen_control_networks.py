@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policies import FP32
-from relative import relative_float32
-from tiny_control import WIDTH, tiny_controlnet, tiny_patches, write_patches
-from tiny_model import tiny_dit
+from support.policies import FP32
+from support.relative import relative_float32
+from support.tiny_control import WIDTH, tiny_controlnet, tiny_patches, write_patches
+from support.tiny_model import tiny_dit
 
 from qwenimg import backends
 from qwenimg.common.families.qwen_image import control

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_control
 import pytest
-from relative import relative
-from tiny_control import write_controlnet, write_patches
+from support import oracle_control
+from support.relative import relative
+from support.tiny_control import write_controlnet, write_patches
 
 import qwenimg
 from qwenimg import Pipeline

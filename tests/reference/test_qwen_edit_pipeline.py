@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_edit
 import pytest
-from relative import relative
+from support import oracle_edit
+from support.relative import relative
 
 import qwenimg
 from qwenimg import Pipeline

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_control
 import pytest
-from relative import relative
-from tiny_control import write_control_lora, write_controlnet
-from tiny_model import tiny_dit
+from support import oracle_control
+from support.relative import relative
+from support.tiny_control import write_control_lora, write_controlnet
+from support.tiny_model import tiny_dit
 
 import qwenimg
 from qwenimg import Pipeline

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_layered
 import pytest
 from PIL import Image
-from relative import relative
+from support import oracle_layered
+from support.relative import relative
 
 import qwenimg
 from qwenimg import Pipeline

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from PIL import Image
+from support import oracle
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import seen_pictures
 import torch
-from relative import relative_float32
-from seen_pictures import Seen, prompt, reference_inputs, states, theirs
+from support import seen_pictures
+from support.relative import relative_float32
+from support.seen_pictures import Seen, prompt, reference_inputs, states, theirs
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.networks.encoders import qwen_vl_vision

@@ -8,9 +8,9 @@ from types import MethodType
 
 import diffusers
 import numpy as np
-import oracle
 import pytest
 import torch
+from support import oracle
 
 import qwenimg
 from qwenimg.common.families import catalog

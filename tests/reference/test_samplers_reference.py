@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sampler_reference import (
+from support.sampler_reference import (
     SD,
     Denoiser,
     correct_third_order,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_reference import SD, scheduler
+from support.sampler_reference import SD, scheduler
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.sampling.discrete import clock, parse_diffusion, scalings

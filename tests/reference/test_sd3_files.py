@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf_files import fitting, write
-from refusals import refused
-from relative import largest
 from safetensors.torch import save_file
-from tiny_sd3 import KINDS, WIDE_DIT, tiny_dit, transformer_file
+from support.gguf_files import fitting, write
+from support.refusals import refused
+from support.relative import largest
+from support.tiny_sd3 import KINDS, WIDE_DIT, tiny_dit, transformer_file
 
 from qwenimg.common.families.sd3 import transformer_keys
 from qwenimg.common.formats.headers import open_header

@@ -7,11 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import oracle_sd3
 import pytest
 import torch
-from relative import relative
 from safetensors.torch import save_file
+from support import oracle_sd3
+from support.relative import relative
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError

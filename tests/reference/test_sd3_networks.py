@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policies import FP32
-from relative import relative_float32
-from tiny_sd3 import KINDS, tiny_dit
+from support.policies import FP32
+from support.relative import relative_float32
+from support.tiny_sd3 import KINDS, tiny_dit
 
 from qwenimg import backends
 from qwenimg.common.base.errors import ModelError, UsageError

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_sd3
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
-from relative import relative
+from support import oracle_sd3
+from support.relative import relative
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError

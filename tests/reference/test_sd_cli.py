@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_runner import Ran, cli
 from PIL import Image
-from processes import listing, pixels
+from support.cli_runner import Ran, cli
+from support.processes import listing, pixels
 
 BACKENDS = ("cpu", "mlx")
 SUMMER = np.random.default_rng(0).integers(0, 256, (48, 72, 3), np.uint8)

@@ -9,11 +9,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import oracle_sd
 import pytest
 import torch
-from opened_parts import open_part
-from tiny_sd import DDIM, LEADING, TRAINED
+from support import oracle_sd
+from support.opened_parts import open_part
+from support.tiny_sd import DDIM, LEADING, TRAINED
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, NumericsError, UsageError

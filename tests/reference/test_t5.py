@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from gguf import MODEL_ARCH, get_tensor_name_map
-from parity_verdict import judge
-from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, UNET
-from refusals import refused
 from safetensors.torch import load_file, save_file
-from tiny_t5 import CONFIG, tiny_t5
+from support.parity_verdict import judge
+from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64, UNET
+from support.refusals import refused
+from support.tiny_t5 import CONFIG, tiny_t5
 
 from qwenimg import backends
 from qwenimg.backends.mlx import ops as mlx_ops

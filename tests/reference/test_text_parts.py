@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import spiece_files
 import torch
-from policies import FP32
-from tiny_clip import tiny_clip, write_tiny_clip_tokenizer
-from tiny_t5 import tiny_t5
+from support import spiece_files
+from support.policies import FP32
+from support.tiny_clip import tiny_clip, write_tiny_clip_tokenizer
+from support.tiny_t5 import tiny_t5
 
 from qwenimg import backends
 from qwenimg.common.families.sd3.texts import SD3Texts

@@ -11,11 +11,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crossed import crossed
-from parity_recorded import Operation, trace
-from policies import FP64, UNET
-from refusals import refused
-from sd_models import MLX, PUBLISHED, TINY, TORCH, Given, reference, relative, sides, tiny_unet, unet_config, unet_plan
+from support.crossed import crossed
+from support.parity_recorded import Operation, trace
+from support.policies import FP64, UNET
+from support.refusals import refused
+from support.sd_models import (
+    MLX,
+    PUBLISHED,
+    TINY,
+    TORCH,
+    Given,
+    reference,
+    relative,
+    sides,
+    tiny_unet,
+    unet_config,
+    unet_plan,
+)
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks.denoisers import unet

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import spiece_files as files
-from refusals import refused
-from scripts import SYLLABLES, TROUBLE, texts
+from support import spiece_files as files
+from support.refusals import refused
+from support.scripts import SYLLABLES, TROUBLE, texts
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.prompts import charsmap, t5, unigram

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_zimage
 import pytest
-from relative import relative
+from support import oracle_zimage
+from support.relative import relative
 
 import qwenimg
 from qwenimg.common.families.z_image.model import ZImage

@@ -6,19 +6,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lora_cases as cases
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from refusals import refused
 from safetensors.torch import save_file
-from tiny_zimage import tiny_dit
+from support import lora_cases as cases
+from support.cli_runner import cli
+from support.refusals import refused
+from support.tiny_zimage import tiny_dit
 
 import qwenimg
 from qwenimg.common.families import registry
-from qwenimg.common.families.describe import describe
 from qwenimg.common.families.z_image import lora_names, transformer_file
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.loras import lora as loras

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policies import FP32
-from relative import relative_float32
-from tiny_zimage import tiny_dit, tiny_text_encoder
+from support.policies import FP32
+from support.relative import relative_float32
+from support.tiny_zimage import tiny_dit, tiny_text_encoder
 
 from qwenimg import backends
 from qwenimg.common.networks.denoisers import zimage_conditioning, zimage_dit

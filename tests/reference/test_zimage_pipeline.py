@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import oracle_zimage
 import pytest
-from relative import relative
+from support import oracle_zimage
+from support.relative import relative
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runner import cli
-from lora_cases import write_lora
 from PIL import Image
-from recipe_cases import recipe_from_png
 from safetensors.numpy import load_file, save_file
+from support.cli_runner import cli
+from support.lora_cases import write_lora
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg.common.base.safe_files import open_regular

@@ -1,4 +1,4 @@
-"""--few-steps and --lightning: what they ask for, what comes before them, and what is refused."""
+"""--few-steps: what it asks for, what comes before them, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
-from family_cases import BACKENDS
-from lora_cases import write_lora
-from recipe_cases import recipe_from_png
+from support.cli_runner import cli
+from support.family_cases import BACKENDS
+from support.lora_cases import write_lora
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import ModelError, UsageError
@@ -119,7 +119,7 @@ def test_the_command_line(
     (config / "config.toml").write_text("steps = 30\nguidance = 5.0\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(config.parent))
     fixed = ["-m", str(tiny_folder), "--backend", "cpu", "--size", "52x36", "--quiet", "-s", "3"]
-    assert cli("a dog", *fixed, "--lightning", "8", "-o", "x.png").code == 0
+    assert cli("a dog", *fixed, "--few-steps", "lightning:8", "-o", "x.png").code == 0
     recipe = dict(recipe_from_png(Path("x.png")))
     assert (recipe["steps"], recipe["guidance"], recipe["schedule"]) == (8, 1, "lightning")
     again = cli(
@@ -127,9 +127,9 @@ def test_the_command_line(
     )  # from the cache
     assert (again.code, again.err) == (0, "")
     assert dict(recipe_from_png(Path("y.png")))["lora_fingerprints"] == recipe["lora_fingerprints"]
-    cli("a dog", *fixed, "--lightning", "5").refused(2, "for 4, 8 steps")
-    cli("a dog", *fixed, "--lightning", "4").refused(5, "qwenimg pull lightx2v/Qwen-Image-Lightning")
-    cli("a dog", *fixed, "--lightning", "4", "--few-steps", "lcm").refused(2, "give one")
+    cli("a dog", *fixed, "--few-steps", "lightning:5").refused(2, "for 4, 8 steps")
+    cli("a dog", *fixed, "--few-steps", "lightning:4").refused(5, "qwenimg pull lightx2v/Qwen-Image-Lightning")
+    cli("a dog", *fixed, "--lightning", "4").refused(2, "--few-steps lightning")
     cli("a dog", *fixed, "--lcm", "4").refused(2, "--few-steps lcm")
 
 
@@ -138,7 +138,7 @@ def test_the_built_in_model_sends_to_a_real_one_and_not_to_a_lora(
 ) -> None:
     """It would not fit the built-in model, whose LoRA was named and is 1.7 GB."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
-    for option in (["--lightning", "4"], ["--few-steps", "lcm"]):
+    for option in (["--few-steps", "lightning:4"], ["--few-steps", "lcm"]):
         cli("a red circle", *option).refused(5, "qwenimg pull qwen-image (57.7 GB)", "few steps")
         cli("a red circle", "-m", "shapes", *option).refused(2, "nothing is made that draws this model in a few steps")
     with pytest.raises(UsageError, match="nothing is made"):

@@ -7,19 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import lora_cases as cases
 import numpy as np
 import pytest
-from cli_runner import Library, cli
-from crossed import crossed
-from family_cases import BACKENDS
-from lora_cases import LAYERS, write_lora
-from recipe_cases import recipe_from_png
 from safetensors.numpy import load_file, save_file
+from support import lora_cases as cases
+from support.cli_runner import Library, cli
+from support.crossed import crossed
+from support.family_cases import BACKENDS
+from support.lora_cases import LAYERS, write_lora
+from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import ModelError, Pipeline, UsageError
-from qwenimg.common.families.describe import describe
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.jobs.replay import read_replay
 from qwenimg.common.request.lora_text import NamedLora, parse
 from qwenimg.common.request.recipe import png_text

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
-from recipe_cases import PIXELS, RECIPE, recipe, recipe_from_png, saved
+from support.recipe_cases import PIXELS, RECIPE, recipe, recipe_from_png, saved
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import printable

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import write_asked
-from rules import ROOT, sources
+from support.rules import ROOT, sources
 
 from qwenimg.cli import config
 from qwenimg.cli.commands.generate import generate
@@ -38,7 +38,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import qwenimg
-from fake_pipeline import FakePipeline
+from support.fake_pipeline import FakePipeline
 from qwenimg.cli import config
 from qwenimg.cli.main import run
 from qwenimg.common.request.call_options import check_names
@@ -46,7 +46,7 @@ from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.request.request import OPTIONS, Request
 from qwenimg.common.request.option import recorded, no_effect
 from qwenimg.common.request.recipe import check_recipe
-from recipe_cases import RECIPE, saved
+from support.recipe_cases import RECIPE, saved
 from qwenimg.common.request.recipe import png_text
 
 asked = []
@@ -97,7 +97,7 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     text = path.read_text()
     assert text.count("    sampler: str = option(") == 1
     path.write_text(text.replace("    sampler: str = option(", f"{FIELD}    sampler: str = option("))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path / "src"), str(ROOT / "tests" / "support")))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path / "src"), str(ROOT / "tests")))}
     command = [sys.executable, "-c", SCRIPT]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import ENVIRONMENT
+from support.processes import ENVIRONMENT
 
 from qwenimg.backends.torch import code_folder
 

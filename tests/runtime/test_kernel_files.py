@@ -15,7 +15,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from processes import ENVIRONMENT
+from support.processes import ENVIRONMENT
 
 from qwenimg.backends.mlx import kernel_files
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_runner import cli
+from support.cli_runner import cli
 
 from qwenimg import backends
 from qwenimg.backends import paper

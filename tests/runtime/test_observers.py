@@ -8,7 +8,7 @@ from threading import Barrier, Event
 
 import numpy as np
 import pytest
-from parity_cases import MLX, TORCH, Twin
+from support.parity_cases import MLX, TORCH, Twin
 
 
 @pytest.fixture(params=[TORCH, MLX], ids=["torch", "mlx"])

@@ -40,12 +40,12 @@ class Sizes:
     def loading_bytes(self, part: Part) -> int:
         return 0
 
-    def fitted(self, part: Part, budget: int) -> Part:
+    def with_streaming(self, part: Part, budget: int) -> Part:
         if not self.streams or part.size <= budget:
             return part
         return replace(part, streamed=min(part.size - budget, part.size - part.least))
 
-    def room(self, loaded: int) -> int:
+    def budget(self, loaded: int) -> int:
         return BUDGET
 
     def notify(self, kind: str, text: str) -> None:

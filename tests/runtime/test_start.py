@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import ENVIRONMENT
+from support.processes import ENVIRONMENT
 
 # torch's compiler and what it needs, once imported by a backend's start, and what no backend shall need
 UNUSED = ("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "torch.distributed.fsdp", "transformers", "scipy")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import ENVIRONMENT
+from support.processes import ENVIRONMENT
 
 HANGS = 300  # seconds after which a process that should have ended is taken for stuck; no test waits for them
 RUN = "import sys; from qwenimg.cli import main, signals; signals.LONG = 0; sys.exit(main.run())"

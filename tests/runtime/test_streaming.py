@@ -14,11 +14,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from crossed import crossed
-from opened_parts import network_of
-from pretend_device import pretend_engine, pretending
 from random_model import DIT, TEXT, write_random_model
 from random_sd import UNETS, write_random_sd
+from support.crossed import crossed
+from support.opened_parts import network_of
+from support.pretend_device import pretend_engine, pretending
 
 import qwenimg
 from qwenimg import DoesNotFit, ModelError, Pipeline, UsageError, backends
@@ -58,7 +58,7 @@ def limited(pipe: Pipeline) -> list[int]:
     """Lets the denoiser have room for about half of its blocks and the text encoder none, whatever a step takes, and
     tells how many blocks each loading streams."""
     counts: list[int] = []
-    open_, fitted, component = pipe.engine.open, pipe.runtime.fitted, denoiser(pipe)
+    open_, fitted, component = pipe.engine.open, pipe.runtime.with_streaming, denoiser(pipe)
     plan = pipe.runtime.load_plan(component)
     blocks = streaming.blocks(plan, component.streamable)
     room = streaming.held(plan, None) - sum(e.nbytes for block in blocks.values() for e in block) // 2
@@ -75,7 +75,7 @@ def limited(pipe: Pipeline) -> list[int]:
         return opened
 
     pipe.runtime.max_memory = 2**40
-    pipe.runtime.fitted = fit
+    pipe.runtime.with_streaming = fit
     pipe.engine.open = watched
     return counts
 
@@ -338,9 +338,9 @@ def test_blocks_are_read_into_the_same_two_pieces(
     limited(pipe)
     first = drawn(pipe)
     stream = network_of(pipe, "transformer").streamed
-    pieces = stream.source._pieces if backend == "cpu" else stream._pieces
-    before = [id(memory) for memory, _ in pieces._pieces]
-    assert drawn(pipe) == first and [id(memory) for memory, _ in pieces._pieces] == before and len(set(before)) == 2
+    buffer = stream.source._buffer if backend == "cpu" else stream._buffer
+    before = [id(memory) for memory, _ in buffer._pieces]
+    assert drawn(pipe) == first and [id(memory) for memory, _ in buffer._pieces] == before and len(set(before)) == 2
     pipe.close()
 
 

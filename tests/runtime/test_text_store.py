@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from crossed import crossed
+from support.crossed import crossed
 
 import qwenimg
 from qwenimg.common.runtime.runtime import Runtime

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from sampler_reference import SD
+from support.sampler_reference import SD
 
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.pipeline.steps.denoiser import RECENT

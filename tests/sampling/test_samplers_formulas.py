@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from sampler_reference import SHAPE, network, noises, relative, run, scheduler
+from support.sampler_reference import SHAPE, network, noises, relative, run, scheduler
 
 from qwenimg.common.sampling.adaptive import _ATOL, _RTOL
 from qwenimg.common.sampling.steps import unchanged

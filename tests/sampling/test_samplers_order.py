@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from sampler_gaussian import MEAN, exact_ode, levels, moments, run, spread
+from support.sampler_gaussian import MEAN, exact_ode, levels, moments, run, spread
 
 from qwenimg.common.sampling.adaptive import _RTOL
 from qwenimg.common.sampling.steps import adams, integral

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from servers import RunningServer, serving
+from support.servers import RunningServer, serving
 
 
 @pytest.fixture(scope="session")

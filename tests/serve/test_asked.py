@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_worker import SETTINGS
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_worker import SETTINGS
 
 from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.orders import Fault

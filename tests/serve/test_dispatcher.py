@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, dispatching, order, settle
+from support.fake_worker import FakeWorker, dispatching, order, settle
 
 from qwenimg.cli.serve import dispatcher as module
 from qwenimg.cli.serve.dispatcher import MANY, Dispatcher

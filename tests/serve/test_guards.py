@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from fake_worker import SETTINGS
+from support.fake_worker import SETTINGS
 
 from qwenimg.cli.serve import guards
 from qwenimg.cli.serve.app import answer

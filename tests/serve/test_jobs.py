@@ -13,10 +13,10 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from fake_worker import order
 from PIL import Image
-from processes import pixels, qwenimg
-from servers import LONG, RunningServer, events, until_end
+from support.fake_worker import order
+from support.processes import pixels, qwenimg
+from support.servers import LONG, RunningServer, events, until_end
 
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import PictureDrawn

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 from PIL import Image
-from servers import RunningServer, events, serving, until_end
+from support.servers import RunningServer, events, serving, until_end
 
 pytestmark = pytest.mark.slow
 KILLS, PICTURES, CLIENTS = 20, 500, 200

@@ -17,8 +17,8 @@ import openai
 import psutil
 import pytest
 from PIL import Image
-from processes import pixels, qwenimg
-from servers import LONG, RunningServer, until_end, until_step
+from support.processes import pixels, qwenimg
+from support.servers import LONG, RunningServer, until_end, until_step
 
 FEW = {"steps": 2}
 PARTIAL_ERROR = (

@@ -15,10 +15,10 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from browsers import axe, chromium
 from PIL import Image
-from servers import LONG, RunningServer, serving, until_end
-from tiny_control import write_controlnet
+from support.browsers import axe, chromium
+from support.servers import LONG, RunningServer, serving, until_end
+from support.tiny_control import write_controlnet
 
 from qwenimg.cli.serve import page as served
 from qwenimg.cli.serve.page import file, policy

@@ -19,12 +19,12 @@ import openai
 import psutil
 import pytest
 import webuiapi
-from cli_runner import cli
 from PIL import Image
-from processes import pixels, qwenimg
 from safetensors.numpy import save_file
-from servers import LONG, RunningServer, gone, serving, until_end, until_step
-from tiny_control import write_controlnet
+from support.cli_runner import cli
+from support.processes import pixels, qwenimg
+from support.servers import LONG, RunningServer, gone, serving, until_end, until_step
+from support.tiny_control import write_controlnet
 
 from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.shapes import builtin

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import webuiapi
 from PIL import Image
-from servers import LONG, RunningServer
+from support.servers import LONG, RunningServer
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "sdapi_requests.json").read_text(encoding="utf-8"))
 FEW: Any = {"steps": 2, "width": 64, "height": 64, "sampler_name": "Euler a", "cfg_scale": 2}

@@ -15,11 +15,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from cli_runner import Library, cli
 from huggingface_hub import constants
 from random_model import write_random_model
-from recipe_cases import recipe_from_png
-from refusals import refused
+from support.cli_runner import Library, cli
+from support.recipe_cases import recipe_from_png
+from support.refusals import refused
 from training.config import parse_sizes
 
 import qwenimg
@@ -253,8 +253,8 @@ def test_the_usual_aspects_are_drawn_without_a_warning(aspect: str):
 
 def test_the_files_are_those_that_are_pinned():
     folder = builtin.folder()
-    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and p.name != builtin.SUMS}
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS"}
     lines = {f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}" for name, path in files.items()}
-    assert lines == {*(folder / builtin.SUMS).read_text(encoding="ascii").splitlines()}
+    assert lines == {*(folder / "SHA256SUMS").read_text(encoding="ascii").splitlines()}
     assert {"MODEL_CARD.md", "model_index.json", "tokenizer/vocab.json"} <= files.keys()
     assert sum(path.stat().st_size for path in files.values()) < 20e6

@@ -19,9 +19,9 @@ import model_card
 import numpy as np
 import pytest
 from gate_draw import Artist, Drawn, Job
-from rules import ROOT
+from support.rules import ROOT
+from support.truthful import pixels, scene
 from training.describe import dataset_hash
-from truthful import pixels, scene
 
 from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families import catalog
@@ -157,8 +157,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = f"""
 import sys
 from pathlib import Path
-sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT / "tests" / "support")!r}, {str(ROOT / "tools")!r}]
-from training_runs import options
+sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tools")!r}]
+from support.training_runs import options
 from qwenimg.backends.torch.training import loop
 from training import stages as train
 from training import vae as train_vae
@@ -226,7 +226,7 @@ def test_card(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert 0 <= float(hours) < 0.1
     for stage in ("vae", "text", "dit"):
         assert (folder / f"loss-{stage}.png").stat().st_size < 20_000
-    lines = (folder / builtin.SUMS).read_text(encoding="ascii").splitlines()
+    lines = (folder / "SHA256SUMS").read_text(encoding="ascii").splitlines()
     pinned = {name: digest_ for digest_, name in (line.split("  ") for line in lines)}
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert pinned.keys() == files - {"SHA256SUMS"} and {"MODEL_CARD.md", "loss-dit.png"} <= files

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_runner import cli
 from PIL import Image
 from random_model import write_random_model
-from truthful import Truthful
+from support.cli_runner import cli
+from support.truthful import Truthful
 
 import qwenimg
 from qwenimg.cli import signals

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 from training import scenes as shapes
-from training.describe import describe
+from training.describe import LANGUAGES, describe
 from training.scenes import Object, Scene, random_scene, render, requirements
 
 from qwenimg.common.shapes.scenes import HELD_OUT_PAIRS, PALETTE, POSITIONS, SHAPES, SIZES, trained_pairs
 from qwenimg.common.shapes.words import (
     COLOR_WORDS,
-    LANGUAGES,
     SHAPE_WORDS,
     Parsed,
     Thing,

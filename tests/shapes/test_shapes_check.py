@@ -10,11 +10,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
+from support.truthful import jittered
+from support.truthful import scene as asked_for
 from training import scenes as shapes
 from training.describe import dataset_hash
 from training.scenes import Scene, random_scene, render, requirements
-from truthful import jittered
-from truthful import scene as asked_for
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pictures.pixels import to_uint8

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
-from pretend_device import MEMORY, pretend_engine, pretending
-
 import qwenimg
 from qwenimg import backends
 from qwenimg.common.pipeline import fit_options
+from support.pretend_device import MEMORY, pretend_engine, pretending
 
 
 def counted(

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pipeline import FakePipeline
 
 import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.shapes import builtin
+from support.fake_pipeline import FakePipeline
 
 MAX_LINE = 300  # characters of an error
 

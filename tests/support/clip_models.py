@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from parity_cases import MLX, TORCH, Twin
-from policies import FP32
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.networks.encoders import clip
@@ -18,6 +16,8 @@ from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.parity import parity
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
+from support.parity_cases import MLX, TORCH, Twin
+from support.policies import FP32
 
 BACKENDS = {"torch": TORCH, "MLX": MLX}
 # Relative L2. Measured at most 6e-7 in float32 and 4e-16 in float64: sums in another order over five layers.

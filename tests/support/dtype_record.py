@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from unittest import mock
 
 import torch
-from parity_cases import Twin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenimg.common.parity.parity import dtype_name
+from support.parity_cases import Twin
 
 LAYERS = {"Linear": "product", "Conv2d": "convolution", "RMSNorm": None, "ChannelNorm": None}
 FUNCTIONS = {"norm_modulate": None, "attention": "attention", "spatial_attention": "attention"}

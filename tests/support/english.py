@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-import rules
+from support import rules
 
 # First words of functions' docstrings. A new verb is added here, in the imperative.
 VERBS = frozenset(
@@ -33,10 +33,12 @@ EMPTY_NAMES = frozenset({"found", "made", "own", "said"})
 
 
 def docstrings(source: str) -> list[str]:
-    """Docstrings of functions that do not begin with a verb, and of classes and properties that begin with no noun.
+    """Docstrings of functions that do not begin with a verb, and of modules, classes and properties that begin with no
+    noun.
 
     A function of arrays may have its shapes as its docstring: `[B L C] -> [B L H D]`."""
-    return [
+    module = ast.get_docstring(rules.parsed(source)) or "A module."
+    return [f"module: {module.splitlines()[0]}"] * (_first(module) in NO_NOUN) + [
         f"{scope}.{node.name}: {text.splitlines()[0]}".lstrip(".")
         for scope, node, text in _documented(source)
         if (_is_bad_noun(text) if _is_noun(node) else not text.startswith("[") and _first(text) not in VERBS)

@@ -16,9 +16,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from rules import ROOT
 
 from qwenimg.common.numbers import packing
+from support.rules import ROOT
 
 MODULES = {
     "mflux.models.common.config": "ModelConfig",
@@ -49,10 +49,10 @@ class Fake:
         for module, name in MODULES.items():
             file = place.joinpath(*module.split(".")).with_suffix(".py")
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"from fake_mflux import {name}\n")
+            file.write_text(f"from support.fake_mflux import {name}\n")
         (place / "mflux-0.24.0.dist-info").mkdir()
         (place / "mflux-0.24.0.dist-info" / "METADATA").write_text(ABOUT)
-        path = [place, ROOT / "src", ROOT / "tests" / "support", *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = [place, ROOT / "src", ROOT / "tests", *filter(None, [os.environ.get("PYTHONPATH")])]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, path)))
         monkeypatch.setenv("FAKE_MFLUX", json.dumps(asdict(self)))
         fast = Path(torch.__file__).parent / "lib" / BLAS

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from policies import parse
 
 from qwenimg import Result, Step
 from qwenimg.common.memory.estimate import Estimate
@@ -16,6 +15,7 @@ from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
 from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.compiling import Decision
+from support.policies import parse
 
 Notify = Callable[[str, str], None]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mutant import Mutant, Patch
 
 from qwenimg.common.runtime.observers import seen
+from support.mutant import Mutant, Patch
 
 Product = Callable[[Any, Any], Any]  # of x [... K] and weight [out K]
 

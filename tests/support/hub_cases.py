@@ -6,11 +6,11 @@ import socket
 from collections import namedtuple
 
 import pytest
-from fake_hub import COMMIT, REPO, SHARDS, digest_of, running
 from huggingface_hub import constants
 
-from qwenimg.common.hub import http
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.transfer import http
+from support.fake_hub import COMMIT, REPO, SHARDS, digest_of, running
 
 FIRST = f"transformer/{next(iter(SHARDS))}"
 SMALL = "transformer/config.json"

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 import mlx.core as mx
-from folder_tensors import tensors
+
+from support.folder_tensors import tensors
 
 CLIP, T5 = "text_encoder", "text_encoder_2"
 

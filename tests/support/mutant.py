@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
-from relative import relative
 
 import qwenimg
 from qwenimg import backends
@@ -23,6 +22,7 @@ from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.sample import called
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
+from support.relative import relative
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ASKED = {"prompt": "a large blue star", "width": 48, "height": 64, "steps": 2, "seed": 0, "guidance": 3.0}

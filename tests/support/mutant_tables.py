@@ -6,20 +6,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import mutants_flux
-import mutants_flux2
-import mutants_qwen
-import mutants_qwen21
-import mutants_qwen_control
-import mutants_qwen_edit
-import mutants_qwen_layered
-import mutants_sd
-import mutants_sd3
-import mutants_zimage
-from lora_cases import write_lora
-from mutant import Judge, Judged, Mutant
-
 from qwenimg.common.hub.resolve import resolve
+from support import (
+    mutants_flux,
+    mutants_flux2,
+    mutants_qwen,
+    mutants_qwen21,
+    mutants_qwen_control,
+    mutants_qwen_edit,
+    mutants_qwen_layered,
+    mutants_sd,
+    mutants_sd3,
+    mutants_zimage,
+)
+from support.lora_cases import write_lora
+from support.mutant import Judge, Judged, Mutant
 
 
 class Table(NamedTuple):

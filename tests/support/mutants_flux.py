@@ -12,10 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_flux
 import pytest
-from mutant import Judge, Mutant, Patch, PictureJudge, Plant, Scenes
-from mutants_shared import (
+from PIL import Image
+from safetensors.torch import save_file
+
+from qwenimg.common.families.flux import model, references
+from qwenimg.common.families.flux import transformer_file as file
+from qwenimg.common.families.flux.model import Flux
+from qwenimg.common.families.flux.texts import FluxTexts
+from qwenimg.common.networks.denoisers import flux_conditioning
+from qwenimg.common.networks.denoisers.flux_dit import ROPE_THETA
+from qwenimg.common.networks.encoders import t5
+from qwenimg.common.numbers import rope
+from qwenimg.common.parts import authors_names
+from qwenimg.common.parts.vae import VAEHalves
+from qwenimg.common.pipeline import start
+from qwenimg.common.weights.keys import Place, Rows
+from support import oracle_flux
+from support.mutant import Judge, Mutant, Patch, PictureJudge, Plant, Scenes
+from support.mutants_shared import (
     ARITHMETIC,
     ATTENTION_WITH_ROPE,
     NOISE_LEVELS,
@@ -37,22 +52,7 @@ from mutants_shared import (
     velocity_of_other_tokens,
     velocity_sign,
 )
-from PIL import Image
-from safetensors.torch import save_file
-from tiny_flux import transformer_file as their_file
-
-from qwenimg.common.families.flux import model, references
-from qwenimg.common.families.flux import transformer_file as file
-from qwenimg.common.families.flux.model import Flux
-from qwenimg.common.families.flux.texts import FluxTexts
-from qwenimg.common.networks.denoisers import flux_conditioning
-from qwenimg.common.networks.denoisers.flux_dit import ROPE_THETA
-from qwenimg.common.networks.encoders import t5
-from qwenimg.common.numbers import rope
-from qwenimg.common.parts import authors_names
-from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline import start
-from qwenimg.common.weights.keys import Place, Rows
+from support.tiny_flux import transformer_file as their_file
 
 SIZES = ((48, 96), (64, 80), (64, 64), (80, 64), (96, 48))  # of a reference, in place of a megapixel
 

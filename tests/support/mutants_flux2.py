@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_flux2
-from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
-from mutants_flux import (
+
+from qwenimg.common.families.flux2 import model, references
+from qwenimg.common.families.flux2.model import Flux2
+from qwenimg.common.networks.denoisers import flux2_conditioning
+from qwenimg.common.numbers import noise, packing
+from qwenimg.common.parts.texts.template_texts import TemplateTexts
+from qwenimg.common.pictures import pixels
+from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
+from support import oracle_flux2
+from support.mutant import Judge, Mutant, Patch, PictureJudge, Scenes
+from support.mutants_flux import (
     first_text_token_not_attended,
     image_first_in,
     single_gate_first,
     streams_modulation_exchanged,
     text_norms_of_the_image,
 )
-from mutants_shared import (
+from support.mutants_shared import (
     ARITHMETIC,
     ATTENTION_WITH_ROPE,
     DECODING,
@@ -40,14 +48,6 @@ from mutants_shared import (
     velocity_of_other_tokens,
     velocity_sign,
 )
-
-from qwenimg.common.families.flux2 import model, references
-from qwenimg.common.families.flux2.model import Flux2
-from qwenimg.common.networks.denoisers import flux2_conditioning
-from qwenimg.common.numbers import noise, packing
-from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.pictures import pixels
-from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
 
 # The transformer
 

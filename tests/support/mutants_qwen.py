@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mutant import Mutant, Patch, Plant
-from mutants_shared import (
+from qwenimg.common.families.qwen_image import variants
+from qwenimg.common.networks.denoisers import qwen_conditioning
+from qwenimg.common.numbers import rope
+from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from support.mutant import Mutant, Patch, Plant
+from support.mutants_shared import (
     ARITHMETIC,
     NOISE_LEVELS,
     PIXELS,
@@ -36,11 +40,6 @@ from mutants_shared import (
     text_rope_of_pairs,
     vae_scale,
 )
-
-from qwenimg.common.families.qwen_image import variants
-from qwenimg.common.networks.denoisers import qwen_conditioning
-from qwenimg.common.numbers import rope
-from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 QKV = ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj")
 

@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_qwen21
-from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
-from mutants_flux2 import text_not_normed, time_off
-from mutants_qwen_edit import (
+
+from qwenimg.common.families.qwen_image_21 import model, references
+from qwenimg.common.networks.denoisers import qwen21_conditioning
+from qwenimg.common.networks.denoisers.qwen21_conditioning import SLOT
+from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
+from qwenimg.common.networks.vaes.qwen21_vae import ResidualLevel
+from qwenimg.common.numbers import noise, rope
+from qwenimg.common.parts.texts.picture_texts import PictureTexts
+from qwenimg.common.pictures import patches, pixels
+from support import oracle_qwen21
+from support.mutant import Judge, Mutant, Patch, PictureJudge, Scenes
+from support.mutants_flux2 import text_not_normed, time_off
+from support.mutants_qwen_edit import (
     SMALL,
     merger_gelu_tanh,
     patch_rope_row_by_row,
@@ -23,7 +32,7 @@ from mutants_qwen_edit import (
     tower_rope_of_pairs,
     tower_values_first,
 )
-from mutants_shared import (
+from support.mutants_shared import (
     ARITHMETIC,
     ATTENTION_WITH_ROPE,
     NOISE_LEVELS,
@@ -42,17 +51,8 @@ from mutants_shared import (
     vae_scale,
     velocity_sign,
 )
-from mutants_zimage import feed_forward_exchanged, gates_before_scales, gates_swapped, gates_without_tanh
-from tiny_qwen21 import see_small_pictures
-
-from qwenimg.common.families.qwen_image_21 import model, references
-from qwenimg.common.networks.denoisers import qwen21_conditioning
-from qwenimg.common.networks.denoisers.qwen21_conditioning import SLOT
-from qwenimg.common.networks.encoders import qwen3_vl_vision, vision_tower
-from qwenimg.common.networks.vaes.qwen21_vae import ResidualLevel
-from qwenimg.common.numbers import noise, rope
-from qwenimg.common.parts.texts.picture_texts import PictureTexts
-from qwenimg.common.pictures import patches, pixels
+from support.mutants_zimage import feed_forward_exchanged, gates_before_scales, gates_swapped, gates_without_tanh
+from support.tiny_qwen21 import see_small_pictures
 
 
 def _class(patch: Patch, name: str, network: str = "qwen21_dit") -> Any:

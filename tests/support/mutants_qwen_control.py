@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_control
-from mutant import Mutant, Patch, PictureJudge, Scenes
-from mutants_shared import mask_inverted, picture_in_0_to_1
-from tiny_control import write_controlnet, write_patches
 
 from qwenimg.common.families.qwen_image import control
 from qwenimg.common.families.qwen_image.control import ControlNetworks
@@ -22,6 +18,10 @@ from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.request.control_text import NamedControl
+from support import oracle_control
+from support.mutant import Mutant, Patch, PictureJudge, Scenes
+from support.mutants_shared import mask_inverted, picture_in_0_to_1
+from support.tiny_control import write_controlnet, write_patches
 
 
 def _class(patch: Patch, name: str) -> Any:

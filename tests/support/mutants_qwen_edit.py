@@ -13,9 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutant import Judge, Mutant, Patch
-from mutants_qwen import template_one_token_off, with_template
-from mutants_shared import ARITHMETIC, by_pairs, reference_a_sample, velocity_of_other_tokens
 
 from qwenimg.common.families.qwen_image import references, variants
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
@@ -25,6 +22,9 @@ from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.texts.picture_texts import VISION, PictureTexts
 from qwenimg.common.pictures import patches
+from support.mutant import Judge, Mutant, Patch
+from support.mutants_qwen import template_one_token_off, with_template
+from support.mutants_shared import ARITHMETIC, by_pairs, reference_a_sample, velocity_of_other_tokens
 
 TOWER = 16  # the width of the tower's heads in the tiny models; the language models' differ
 

@@ -13,18 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_layered
-from mutant import Judge, Mutant, Patch, PictureJudge, Scenes
-from mutants_qwen import template_one_token_off
-from mutants_shared import (
-    PIXELS,
-    cfg_branches_swapped,
-    cfg_from_the_prompt,
-    no_latents_mean,
-    picture_in_0_to_1,
-    reference_a_sample,
-    velocity_of_other_tokens,
-)
 from PIL import Image
 
 from qwenimg.common.families.qwen_image import layered
@@ -36,6 +24,18 @@ from qwenimg.common.pipeline import finish, start
 from qwenimg.common.pipeline.models import flow_model
 from qwenimg.common.pipeline.steps.guidance import cfg_with_norm
 from qwenimg.common.sampling.flow_match import USUAL, FlowLevels
+from support import oracle_layered
+from support.mutant import Judge, Mutant, Patch, PictureJudge, Scenes
+from support.mutants_qwen import template_one_token_off
+from support.mutants_shared import (
+    PIXELS,
+    cfg_branches_swapped,
+    cfg_from_the_prompt,
+    no_latents_mean,
+    picture_in_0_to_1,
+    reference_a_sample,
+    velocity_of_other_tokens,
+)
 
 # The positions of frames
 

@@ -8,8 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from mutant import Mutant, Patch
-from mutants_shared import (
+
+from qwenimg.common.families.stable_diffusion import expert
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.numbers import timesteps
+from qwenimg.common.parts import vae
+from qwenimg.common.parts.texts.clip_texts import ClipTexts
+from qwenimg.common.pipeline.steps.guidance import Guidance
+from qwenimg.common.sampling import discrete, schedules
+from support.mutant import Mutant, Patch
+from support.mutants_shared import (
     PIXELS,
     PLAIN,
     WEIGHTS_AND_PLACES,
@@ -22,14 +30,6 @@ from mutants_shared import (
     text_not_causal,
     vae_scale,
 )
-
-from qwenimg.common.families.stable_diffusion import expert
-from qwenimg.common.networks.encoders import clip
-from qwenimg.common.numbers import timesteps
-from qwenimg.common.parts import vae
-from qwenimg.common.parts.texts.clip_texts import ClipTexts
-from qwenimg.common.pipeline.steps.guidance import Guidance
-from qwenimg.common.sampling import discrete, schedules
 
 # The UNet
 

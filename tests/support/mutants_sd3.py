@@ -8,8 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from mutant import Mutant, Patch
-from mutants_shared import (
+
+from qwenimg.common.families.sd3 import model
+from qwenimg.common.families.sd3.model import SD3
+from qwenimg.common.families.sd3.texts import SD3Texts
+from qwenimg.common.networks.denoisers import sd3_conditioning
+from qwenimg.common.parts.texts import padded_texts
+from qwenimg.common.pipeline.steps import plan
+from support.mutant import Mutant, Patch
+from support.mutants_shared import (
     ARITHMETIC,
     NOISE_LEVELS,
     SCALED_AND_DECODED,
@@ -26,13 +33,6 @@ from mutants_shared import (
     time_off,
     velocity_sign,
 )
-
-from qwenimg.common.families.sd3 import model
-from qwenimg.common.families.sd3.model import SD3
-from qwenimg.common.families.sd3.texts import SD3Texts
-from qwenimg.common.networks.denoisers import sd3_conditioning
-from qwenimg.common.parts.texts import padded_texts
-from qwenimg.common.pipeline.steps import plan
 
 # The transformer
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from mutant import Mutant, Patch, Plant
 
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts import vae
@@ -21,6 +20,7 @@ from qwenimg.common.pipeline.steps import plan
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.loras import lora
+from support.mutant import Mutant, Patch, Plant
 
 # The transformer
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mutant import Mutant, Patch
-from mutants_shared import (
+from qwenimg.common.families.z_image import model
+from qwenimg.common.families.z_image.model import ZImage
+from qwenimg.common.networks.denoisers import zimage_conditioning
+from qwenimg.common.numbers import packing, rope
+from support.mutant import Mutant, Patch
+from support.mutants_shared import (
     ARITHMETIC,
     ATTENTION_WITH_ROPE,
     NOISE_LEVELS,
@@ -20,11 +24,6 @@ from mutants_shared import (
     text_rope_of_pairs,
     velocity_sign,
 )
-
-from qwenimg.common.families.z_image import model
-from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.networks.denoisers import zimage_conditioning
-from qwenimg.common.numbers import packing, rope
 
 # The transformer
 

@@ -30,7 +30,7 @@ def stream_half(pipe: Pipeline) -> None:
     component: Any = pipe.model.checkpoint["transformer"]  # type: ignore[attr-defined]
     blocks = streaming.blocks(pipe.runtime.load_plan(component), component.streamable)
     half = sum(entry.nbytes for block in blocks.values() for entry in block) // 2
-    room, fitted = streaming.held(pipe.runtime.load_plan(component), None) - half, pipe.runtime.fitted
+    room, fitted = streaming.held(pipe.runtime.load_plan(component), None) - half, pipe.runtime.with_streaming
     patched: Any = pipe.runtime
     patched.max_memory = 2**40
-    patched.fitted = lambda part, _: fitted(part, room if part.role == "transformer" else 0)
+    patched.with_streaming = lambda part, _: fitted(part, room if part.role == "transformer" else 0)

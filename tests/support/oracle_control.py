@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
 from PIL import Image
 
 from qwenimg.common.numbers.packing import pack
+from support import oracle
 
 PARTS = ("scheduler", "vae", "text_encoder", "tokenizer", "transformer")
 

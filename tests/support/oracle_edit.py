@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
 from PIL import Image
 
 from qwenimg.common.numbers.packing import pack, unpack
+from support import oracle
 
 PAD = "<|image_pad|>"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
-from oracle_edit import PAD, Processor
 from PIL import Image
 
 from qwenimg.common.numbers.packing import pack_frames, unpack_frames
+from support import oracle
+from support.oracle_edit import PAD, Processor
 
 
 @cache

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle
 import torch
 from PIL import Image
-from tiny_qwen21 import AREA, LEAST
 
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import timestep_features
+from support import oracle
+from support.tiny_qwen21 import AREA, LEAST
 
 PAD = "<|image_pad|>"
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from hot_model import heat, heat_products
-from tiny_model import DIT
+
+from support.hot_model import heat, heat_products
+from support.tiny_model import DIT
 
 Weights = dict[str, torch.Tensor]
 Change = Callable[[Weights], Any]

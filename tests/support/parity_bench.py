@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parity_blocks import IDS, SHAPES, TABLES, Block, L
-from parity_cases import DIT, TORCH, Files, Twin, twins
-from parity_verdict import Verdict, judge
-from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64
 
 from qwenimg.common.precision.precision import Precision
+from support.parity_blocks import IDS, SHAPES, TABLES, Block, L
+from support.parity_cases import DIT, TORCH, Files, Twin, twins
+from support.parity_verdict import Verdict, judge
+from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32, FP64
 
 VAE_BF16 = replace(BF16, name="bf16,vae=bf16", vae="bfloat16")
 VAE_FP16 = replace(FP16_PLAIN, name="fp16-plain,vae=fp16", vae="float16")

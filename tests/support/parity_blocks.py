@@ -13,14 +13,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from parity_cases import DIT, TEXT, Twin, rounded
-from parity_recorded import own_k
 
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.numbers import rope
 from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, at_least_float32
 from qwenimg.common.precision.residency import ONCE
+from support.parity_cases import DIT, TEXT, Twin, rounded
+from support.parity_recorded import own_k
 
 SHAPES = [(1, 5, 7)]  # image tokens
 WORDS = 11  # text tokens

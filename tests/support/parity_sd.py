@@ -11,12 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import safetensors.torch
 import torch
-from parity_bench import Bench
-from parity_blocks import FAMILIES, KINDS, Block
-from parity_cases import weights
-from parity_verdict import Verdict, judge
-from policies import parse
-from sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
 from qwenimg.common.families.stable_diffusion.family import KIND
 from qwenimg.common.networks.denoisers import unet
@@ -25,6 +19,12 @@ from qwenimg.common.parity import parity
 from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import stored_uses
+from support.parity_bench import Bench
+from support.parity_blocks import FAMILIES, KINDS, Block
+from support.parity_cases import weights
+from support.parity_verdict import Verdict, judge
+from support.policies import parse
+from support.sd_models import MLX, PUBLISHED, TORCH, VAE_PUBLISHED, ExactSinusoids, Side, unet_config, vae_config
 
 UNET = unet_config(
     PUBLISHED["SDXL base"]

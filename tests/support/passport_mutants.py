@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refusals import safetensors_bytes
-
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Passport
+from support.refusals import safetensors_bytes
 
 WRONG: tuple[Any, ...] = (
     None, True, 0, 3, -1, 2**32, 10**19, 10**400, -0.5, 1e30, 1e308, "", "x", "../\x1b[31m", [], ["x"], [[]], {},

@@ -346,3 +346,47 @@ def function_lengths(source: str) -> dict[str, int]:
     """Lines of every function, by its qualified name."""
     nodes = [(scope, n) for scope, n in within(source) if isinstance(n, FUNCTIONS)]
     return {f"{scope}.{n.name}".lstrip("."): (n.end_lineno or n.lineno) - n.lineno + 1 for scope, n in nodes}
+
+
+# Files that import each other in a circle
+
+
+def circles(files: dict[str, str]) -> list[list[str]]:
+    """Groups of files that import each other in a loop, by name. An import within a function, or for types, counts.
+
+    files: sources by name from the root, `common/base/text.py`. An import of a package alone reaches its `__init__`."""
+    modules = {_module(name): name for name in files}
+    arrows = {name: _imports(_module(name), source, modules) - {name} for name, source in files.items()}
+    reached = {name: _reached(name, arrows) for name in files}
+    loops = {frozenset({name} | {other for other in reached[name] if name in reached[other]}) for name in files}
+    return sorted(sorted(loop) for loop in loops if len(loop) > 1)
+
+
+def _module(name: str) -> str:
+    """`qwenimg.common.base.text` of `common/base/text.py`, `qwenimg` of `src/qwenimg/__init__.py`."""
+    path = name.removeprefix("src/qwenimg/").removesuffix(".py").removesuffix("__init__").rstrip("/")
+    return f"qwenimg.{path.replace('/', '.')}".rstrip(".")
+
+
+def _imports(module: str, source: str, modules: dict[str, str]) -> set[str]:
+    """The files of `modules` that `source` imports: for `from a import b` the module a.b if there is one, else a."""
+    reached = set()
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Import):
+            reached |= {modules[alias.name] for alias in node.names if alias.name in modules}
+        elif isinstance(node, ast.ImportFrom):
+            folder = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*folder, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in modules else base for alias in node.names]
+            reached |= {modules[name] for name in names if name in modules}
+    return reached
+
+
+def _reached(name: str, arrows: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    ahead = [name]
+    while ahead:
+        new = arrows[ahead.pop()] - seen
+        seen |= new
+        ahead += new
+    return seen

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_model import randomise
 
 from qwenimg.backends import load as load_backend
 from qwenimg.common.base.config import parse
@@ -21,6 +20,7 @@ from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
+from support.tiny_model import randomise
 
 CROSS = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D")
 PLAIN = ("DownBlock2D", "UpBlock2D")

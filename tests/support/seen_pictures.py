@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from policies import FP32
-from tiny_model import TEXT, randomise
 
 from qwenimg import backends
 from qwenimg.common.networks.encoders.vision_tower import PicturePlace
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import open_component, read_config
+from support.policies import FP32
+from support.tiny_model import TEXT, randomise
 
 SLOT = 600  # the token of a picture's slots
 VISION = {

@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx2
 import psutil
-from processes import COMMAND, ENVIRONMENT
+
+from support.processes import COMMAND, ENVIRONMENT
 
 LONG = 1000  # steps: more than any test waits for
 

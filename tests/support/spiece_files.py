@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scripts import corpus
+from support.scripts import corpus
 
 PAD, EOS, UNK = ("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_model import randomise
 from training import tokenizer
 
 from qwenimg.common.prompts.vocabulary import byte_symbols
+from support.tiny_model import randomise
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 WORDS = (

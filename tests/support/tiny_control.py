@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tiny_model import DIT, randomise
+
+from support.tiny_model import DIT, randomise
 
 CONTROL = {key: value for key, value in DIT.items() if key != "num_layers"}
 WIDTH = CONTROL["attention_head_dim"] * CONTROL["num_attention_heads"]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_model import SCHEDULER, TEXT, randomise, tiny_dit, tiny_vae
 from tiny_tokenizer import tiny_vocabulary, write_tiny_tokenizer
+
+from support.tiny_model import SCHEDULER, TEXT, randomise, tiny_dit, tiny_vae
 
 VISION = {
     "depth": 3,

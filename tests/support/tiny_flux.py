@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from spiece_files import hugging_face, trained
-from tiny_clip import tiny_clip, write_tiny_clip_tokenizer
-from tiny_ldm import behind, vae_file
-from tiny_model import randomise
-from tiny_t5 import tiny_t5
-from tiny_zimage import tiny_vae
+
+from support.spiece_files import hugging_face, trained
+from support.tiny_clip import tiny_clip, write_tiny_clip_tokenizer
+from support.tiny_ldm import behind, vae_file
+from support.tiny_model import randomise
+from support.tiny_t5 import tiny_t5
+from support.tiny_zimage import tiny_vae
 
 DIT: dict[str, Any] = {
     "in_channels": 64,

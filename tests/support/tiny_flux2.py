@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_model import randomise
 from tiny_tokenizer import tiny_vocabulary, write_tiny_tokenizer
+
+from support.tiny_model import randomise
 
 DIT: dict[str, Any] = {
     "in_channels": 32,

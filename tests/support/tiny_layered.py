@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_edit import louder, tiny_seeing_encoder
-from tiny_model import SCHEDULER, tiny_dit, tiny_vae
 from tiny_tokenizer import tiny_special_ids, write_tiny_tokenizer
+
+from support.tiny_edit import louder, tiny_seeing_encoder
+from support.tiny_model import SCHEDULER, tiny_dit, tiny_vae
 
 GENERATION = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.001, "repetition_penalty": 1.05}
 """As published: of the one best token, the draw is no draw."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_clip import EOS, tiny_clip, write_tiny_clip_tokenizer
-from tiny_model import randomise
+
+from support.tiny_clip import EOS, tiny_clip, write_tiny_clip_tokenizer
+from support.tiny_model import randomise
 
 LAYERS = 2  # residual blocks in a level
 TEXT = {"hidden_size": 64, "num_attention_heads": 1}

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_edit import louder, special
-from tiny_model import SCHEDULER, randomise
 from tiny_tokenizer import tiny_vocabulary, write_tiny_tokenizer
 
 from qwenimg.common.families.qwen_image_21 import model, references
 from qwenimg.common.families.qwen_image_21.small_files import index
+from support.tiny_edit import louder, special
+from support.tiny_model import SCHEDULER, randomise
 
 DIT: dict[str, Any] = {
     "in_channels": 12,

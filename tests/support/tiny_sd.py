@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_clip import tiny_clip, write_tiny_clip_tokenizer
-from tiny_model import randomise
+
+from support.tiny_clip import tiny_clip, write_tiny_clip_tokenizer
+from support.tiny_model import randomise
 
 CROSS, PLAIN = "CrossAttnDownBlock2D", "DownBlock2D"
 UP_CROSS, UP = "CrossAttnUpBlock2D", "UpBlock2D"

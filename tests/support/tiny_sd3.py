@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from spiece_files import hugging_face, trained
-from tiny_clip import EOS, tiny_clip, write_tiny_clip_tokenizer
-from tiny_ldm import behind, vae_file
-from tiny_model import randomise
-from tiny_t5 import tiny_t5
+
+from support.spiece_files import hugging_face, trained
+from support.tiny_clip import EOS, tiny_clip, write_tiny_clip_tokenizer
+from support.tiny_ldm import behind, vae_file
+from support.tiny_model import randomise
+from support.tiny_t5 import tiny_t5
 
 DIT: dict[str, Any] = {
     "sample_size": 8,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny_model import randomise
+
+from support.tiny_model import randomise
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 387,

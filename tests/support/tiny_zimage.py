@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_model import randomise
 from tiny_tokenizer import tiny_vocabulary, write_tiny_tokenizer
+
+from support.tiny_model import randomise
 
 SCHEDULER = {"num_train_timesteps": 1000, "shift": 3.0, "use_dynamic_shifting": False}
 DIT: dict[str, Any] = {

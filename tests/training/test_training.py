@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
 from safetensors.torch import load_file
+from support import oracle
+from support.training_runs import SIZE, options
 from training import data as train_data
 from training import dit as train_dit
 from training import folder as train_folder
@@ -30,7 +30,6 @@ from training import text as train_text
 from training import tokenizer as bpe
 from training import vae as train_vae
 from training.config import parse_sizes
-from training_runs import SIZE, options
 
 import qwenimg
 from qwenimg.backends.torch.training import loop
@@ -109,13 +108,10 @@ def test_loss_falls(trained: Path):
         assert ratio < fall
 
 
-def test_log_and_curve(trained: Path):
+def test_log_and_table(trained: Path):
     table = (trained / "training" / "dit.csv").read_text().splitlines()
     assert table[0] == ",".join(train_state.COLUMNS)
     assert [row.split(",")[0] for row in table[1:]] == [str(step) for step in range(3, STEPS + 1, 3)]
-    with Image.open(trained / "training" / "dit.png") as picture:
-        assert picture.size == (640, 400)
-        assert len(picture.convert("RGB").getcolors(10**6) or []) > 3
     lines = (trained / "training" / "dit.log").read_text().splitlines()
     assert any("images/s" in line and "left" in line for line in lines)
     assert any(line.startswith("memory: activations kept") for line in lines)
@@ -182,7 +178,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[1].split(":")
 import torch, torch._dynamo  # the latter is what a first step imports, once here for all stages
 torch.set_num_threads(1)
-from training_runs import options
+from support.training_runs import options
 from qwenimg.backends.torch.training import loop
 from training import stages as train
 from training import vae as train_vae
@@ -205,7 +201,7 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each stage, whose run was killed in its eighth step of twelve."""
     folder = tmp_path_factory.mktemp("killed")
     copied(trained, folder / "dit")
-    folders = ":".join(str(Path(__file__).parents[2] / name) for name in ("src", "tests/support", "tools"))
+    folders = ":".join(str(Path(__file__).parents[2] / name) for name in ("src", "tests", "tools"))
     command = [sys.executable, "-c", KILLED, folders, folder, *STAGES]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.stdout.split() == [word for stage in STAGES for word in (stage, str(int(signal.SIGKILL)))], ended

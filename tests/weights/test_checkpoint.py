@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from refusals import refused, safetensors_bytes, tensor
+from support.refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.weights.keys import plan

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from file_mutants import EXTREMES, assert_line, campaign, damaged, read_alike
-from refusals import safetensors_bytes, tensor
+from support.file_mutants import EXTREMES, assert_line, campaign, damaged, read_alike
+from support.refusals import safetensors_bytes, tensor
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.weights import keys, quantise

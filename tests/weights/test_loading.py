@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from opened_parts import open_part
-from parity_cases import MLX, TORCH, Files, Twin, twins
-from policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32
 from safetensors.torch import load_file, save_file
+from support.opened_parts import open_part
+from support.parity_cases import MLX, TORCH, Files, Twin, twins
+from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32
 from wide_checkpoint import write
 
 import qwenimg

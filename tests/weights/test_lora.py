@@ -9,14 +9,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import lora_cases as cases
 import numpy as np
 import pytest
 import torch
-from cli_runner import cli
-from parity_cases import DIT, MLX, TORCH, Files, rounded
-from policies import BF16, FP32
 from safetensors.torch import save_file
+from support import lora_cases as cases
+from support.cli_runner import cli
+from support.parity_cases import DIT, MLX, TORCH, Files, rounded
+from support.policies import BF16, FP32
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.bits import widened

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import measure_codes
 import pytest
-from family_cases import BACKENDS
+from support.family_cases import BACKENDS
 from wide_checkpoint import write
 
 from qwenimg.common.networks.denoisers import qwen_dit

@@ -226,7 +226,7 @@ def test_a_picture_in_codes(plain: np.ndarray, policy: str, least: float) -> Non
 @pytest.mark.sample(0)
 def test_a_picture_of_codes_is_made_again(tmp_path: Path) -> None:
     """`--from` takes the codes from the recipe; without them it says what differs."""
-    from cli_runner import cli
+    from support.cli_runner import cli
 
     small = ("--size", "64x64", "--steps", "2", "--backend", "cpu")
     first = cli("a red circle", "-q", "4", *small, "-o", str(tmp_path / "a.png"))
@@ -279,7 +279,7 @@ def test_what_is_coded_and_what_is_not(backend: str) -> None:
     assert set(outside.values()) == {0} and "proj_out.weight" in outside
     assert not any(isinstance(e.storage, Packed) for e in opened.checkpoint["vae"].plan.entries.values())
     engine, part = backends.load(backend), opened.checkpoint["transformer"]
-    from policies import BF16
+    from support.policies import BF16
 
     planned = part.plan.stored(BF16, part.role)
     model = engine.open(part.network, part.config, planned, BF16).model

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from gguf import GGMLQuantizationType, quants
-from gguf_files import write as write_gguf
+from support.gguf_files import write as write_gguf
 
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load

@@ -19,11 +19,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
+from mlx.utils import tree_flatten, tree_unflatten
 from numpy.lib.stride_tricks import as_strided
 
 from paper.kernels import Case, Kernel, Kind, Span
-from qwenimg.backends.mlx import compile, load
+from qwenimg.backends.mlx import compile
 from qwenimg.backends.mlx.networks.vaes.vae import WIDE
+from qwenimg.backends.mlx.ops import DTYPES
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
 from qwenimg.common.networks.network import Network, import_network
 from qwenimg.common.precision.precision import Precision
@@ -44,7 +46,9 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     uses = row.uses(config)
     dtypes = {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()}
     with as_on_gpu() as nodes:
-        load.blank(component.model, dtypes, nodes.given)
+        shapes = {name: value.shape for name, value in tree_flatten(component.model.parameters())}
+        given = [(name, nodes.given(shapes[name], DTYPES[dtype])) for name, dtype in dtypes.items()]
+        component.model.update(tree_unflatten(given))
         call = CALLS[network](component, config, case, nodes)
         graph = Graph(nodes)
         graph.trace(call, [], [], -1)

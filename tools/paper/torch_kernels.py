@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paper.kernels import Case, Kernel, Kind, Span
-from qwenimg.backends.torch import compile, load
+from qwenimg.backends.torch import compile
 from qwenimg.backends.torch.networks.vaes.vae import WIDE
+from qwenimg.backends.torch.ops import DTYPES
 from qwenimg.backends.torch.ops.images import laid_out
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH
 from qwenimg.common.networks.network import Network, import_network
@@ -41,7 +42,8 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
     component = module.Component(config, plan, precision, torch.device("meta"))
     uses = row.uses(config)
-    load.blank(component.model, {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()})
+    for name, use in uses.items():
+        _set_dtype(component.model, name, DTYPES[precision.weight_dtype(row.role, name, use.residency)])
     call = CALLS[network](component, config, case)
     counter = Counter(compile.units(component.model, row.compiled) if row.compiled else [])
     with torch.inference_mode():
@@ -49,6 +51,13 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
         with counter:
             call()
     return counter.kernels
+
+
+def _set_dtype(model: torch.nn.Module, name: str, dtype: torch.dtype) -> None:
+    """Give a parameter its dtype, still without memory."""
+    blank = torch.empty(model.get_parameter(name).shape, dtype=dtype, device="meta")
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(blank, requires_grad=False))
 
 
 Forward = Callable[[], Any]  # the call of a component that is counted

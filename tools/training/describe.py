@@ -11,7 +11,6 @@ from qwenimg.common.shapes.words import (
     BACKGROUND_WORDS,
     COLOR_WORDS,
     COUNT_WORDS,
-    LANGUAGES,
     PLACE_WORDS,
     RELATION_WORDS,
     SHAPE_WORDS,
@@ -22,6 +21,7 @@ from qwenimg.common.shapes.words import (
 )
 from training.scenes import Object, Scene, backgrounds, pick, random_scene, render
 
+LANGUAGES: tuple[Language, ...] = ("en", "zh")
 SAY_COLOR = 0.9  # how often a prompt names it; often enough left out for a prompt without one to have a meaning
 SAY_USUAL = 0.25  # how often a prompt names the usual size or place; any other always, so none named has one meaning
 USUAL_SIZE, USUAL_POSITION = "medium", "center"

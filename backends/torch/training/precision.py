@@ -97,7 +97,7 @@ class MixedPrecision:
                     raise NumericsError(f"step {step}: the loss is {loss} in {dtype}")
                 return loss
             gradients = [p.grad for p in parameters if p.grad is not None]
-            if _all_finite(gradients) and math.isfinite(loss):
+            if all(bool(torch.isfinite(x).all()) for x in gradients) and math.isfinite(loss):
                 torch._foreach_mul_(gradients, 1 / self.scaler.scale)
                 self.scaler.finite()
                 return loss
@@ -143,10 +143,6 @@ class MixedPrecision:
 
     def _autocast(self, dtype: str) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, DTYPES[dtype], enabled=dtype != "float32")
-
-
-def _all_finite(tensors: Sequence[Tensor]) -> bool:
-    return all(bool(torch.isfinite(x).all()) for x in tensors)
 
 
 def recommend(device: torch.device) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The files of a running training: checkpoints, and the loss as a table and a curve.
+"""The files of a running training: checkpoints, and the loss as a table.
 
 A checkpoint is one safetensors file, written beside the old one, synced and renamed: kill -9 at any moment leaves a
 whole one. It holds parameters, their average and the optimizer's moments; its header identifies its run. It needs no
@@ -7,7 +7,6 @@ states of random generators, since each step makes its own from (seed, step).
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from contextlib import closing
@@ -118,7 +117,7 @@ def _fault(name: str, value: Tensor, steps: int) -> str | None:
 
 
 class Log:
-    """Rows of numbers; `write` replaces the table `.csv` and the curve `.png`."""
+    """Rows of numbers; `write` replaces the table `.csv`."""
 
     def __init__(self, stem: Path, start: int):
         self.stem = stem
@@ -130,35 +129,3 @@ class Log:
     def write(self) -> None:
         text = "\n".join([",".join(COLUMNS), *self.rows]) + "\n"
         write_atomic(self.stem.with_suffix(".csv"), text.encode(), overwrite=True)
-        points = [(float(step), float(loss)) for step, loss, *_ in (row.split(",") for row in self.rows)]
-        if len(points) > 1:
-            write_atomic(self.stem.with_suffix(".png"), curve(points), overwrite=True)
-
-
-def curve(points: list[tuple[float, float]], width: int = 640, height: int = 400) -> bytes:
-    """Return a PNG of the loss over steps, on a logarithmic axis with its ends labelled."""
-    import math
-
-    from PIL import Image, ImageDraw
-
-    image = Image.new("RGB", (width, height), "white")
-    draw = ImageDraw.Draw(image)
-    left, right, top, bottom = 70, width - 20, 20, height - 40
-    steps = [step for step, _ in points]
-    levels = [math.log(max(loss, 1e-12)) for _, loss in points]
-    low, high = min(levels), max(max(levels), min(levels) + 1e-6)
-    last = max(steps[-1], 1)
-
-    def place(step: float, level: float) -> tuple[float, float]:
-        return left + (right - left) * step / last, bottom - (bottom - top) * (level - low) / (high - low)
-
-    draw.rectangle((left, top, right, bottom), outline="gray")
-    draw.line([place(step, level) for step, level in zip(steps, levels, strict=True)], fill=(30, 70, 220), width=2)
-    for level in (low, (low + high) / 2, high):
-        draw.text((8, place(0, level)[1] - 6), f"{math.exp(level):.4g}", fill="black")
-    draw.text((left, bottom + 10), "0", fill="black")
-    draw.text((right - 60, bottom + 10), f"step {int(last)}", fill="black")
-    draw.text((left + 8, top + 4), "loss, logarithmic", fill="black")
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return out.getvalue()

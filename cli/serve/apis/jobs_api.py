@@ -18,7 +18,7 @@ from starlette.routing import Route
 from qwenimg.cli.serve.apis import answers, asked
 from qwenimg.cli.serve.apis.images_api import client_of, deadline_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
-from qwenimg.cli.serve.journal import Journal, Kept
+from qwenimg.cli.serve.journal import GalleryPicture, Journal
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.cli.serve.public import named
@@ -124,8 +124,8 @@ class JobsApi:
         return answers.event_stream(self._all_news())
 
     async def _all_news(self) -> AsyncIterator[str]:
-        """Yield the unfinished jobs as they are now, and then every event of one. Its state comes with the job, and
-        with the jobs that wait before it."""
+        """Yield the unfinished jobs, and again whenever one changes its state or ends; in between yield all other
+        events."""
         async with aclosing(answers.all_events(self.dispatcher)) as news:
             yield answers.event_line({"jobs": self._unfinished()}, "jobs")
             async for pair in news:
@@ -165,7 +165,7 @@ class JobsApi:
     # The gallery
 
     async def list_pictures(self, request: HttpRequest) -> Response:
-        """List pictures, the newest first; `before` is the `next` of the answer before. Raises Fault."""
+        """List pictures, the newest first. before: the value of `next` in the previous answer. Raises Fault."""
         before = _number(request, "before", 0, 2**62)
         pictures = self.journal.pictures(before or None, _number(request, "limit", LISTED, LISTED))
         after = pictures[-1].number if pictures else None
@@ -208,7 +208,7 @@ class JobsApi:
             await asyncio.to_thread(self.journal.remove, kept)
         return Response(status_code=204)
 
-    def _kept(self, request: HttpRequest) -> Kept:
+    def _kept(self, request: HttpRequest) -> GalleryPicture:
         kept = self.journal.picture(request.path_params["id"])
         if kept is None:
             raise Fault(404, "there is no picture of this id", code="not_found")

@@ -169,7 +169,8 @@ class SdApi:
         return values
 
     def _model(self, name: object) -> str:
-        """Return the model of a name that clients were told, with or without what they append. Raises Fault."""
+        """Return the model with a name that the server lists, as it stands there or shortened by clients. Raises
+        Fault."""
         return self.chosen if name in (None, "") else asked.model_named(name, self.settings)
 
     async def interrupt(self, request: HttpRequest) -> Response:

@@ -156,8 +156,8 @@ def _kind(folder: Path, choices: Choices, dit: FluxConfig) -> FluxVariant:
 
 
 def _kind_of_part(elsewhere: Path | None, choices: Choices, *, sees_mask: bool) -> FluxVariant | None:
-    """Return Fill for a transformer that takes a mask; else the variant that the user says; else that of the name of
-    the transformer's file `elsewhere`, if it is not the folder's own; None if nothing says it. Raise UsageError."""
+    """Return the variant of a transformer: Fill if it takes a mask, else the user's choice, else the variant in the
+    name of the file `elsewhere` if the transformer is not the folder's own, else None. Raise UsageError."""
     chosen = choices.variant_of(variants.ASKED, "FLUX.1")
     if sees_mask:
         if chosen is not None:

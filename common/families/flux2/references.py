@@ -16,8 +16,8 @@ LARGEST = 1024**2  # pixels; a larger picture is made smaller
 
 
 def size(width: int, height: int) -> tuple[int, int]:
-    """Return width and height of a reference made of a picture of width x height, as diffusers does. Raises
-    UsageError for a picture that is too narrow."""
+    """Return the width and height to which a reference picture of width x height is scaled, as diffusers does.
+    Raises UsageError for a picture that is too narrow."""
     inner = [side // MULTIPLE * MULTIPLE for side in _within(width, height)]
     if not all(inner):
         raise UsageError(f"a picture of {width}x{height} is too narrow: give {MULTIPLE} pixels or more a side")

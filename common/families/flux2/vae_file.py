@@ -27,7 +27,7 @@ _COUNTER = f"{STATISTICS}num_batches_tracked"
 
 
 def is_vae(tensors: Mapping[str, Stored]) -> bool:
-    """Return whether a file with these tensors has Flux.2's VAE alone."""
+    """Return whether these tensors are those of a file that contains only Flux.2's VAE."""
     return _MEAN in tensors and vae_files.latent_channels(tensors) is not None
 
 

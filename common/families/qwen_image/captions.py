@@ -1,4 +1,4 @@
-"""How Qwen-Image-Layered describes a picture by its text encoder, for a request without a prompt."""
+"""The description of a picture by Qwen-Image-Layered's text encoder, for a request without a prompt."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
 
 
 def _writing(config: Any, folders: list[Path]) -> Any:
-    """Return the configuration of a text encoder with what the generation_config.json in the first of `folders` that
-    has one says of how it writes. Raise ModelError."""
+    """Return the configuration of a text encoder, with the settings for writing text from the first
+    generation_config.json in `folders`. Raise ModelError."""
     path = next((path for folder in folders if is_file(path := folder / "generation_config.json")), None)
     if path is None or not isinstance(config, QwenCaptionConfig):
         return config

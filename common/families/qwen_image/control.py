@@ -121,8 +121,8 @@ class ControlNetworks:
         text: Array,
         pictures: Sequence[Latents],
     ) -> Controlling | None:
-        """Return the function that makes the changes behind each block for x and sigma; None without controls. text:
-        the states of the prompt. pictures: the latents of each control's picture."""
+        """Return a function of x and sigma that returns what the control networks add after each block; None without
+        controls. text: the states of the prompt. pictures: the latents of each control's picture."""
         rows = {sigma: row for row, sigma in enumerate(plan.evaluated_sigmas())}
         active = []
         for control, picture in zip(request.controls, pictures, strict=True):

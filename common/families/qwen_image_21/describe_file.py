@@ -1,4 +1,4 @@
-"""The description of one part of Qwen-Image-2.1 in a file of its own."""
+"""The description of a file that contains one part of Qwen-Image-2.1."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from qwenimg.common.pipeline.steps import inpaint
 from qwenimg.common.pipeline.steps.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.steps.evaluation import strategy
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
-from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, Solver
+from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime import group
@@ -38,7 +38,6 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Change, Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling import discrete, schedules, table
-from qwenimg.common.sampling.table import Sampler
 from qwenimg.common.weights.loras.lora import Deltas
 from qwenimg.common.weights.loras.lora_names import Names
 
@@ -230,13 +229,8 @@ def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: 
     if request.image is not None:
         schedule = schedules.part(schedule, schedules.skipped(request.steps, request.strength))
     parts = schedules.split(schedule, request.refine_at, config.num_train_timesteps) if refined else (schedule,)
-    solver = _solver(sampler, engine)
+    solver = partial(sampler.function, to_host=engine.numpy) if sampler.adaptive else sampler.function
     segments = tuple(Segment(schedule=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
     whole = request.image is None or request.strength == 1
     name = request.schedule or schedules.MODEL
     return SamplingPlan(sampler=sampler.name, schedule=name, segments=segments, whole=whole)
-
-
-def _solver(sampler: Sampler, engine: Engine) -> Solver:
-    """Return the sampler's function; an adaptive one reads the arrays."""
-    return partial(sampler.function, to_host=engine.numpy) if sampler.adaptive else sampler.function

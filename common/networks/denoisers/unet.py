@@ -225,11 +225,10 @@ def manifest(config: UNetConfig) -> Manifest:
 
 def uses(stored: Manifest) -> Uses:
     """Return `stored` in the shapes of the forward: all projections around transformer blocks are linear layers."""
-    return {key: Use(shape[:2] if _is_projection(key) else shape) for key, shape in stored.items()}
-
-
-def _is_projection(key: str) -> bool:
-    return key.endswith((".proj_in.weight", ".proj_out.weight"))
+    return {
+        key: Use(shape[:2] if key.endswith((".proj_in.weight", ".proj_out.weight")) else shape)
+        for key, shape in stored.items()
+    }
 
 
 def _level(config: UNetConfig, level: Level, way: str) -> Manifest:

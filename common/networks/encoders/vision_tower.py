@@ -1,4 +1,4 @@
-"""What the vision towers of Qwen's language models have in common: names, configurations, and places of patches.
+"""The common code of the vision towers of Qwen's language models: names, configurations, and places of patches.
 
 A picture is patches of pixels; each block of merge x merge of them becomes one slot, an input of the language model.
 The patch kernel has several taps in time, which all see the same picture.

@@ -42,7 +42,6 @@ from qwenimg.common.parity.passport.passport_schema import (
     ARGUMENTS,
     LARGEST,
     BlockJson,
-    ControlJson,
     DrawnJson,
     FigureJson,
     NamedJson,
@@ -285,15 +284,13 @@ def _picture(data: PictureJson, arrays: Arrays) -> RecordedImage:
         noise=data.noise,
         latents=latents,
         pixels=pixels,
-        controls=tuple(_control(one, arrays) for one in data.controls),
+        controls=tuple(
+            RecordedControl(**vars(one) | {"picture": _tensor(arrays, one.picture, "U8")}) for one in data.controls
+        ),
         mask=None if data.mask is None else _tensor(arrays, data.mask, "U8"),
     )
     inputs.check_call(picture)
     return picture
-
-
-def _control(data: ControlJson, arrays: Arrays) -> RecordedControl:
-    return RecordedControl(**vars(data) | {"picture": _tensor(arrays, data.picture, "U8")})
 
 
 def _recorded(data: BlockJson, arrays: Arrays) -> Recorded:

@@ -79,8 +79,8 @@ def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
 
 
 def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool) -> Component:
-    """Open the text encoder `name` in the file `path`. Its configuration is `config` if that `is_known`, else its sizes
-    are the file's, and `config` is its published type. Raises ModelError."""
+    """Open the text encoder `name` in the file `path`. is_known: `config` describes this file; otherwise it gives
+    only the type, and the sizes are read from the file. Raises ModelError."""
     header = open_header(path)
     with closed_on_error(header.file):
         layout = find(header.tensors)

@@ -30,7 +30,7 @@ Image: TypeAlias = NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha
 
 
 class PreparedRun(Protocol):
-    """One request on a model whose texts are encoded. Its denoisers are loaded by now or when `denoiser` is called."""
+    """One request on a model, with its texts encoded. Denoisers are loaded already, or when `denoiser` is called."""
 
     shapes: dict[str, str]  # shapes of the models' inputs, for --debug
 

@@ -1,4 +1,4 @@
-"""What flow-match models with one transformer share: sampling, stages, LoRAs, and the run of one image.
+"""The common code of flow-match models with one transformer: sampling, stages, LoRAs, and the run of one image.
 
 A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs (`layer_names`), and
 `start`: it encodes the texts, opens the transformer and returns a `FlowRun`. The transformer's configuration has its

@@ -125,7 +125,7 @@ class LowRank:
         return change
 
     def _taken(self, module: np.ndarray) -> np.ndarray:
-        """Return the rows of a module that are the weight's, in the weight's order."""
+        """Return the rows of a module that belong to the weight, in the weight's order."""
         import numpy as np
 
         begin, end, of = self.rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from support.toy_family import ToyConfig
 from torch import Tensor
-from toy_family import ToyConfig
 
 from qwenimg.backends.torch import load, ops
 from qwenimg.common.precision.precision import Precision

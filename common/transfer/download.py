@@ -21,7 +21,7 @@ from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, Usa
 from qwenimg.common.base.hf_cache import append, create, own_size, read_small
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import PIECE
-from qwenimg.common.hub.http import Echo, Interrupted, Server, number, open_url, persist, pieces
+from qwenimg.common.transfer.http import Echo, Interrupted, Server, number, open_url, persist, pieces
 
 PROGRESS = 1 << 20  # bytes; a connection that brought as many does not count as a failure in a row
 PART, NOTE = ".qwenimg.part", ".qwenimg.part.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.families.family import Family
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.weights.loras import delta
 from qwenimg.common.weights.loras.lora import LoraFile, Module, fit, read_lora, scale_of
 from qwenimg.common.weights.loras.lora_names import Names, find
@@ -21,7 +19,6 @@ from qwenimg.common.weights.loras.lora_names import Names, find
 FITS, NO_USE = "fits: ", "use it: no"
 Layers: TypeAlias = Mapping[str, tuple[Family, Names]]
 """Models by their names: the family, and the names that LoRAs give the layers."""
-_KEY = re.compile(r".*(\.lora_|[._]lora\d?\.|\.hada_w|\.lokr_|\.oft_|\.lora_linear_layer\.|lora_controlnet).*")
 # The start of a module's name, and the program that writes it.
 _WRITERS = (
     ("base_model.model.", "PEFT"),
@@ -35,10 +32,6 @@ _WRITERS = (
     ("unet.", "diffusers"),
     ("text_encoder", "diffusers"),
 )
-
-
-def is_lora(header: Header) -> bool:
-    return any(_KEY.fullmatch(key) for key in header.tensors)
 
 
 def describe_lora(path: Path, models: Layers) -> Description:

@@ -14,13 +14,14 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.describe_lora import Layers, describe_lora, is_lora
 from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
+from qwenimg.common.families.file_kind import is_lora
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import open_header
-from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
@@ -150,7 +151,7 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
                 if kind is not None and len(kind.families) > 1:
                     description.lines.insert(1, f"for: {kind.models}")
                 return description
-        tensors = _tensors(headers)
+        tensors = {name: stored for header in headers for name, stored in header.tensors.items()}
     layout = f"{kind.title} ({kind.flag})" if kind else "unknown"
     lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
     if headers[0].format == "GGUF":
@@ -187,10 +188,6 @@ def _opened(files: Iterable[Path]) -> Iterator[list[Header]]:
             headers.append(open_header(path))
             stack.callback(headers[-1].file.close)
         yield headers
-
-
-def _tensors(headers: Iterable[Header]) -> dict[str, Stored]:
-    return {name: stored for header in headers for name, stored in header.tensors.items()}
 
 
 def _differences(weights: Mapping[str, Source], expected: Manifest) -> list[tuple[str, list[str]]]:

@@ -1,7 +1,7 @@
 """Blocks that were read and checked before, read again into memory that exists: one half for the block that computes,
 one for the block that is read meanwhile.
 
-The system clears new memory page by page, which takes several times as long as reading.
+The system clears new memory page by page, which takes about as long as reading: docs/measured/memory.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PlacedArray(NamedTuple):
         return self.begin + prod(self.shape) * _BYTES[self.dtype]
 
 
-class TwoPieces(Generic[Memory]):
+class DoubleBuffer(Generic[Memory]):
     """Two pieces of memory that take turns. `make` returns memory of so many bytes, and the same bytes for numpy."""
 
     def __init__(self, blocks: Blocks, make: Callable[[int], tuple[Memory, Bytes]]):

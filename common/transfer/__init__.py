@@ -1,0 +1,1 @@
+"""Requests to a hub, and downloads that resume; only this room uses the network."""
