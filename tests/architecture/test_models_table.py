@@ -12,6 +12,14 @@ from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.hub.outlook import NO_MODELS
 
 
+def test_no_model_asks_for_less_memory_than_its_plan() -> None:
+    """What `pull` and `models` say is rounded, but never by more than a tenth of a GB below the page's plan."""
+    page = (DOCS / tool.PAGE).read_text(encoding="utf-8")
+    planned = dict(re.findall(r"^\| `([^`]+)` \|(?:[^|]*\|){4} ([0-9.]+) GB \|", page, re.MULTILINE))
+    assert len(planned) > 20
+    assert [name for name, peak in planned.items() if KNOWN[name].memory < (float(peak) - 0.1) * 1e9] == []
+
+
 @pytest.mark.sample(0)
 def test_the_page_has_the_table_of_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))

@@ -16,6 +16,7 @@ _qwen = partial(
     bytes=57_700_000_000,
     memory=30_000_000_000,
 )
+_edit = partial(_qwen, memory=32_700_000_000)  # it sees a picture too
 KNOWN = (
     _qwen(
         name="qwen-image",
@@ -37,7 +38,7 @@ KNOWN = (
         steps=50,
         files=("qwen_image_2512_bf16",),
     ),
-    _qwen(
+    _edit(
         name="qwen-image-edit-2511",
         repo="Qwen/Qwen-Image-Edit-2511",
         title="Qwen-Image-Edit, 20B, of November 2025",
@@ -45,7 +46,7 @@ KNOWN = (
         steps=40,
         files=("qwen_image_edit_2511_bf16",),
     ),
-    _qwen(
+    _edit(
         name="qwen-image-edit-2509",
         repo="Qwen/Qwen-Image-Edit-2509",
         title="Qwen-Image-Edit, 20B, of September 2025",
@@ -53,7 +54,7 @@ KNOWN = (
         steps=40,
         files=("qwen_image_edit_2509_bf16",),
     ),
-    _qwen(
+    _edit(
         name="qwen-image-edit",
         repo="Qwen/Qwen-Image-Edit",
         title="Qwen-Image-Edit, 20B",

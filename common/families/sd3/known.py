@@ -39,7 +39,7 @@ LARGE = _sd3(
     steps=28,
     guidance=3.5,
     bytes=27_600_000_000,
-    memory=12_000_000_000,
+    memory=12_500_000_000,
     aliases=("sd35-large",),
     files=("sd3.5_large",),
 )
@@ -51,7 +51,7 @@ LARGE_TURBO = _sd3(
     steps=4,
     guidance=0.0,
     bytes=27_600_000_000,
-    memory=12_000_000_000,
+    memory=12_500_000_000,
     aliases=("sd35-large-turbo",),
     files=("sd3.5_large_turbo",),
 )
