@@ -143,7 +143,7 @@ def shift_for_other_size(patch: pytest.MonkeyPatch, pipe: Pipeline) -> None:
     patch.setattr(
         sampling_plan,
         "flow_schedule",
-        lambda config, steps, tokens, _: original(config, steps, 4 * tokens),
+        lambda config, steps, tokens, *given: original(config, steps, 4 * tokens, *given),
     )
 
 

@@ -126,8 +126,10 @@ def test_names_of_samplers_and_schedulers(http: httpx2.Client) -> None:
     assert drawn(sampler_name="DPM++ 2M", scheduler="automatic")["sampler_name"] == "dpmpp_2m"
     assert drawn(sampler_name="k_euler_a", scheduler="Normal")["sampler_name"] == "euler_ancestral"
     for given in ({"sampler_name": "DPM++ 2M Karras"}, {"sampler_name": "DPM++ 2M", "scheduler": "karras"}):
+        assert "Schedule type: Karras" in drawn(**given)["infotexts"][0]
+    for given in ({"sampler_name": "DPM++ 2M SGM Uniform"}, {"sampler_name": "DPM++ 2M", "scheduler": "SGM Uniform"}):
         answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", **FEW, **given})
-        assert answer.status_code == 400 and "--schedule karras: a flow model" in answer.json()["detail"]
+        assert answer.status_code == 400 and "--schedule sgm_uniform has no form" in answer.json()["detail"]
     assert drawn(sampler_name="", sampler_index="Euler")["sampler_name"] == "euler"
     for field in ("sampler_name", "scheduler"):
         answer = http.post("/sdapi/v1/txt2img", json={"prompt": "x", **FEW, field: "nope"})
