@@ -98,7 +98,7 @@ def test_a_pulled_model_draws(fake, cache, tiny_sd3: dict[str, Path], monkeypatc
 
 def test_a_pull_names_memory_and_license_first() -> None:
     text = requirements.machine_text(catalog.KNOWN["sd3.5-large"], 0)
-    assert "12.0 GB of memory on a GPU or a Mac" in text and "Stability AI Community" in text
+    assert "12.5 GB of memory on a GPU or a Mac" in text and "Stability AI Community" in text
 
 
 def test_the_few_step_lora_is_for_sd3_medium(tiny_sd3: dict[str, Path]) -> None:
