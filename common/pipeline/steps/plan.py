@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,7 +99,8 @@ class SamplingPlan:
         recorders = []
         for segment in self.segments:
             recorders.append(_Recorder())
-            deque(unchanged(segment.solver(0.0, segment.schedule, recorders[-1], lambda: 0.0)), maxlen=0)
+            for _ in unchanged(segment.solver(0.0, segment.schedule, recorders[-1], lambda: 0.0)):
+                pass
         return [recorder.sigmas for recorder in recorders]
 
 
