@@ -127,11 +127,12 @@ class Stop:
     def _end(self, code: int, text: str) -> None:
         """End the process with `code`, also if a function of others fails on the way."""
         leftovers = sys.modules.get("qwenimg.common.base.leftovers")  # an import might wait for the main thread's
+        remove = getattr(leftovers, "remove_all", None)  # the main thread may just be importing it
         try:
             if self.last is not None:
                 _succeeds(self.last)
-            if leftovers is not None:
-                _succeeds(leftovers.remove_all)
+            if remove is not None:
+                _succeeds(remove)
             if text:
                 _tell(f"qwenimg: error: {text}")
             if (event := self.event) is not None and sys.stdout is not None:

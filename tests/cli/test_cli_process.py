@@ -175,6 +175,18 @@ def test_an_early_signal_is_one_line(tmp_path: Path, name: str) -> None:
     assert name == "qwenimg.cli.drawing" or lines == ran.stderr.splitlines(), ran
 
 
+def test_a_signal_while_the_module_of_temporary_files_is_imported_is_one_line(tmp_path: Path) -> None:
+    """It stands among the modules then, without its functions."""
+    code = (
+        "import sys, types\n"
+        "from qwenimg.cli.signals import Stop\n"
+        "sys.modules['qwenimg.common.base.leftovers'] = types.ModuleType('leftovers')\n"
+        "Stop().end(2)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=HANGS)
+    assert ran.returncode == 130 and "stopped by a signal" in ran.stderr and ran.stderr.count("\n") == 1, ran
+
+
 def test_a_signal_is_an_error_event(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with started(tmp_path, "x", "--json", "-s", "1-2", "-o", "{seed}", GATE=str(gate)) as process:
