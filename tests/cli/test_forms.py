@@ -38,6 +38,7 @@ def test_every_option_with_a_value_is_here() -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.sample(13)
 def test_a_wrong_form_is_told_before_a_file_is_opened(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

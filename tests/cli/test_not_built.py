@@ -85,6 +85,7 @@ def test_no_tags(prompt: str) -> None:
         ("txt2img", "generate"), ("version", "--version"), ("gpus", "devices"),
     ],
 )  # fmt: skip
+@pytest.mark.sample(5)
 def test_near_misses_are_not_drawn(library: Library, word: str, meant: str) -> None:
     cli(word).refused(2, "did you mean", f"`qwenimg {meant}`", f"-p {word}")
     assert cli("--steps", "4", word, "--json", "--quiet").code == 2

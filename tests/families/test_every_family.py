@@ -377,7 +377,7 @@ def test_every_end_of_a_run_leaves_nothing_behind(
 
 
 @each(PATHS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_what_is_freed_is_loaded_again(load: Opener, backend: str) -> None:
     pipe = load(backend)
     wanted = bits(pipe)
@@ -408,6 +408,7 @@ def test_closed_is_closed(load: Opener, backend: str) -> None:
             call()
 
 
+@pytest.mark.sample(5)
 def test_info_finds_no_fault(folder: Path, family: Family) -> None:
     found = describe(folder)
     print("\n".join(found.lines))

@@ -97,6 +97,7 @@ def test_eight_bits_of_comfyui(made: Made, tmp_path: Path) -> None:
     assert np.array_equal(first, second)
 
 
+@pytest.mark.sample(0)
 def test_parts_that_it_lacks_and_parts_in_its_place(made: Made, expected: Any, tmp_path: Path) -> None:
     save_file(one_file(made.folder, "vae"), tmp_path / "less.safetensors")
     texts = {CLIP: made.folder / CLIP, T5: made.folder / T5}

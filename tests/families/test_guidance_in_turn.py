@@ -124,7 +124,7 @@ def test_what_is_chosen(name: str, backend: str, folders: dict[str, Path], monke
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_what_is_planned_is_drawn(
     name: str, backend: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

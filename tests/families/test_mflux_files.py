@@ -164,6 +164,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.sample(0)
 def test_a_repository_by_its_hub_id(model: Path, tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pulled, its size told first, and drawn offline by its id: the pictures of the folder, bit for bit. What lacks a
     shard is not whole."""

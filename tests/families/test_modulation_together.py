@@ -74,6 +74,7 @@ def test_the_weights_are_read_once_for_all_announced_prompts(tiny: dict[str, Pat
     assert all(map(np.array_equal, made, expected)) and all(map(np.array_equal, again, expected[::-1]))
 
 
+@pytest.mark.sample(0)
 def test_as_many_as_the_bytes_allow(tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts at a time: three reads for five. Another schedule or guidance is another modulation."""
     with qwenimg.load(tiny["flux-dev"], "cpu", "fp32") as pipe:

@@ -270,6 +270,7 @@ def snapshot(cache: Path, repo: str) -> Path:
     return cache / f"models--{repo.replace('/', '--')}" / "snapshots" / ("0" * 40)
 
 
+@pytest.mark.sample(0)
 def test_parts_alone_take_the_small_files_of_the_cache(pulled: Path, tiny_folder: Path, files: dict[str, Path]) -> None:
     """By path and by the hub's names, with -m or without."""
     whole = qwenimg.load(tiny_folder, "cpu", "fp32")("a red circle", **ASKED)

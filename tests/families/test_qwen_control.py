@@ -395,6 +395,7 @@ def test_masks_and_networks_that_go_together(tiny_folder: Path, nets: dict[str, 
 # The command line
 
 
+@pytest.mark.sample(0)
 def test_from_a_photograph_on_the_command_line(
     tmp_path: Path, tiny_folder: Path, nets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

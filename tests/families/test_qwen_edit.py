@@ -214,7 +214,7 @@ def test_streamed_is_the_same(folder: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", ["bf16", "bf16-plain", "fp16"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_16_bits(folder: Path, backend: str, precision: str) -> None:
     exact = opened(folder, backend)("a ring", **ASKED).latents
     error = relative(opened(folder, backend, precision=precision)("a ring", **ASKED).latents, exact)
@@ -250,6 +250,7 @@ def test_lora(folder: Path, tmp_path: Path) -> None:
         assert relative(moved, plain) > 1e-3 and np.array_equal(still, plain)
 
 
+@pytest.mark.sample(0)
 def test_converted_is_the_same(folder: Path, tiny_edit: dict[str, Path], tmp_path: Path) -> None:
     """Also where the user said which model the file is: the folder then says it."""
     right = opened(folder)("make it red", **ASKED).latents
@@ -299,6 +300,7 @@ def files(tmp_path: Path) -> list[str]:
 SHORT = ("--size", "48x48", "--steps", "1", "--seed", "3", "--backend", "cpu")
 
 
+@pytest.mark.sample(0)
 def test_several_pictures(folder: Path, files: list[str], tmp_path: Path) -> None:
     first, second = files
     out = tmp_path / "out.png"

@@ -189,6 +189,7 @@ def test_lora(tiny_layered: Path, tmp_path: Path) -> None:
     assert np.array_equal(pipe("a ring", lora=f"{tmp_path / 'a.safetensors'}:0", **ASKED).latents, plain)
 
 
+@pytest.mark.sample(0)
 def test_converted_is_the_same(tiny_layered: Path, tiny_folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
     """Also from single files beside a folder of Qwen-Image: the new folder says what it is."""
     right = opened(tiny_layered)("make it red", **ASKED).latents
@@ -283,6 +284,7 @@ def test_layers_are_files(tiny_layered: Path, picture: str, tmp_path: Path) -> N
     assert np.array_equal(Image.open(tmp_path / "a-1-1.webp"), layers[1])
 
 
+@pytest.mark.sample(0)
 def test_any_layer_draws_all_again(tiny_layered: Path, picture: str, tmp_path: Path) -> None:
     assert drawn(tiny_layered, picture, "-o", f"{tmp_path}/a.png").code == 0
     replay = ("--from", f"{tmp_path}/a-1.png", "-m", str(tiny_layered), "--backend", "cpu", "-o", f"{tmp_path}/b.png")

@@ -149,6 +149,7 @@ def test_convert_writes_one_whole_text_encoder(
     assert np.array_equal(drawn(tmp_path / "out"), drawn(folder))
 
 
+@pytest.mark.sample(0)
 def test_keys_for_queries_are_seen(tiny_edit: dict[str, Path], arrays: tuple[Arrays, Arrays], tmp_path: Path) -> None:
     """The fault of another order of q, k and v, and that of one tap for both."""
     folder = tiny_edit["qwen-2511"]

@@ -92,11 +92,12 @@ def expected(made: Made, drawn: Callable[..., np.ndarray]) -> Callable[..., np.n
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_one_file(made: Made, drawn: Any, expected: Any, backend: str) -> None:
     assert np.array_equal(drawn(made.whole(), backend, tokenizer=made.words), expected(backend))
 
 
+@pytest.mark.sample(0)
 def test_one_file_without_t5(made: Made, drawn: Any, expected: Any) -> None:
     without = drawn(made.whole(T5), tokenizer=made.words)
     assert np.array_equal(without, expected("cpu", t5=False))
@@ -123,7 +124,7 @@ def test_one_file_and_its_parts_in_others(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["authors", "prefix", "diffusers", "whole", "gguf", "folder"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_folder_with_another_transformer(
     made: Made, drawn: Any, expected: Any, tmp_path: Path, kind: str, backend: str
 ) -> None:
@@ -238,7 +239,7 @@ def test_a_converted_model_draws_the_same(made: Made, drawn: Any, expected: Any,
 
 
 @pytest.mark.parametrize("source", ["folder", "file"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_quantized_while_converting_and_while_loading(
     made: Made, drawn: Any, expected: Any, tmp_path: Path, source: str
 ) -> None:
@@ -254,7 +255,7 @@ def test_quantized_while_converting_and_while_loading(
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16", "Q4_0"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_gguf_stays_quantized_and_draws_alike_on_both_backends(
     made: Made, drawn: Any, expected: Any, kind: str
 ) -> None:

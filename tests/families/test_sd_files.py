@@ -29,7 +29,7 @@ ASKED = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0}
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_file_and_folder_draw_the_same(both, kind: str, backend: str) -> None:
     prediction = {"prediction": "eps"} if kind == "sd2" else {}
     made = [

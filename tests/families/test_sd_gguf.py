@@ -165,7 +165,7 @@ def converted(tensors: dict[str, torch.Tensor], fused: bool) -> dict[str, torch.
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("sd2", False), ("sdxl", True)])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_converted_names_draw_the_same(both, kind: str, fused: bool, tmp_path: Path) -> None:
     file = both[kind][1]
     tensors = converted(load_file(file), fused)

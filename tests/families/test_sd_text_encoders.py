@@ -82,6 +82,7 @@ def test_parts_of_sdxl_draw_what_their_model_draws(both, parts: dict[str, Path],
     assert not np.array_equal(alone.latents, whole) and alone.recipe["text_encoder"] == "clip_g.safetensors"
 
 
+@pytest.mark.sample(0)
 def test_a_vit_l_beside_sd1(both, tmp_path: Path) -> None:
     model = changed("sd1")["text_encoder"]
     folder = shutil.copytree(both["sd1"][0], tmp_path / "m")
@@ -147,6 +148,7 @@ def test_every_tensor_counts(both, parts: dict[str, Path], name: str, fault: str
     assert "given.safetensors" in said and said.isprintable() and len(said) < 300
 
 
+@pytest.mark.sample(0)
 def test_the_command_line_takes_two_and_says_what_they_are(
     both, parts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def of(files: dict[str, Path]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_files_of_comfyui_draw_what_the_folder_draws(
     drawn: dict[str, Any], files: dict[str, Path], backend: str
 ) -> None:

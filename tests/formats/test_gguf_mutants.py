@@ -93,6 +93,7 @@ def run(path: Path, count: int, seed: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.sample(0)
 def test_mutants(tmp_path: Path) -> None:
     run(tmp_path / "m.gguf", 400, 1)
 

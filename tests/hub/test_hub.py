@@ -522,6 +522,7 @@ def test_only_what_remains_must_fit(fake, monkeypatch):
     check_complete(pulled()[0], fake.files)
 
 
+@pytest.mark.sample(0)
 def test_disk_full_keeps_the_part(fake, cache):
     """A limit on the size of files, as a disk that fills up."""
     code = (

@@ -139,6 +139,7 @@ def test_what_the_built_in_model_can_draw_is_asked_of_the_hub(monkeypatch: pytes
         unnamed.check("a lighthouse")
 
 
+@pytest.mark.sample(0)
 def test_jobs_know_no_command_line() -> None:
     code = (
         "import sys, json; from importlib import import_module; from pathlib import Path; import qwenimg\n"

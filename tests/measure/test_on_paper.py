@@ -257,6 +257,7 @@ def test_later_families(name: str, machine: str) -> None:
     assert abs(counted / expected - 1) < 0.1
 
 
+@pytest.mark.sample(0)
 def test_the_command() -> None:
     ran = paper("h100", "shapes", "--json")
     made = json.loads(ran.out)

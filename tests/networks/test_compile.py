@@ -160,6 +160,7 @@ class Odd(torch.nn.Module):
         return x + self.inner(x)
 
 
+@pytest.mark.sample(0)
 def test_modules_are_compiled_by_their_paths_and_not_by_the_names_of_classes(tmp_path: Path) -> None:
     model = torch.nn.ModuleDict({"layers": torch.nn.Sequential(Odd(), Odd()), "head": Odd()})
     compiling_torch.compile(model, re.compile(r"layers\.\d+"), tmp_path, backend="eager")

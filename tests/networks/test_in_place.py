@@ -88,6 +88,7 @@ def call_of(network: str, precision: Precision) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("policy", [FP32, BF16, BF16_PLAIN], ids=lambda policy: policy.name)
 @pytest.mark.parametrize("network", WRITTEN)
+@pytest.mark.sample(5)
 def test_writing_over_gives_the_same_bits(network: str, policy: Precision) -> None:
     call = call_of(network, policy)
     with torch.inference_mode():

@@ -255,6 +255,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("twin", [TORCH, MLX], ids=["torch", "mlx"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.sample(16)
 def test_planted_fault_is_caught(bench: Bench, fault: Fault, twin: Callable[[], Twin], monkeypatch) -> None:
     block, side = BY_NAME[fault.block], twin()
     clean = bench.judge(block, FP32, fault.family, only=side)

@@ -24,7 +24,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("block", "precision"), CASES)
-@pytest.mark.sample(20)
+@pytest.mark.sample(6)
 def test_block(bench: SDBench, block: SDBlock, precision: Precision) -> None:
     failures = []
     for family in block.judged:
@@ -46,6 +46,7 @@ def test_every_block_has_recorded_figures() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+@pytest.mark.sample(6)
 def test_no_worse_than_recorded(bench: SDBench, block: SDBlock) -> None:
     """Far below the limits, an error that grows says that something was changed for the worse."""
     if platform.machine() != "x86_64" or MLX().engine.on_gpu:

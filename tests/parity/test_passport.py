@@ -68,6 +68,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
 # Round trips
 
 
+@pytest.mark.sample(0)
 def test_what_torch_recorded_holds_on_mlx(shapes: Path) -> None:
     ran = check(shapes, "--backend", "mlx")
     (found,) = ran.events

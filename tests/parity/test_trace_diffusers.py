@@ -20,6 +20,7 @@ def traced(folder: Path, path: Path) -> Passport:
     return found
 
 
+@pytest.mark.sample(0)
 def test_qwen_image(tiny_folder: Path, tmp_path: Path) -> None:
     found = traced(tiny_folder, tmp_path / "a.safetensors")
     names = [block.name for block in found.blocks]

@@ -110,7 +110,7 @@ def test_a_device_without_float32_is_not_climbed_to(overflowing: models.Maker) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_on_the_command_line(overflowing: models.Maker, tmp_path: Path, backend: str) -> None:
     model = ("-m", str(overflowing("streams")), "--backend", backend)
     made = ("--precision", "fp16-plain", "--steps", "2", "--size", "52x36", "-s", "7")

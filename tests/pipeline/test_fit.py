@@ -89,7 +89,7 @@ def test_a_large_machine_takes_it_as_it_is(published: Path, planned: Planned) ->
 
 
 @pytest.mark.parametrize("memory", [26, 16, 10])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_refusal_names_what_fits(
     published: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
@@ -179,7 +179,7 @@ def test_the_machine_of_a_device() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_prompt_that_is_on_the_disk_has_no_stage(
     tiny_folder: Path,
     folders: dict[str, Path],
@@ -206,6 +206,7 @@ def test_a_prompt_that_is_on_the_disk_has_no_stage(
     assert "text" in stages("-p", "a red circle", "--cache-prompts", "--precision", "bf16")  # other states
 
 
+@pytest.mark.sample(0)
 def test_other_programs_hardly_change_the_rate_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside two busy loops for each core; wall time would be three times as long, or thirty."""
     monkeypatch.setattr(paper, "TRIALS", 6)

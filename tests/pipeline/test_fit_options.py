@@ -144,6 +144,7 @@ def test_two_changes_together_leave_the_largest_size(case: str, planned: Planned
         assert not planned(options | change | {"--size": larger})["fits"], change
 
 
+@pytest.mark.sample(0)
 def test_a_plan_in_which_nothing_fits_says_so(places: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", places["published"], "--backend", "cpu", "--memory", "300MB"]) == 0
     text = capfd.readouterr().out

@@ -89,6 +89,7 @@ def test_the_time_of_a_picture() -> None:
     assert 4e12 < decoding * rate < 12e12
 
 
+@pytest.mark.sample(0)
 def test_distilled_models_have_rows() -> None:
     """Of 4 and 8 steps with one branch each, in as many bits as fit."""
     found = planned("qwen-image", "--on", "3060")

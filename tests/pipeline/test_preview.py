@@ -133,6 +133,7 @@ def test_previews_of_the_built_in_model(shapes: Pipeline) -> None:
     assert errors[-1] < AFTER_THREE, "it has learned from three"
 
 
+@pytest.mark.sample(0)
 def test_a_preview_is_of_the_denoised_latents(shapes: Pipeline) -> None:
     """Latents in the middle of the steps are mostly noise: their colours are further from the picture."""
     shapes.fit_preview()

@@ -126,6 +126,7 @@ def test_a_sampler_that_chooses_its_steps_is_refused(opened: Opened) -> None:
         opened("sd15", "cpu").check(PROMPT, sampler="dpm_adaptive", step_cache=0.1)
 
 
+@pytest.mark.sample(0)
 def test_the_command_compares_with_the_whole_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

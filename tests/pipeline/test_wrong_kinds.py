@@ -117,7 +117,7 @@ def test_load(one: inspect.Parameter) -> None:
 
 
 @pytest.mark.parametrize("one", parameters(Pipeline.check), ids=lambda one: one.name)
-@pytest.mark.sample(18)
+@pytest.mark.sample(6)
 def test_what_a_call_asks_for(pipe: Pipeline, one: inspect.Parameter) -> None:
     """`stream` refuses before its first step is asked for, and a call draws only what `check` takes."""
     given = SMALL | ({"image": np.zeros((32, 32, 3), np.uint8)} if one.name == "mask" else {})

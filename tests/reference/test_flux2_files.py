@@ -245,7 +245,7 @@ def parts(tiny_flux2: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_picture_of_parts_is_that_of_the_folder(
     tiny_flux2: dict[str, Path], parts: dict[str, Path], backend: str
 ) -> None:

@@ -417,6 +417,7 @@ FAULTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] 
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sample(6)
 def test_bad_files(made: Callable[[str], Made], tmp_path: Path, fault: str) -> None:
     kind, break_it, named = FAULTS[fault]
     tensors = dict(made(kind).tensors)

@@ -198,6 +198,7 @@ class Patterned(torch.nn.Module):
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.sample(5)
 def test_scales_by_patterns_are_those_of_a_model_that_peft_loads(name: str, rslora: bool, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     alphas, ranks = PATTERNS[name]

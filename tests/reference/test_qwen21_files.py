@@ -235,7 +235,7 @@ def test_converted_folders_draw_the_same(tiny_qwen21: dict[str, Path], tmp_path:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_keys_and_values_made_anew_change_no_bit(
     tiny_qwen21: dict[str, Path], monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

@@ -218,6 +218,7 @@ def test_levels_of_the_published_model() -> None:
     assert (plain.defaults().steps, turbo.defaults().steps) == (40, 8)
 
 
+@pytest.mark.sample(0)
 def test_turbo(tiny_qwen21: dict[str, Path]) -> None:
     """Its levels are its own, whatever the number of steps in diffusers; ours says so. Guidance has no effect."""
     folder = tiny_qwen21["qwen21-turbo"]
@@ -238,6 +239,7 @@ def test_turbo(tiny_qwen21: dict[str, Path]) -> None:
 AGAIN = "image was made with this seed at this size"
 
 
+@pytest.mark.sample(0)
 def test_an_edit_from_the_same_noise_is_warned_about(tiny_qwen21: dict[str, Path], tmp_path: Path) -> None:
     """By the noise in the recipe of the picture's file, or of a PIL image; the way out is another seed or size."""
     pipe = qwenimg.load(tiny_qwen21["qwen21"], backend="cpu", precision="fp32")

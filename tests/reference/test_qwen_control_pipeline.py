@@ -88,6 +88,7 @@ def test_equals_diffusers(tiny_folder: Path, nets: dict[str, Path], opened: dict
 # What diffusers has not: two networks at once, and patches
 
 
+@pytest.mark.sample(0)
 def test_each_input_moves_the_picture(nets: dict[str, Path], opened: dict[str, Pipeline]) -> None:
     pipe = opened["cpu"]
     asked: dict[str, Any] = {"width": 80, "height": 48, "steps": 2, "guidance": 4.0, "seed": SEED}

@@ -78,7 +78,7 @@ def configurations(name: str, fields: dict, spacings: tuple[str, ...]):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 def test_equals_diffusers(case, monkeypatch):
     module, name, fields, spacings = CASES[case]
     worst, late = 0.0, 0.0

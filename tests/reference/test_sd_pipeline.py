@@ -92,7 +92,7 @@ def test_sinusoids_of_another_order(folders, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_clip_skip(folders, name: str) -> None:
     expected = oracle_sd.generate(
         folders[name], CLASSES[name], seed=2, prompt=PROMPT, num_inference_steps=3, clip_skip=1, guidance_scale=1.0
@@ -183,7 +183,7 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("sampler", SCHEDULERS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_the_folders_own_scheduler(folders, sampler: str, tmp_path: Path) -> None:
     """The schedule and the sampler that scheduler_config.json names, noise and all, through the pipeline."""
     import diffusers
@@ -236,7 +236,7 @@ def test_prompts_of_which_the_tokenizers_need_unequal_chunks(folders, backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_half_precision_stays_near(folders, backend: str) -> None:
     asked = {"steps": 2, "seed": 1, "width": 64, "height": 64, "guidance": 3.0}
     exact = load(folders["sdxl"], backend)(PROMPT, **asked).latents

@@ -258,6 +258,7 @@ def test_a_byte_that_is_not_text(tokenizer: ours.QwenTokenizer) -> None:
 
 
 @pytest.mark.parametrize("unit", [" ", "\n", " \n", "a", "!", "'s", "\u0301\u0323", "👨‍👩‍👧", "<|im_end|>", "\u3000"])
+@pytest.mark.sample(4)
 def test_the_longest_prompts_take_no_time(tokenizer: ours.QwenTokenizer, unit: str) -> None:
     prompt = (unit * check.MAX_CHARACTERS)[: check.MAX_CHARACTERS - 1] + "x"
     start = time.process_time()
@@ -357,6 +358,7 @@ HOSTILE: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.sample(14)
 def test_hostile_tokenizer_json(name: str, tmp_path: Path) -> None:
     change, named = HOSTILE[name]
     data = json.loads(json.dumps(tokenizer_json()))

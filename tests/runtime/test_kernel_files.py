@@ -98,6 +98,7 @@ def kernel(kept: Path) -> Path:
     return path
 
 
+@pytest.mark.sample(0)
 def test_a_second_process_finds_what_the_first_compiled(kept: Path) -> None:
     name, _ = kernel_files._read(kernel(kept))
     status = kernel(kept).stat()
@@ -156,7 +157,7 @@ if os.geteuid() == 0:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_kernel_that_is_not_right_is_compiled_again(kept: Path, fault: str) -> None:
     path, (name, _) = kernel(kept), kernel_files._read(kernel(kept))
     FAULTS[fault](path)
@@ -188,7 +189,7 @@ def unlinked(kept: Path) -> None:
         (lambda kept: (shutil.rmtree(kept), kept.write_text("")), "is a link or a file"),
     ],
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_folder_that_is_not_ours_alone_is_not_used(kept: Path, change: Callable[[Path], object], text: str) -> None:
     """Its kernels may be anybody's. One line says so, and the folder of the process is a temporary one."""
     change(kept)
@@ -197,6 +198,7 @@ def test_a_folder_that_is_not_ours_alone_is_not_used(kept: Path, change: Callabl
     assert line.startswith("compiled kernels are not kept for later runs: ") and text in line and known == []
 
 
+@pytest.mark.sample(0)
 def test_what_lies_among_temporary_files_is_not_loaded(kept: Path) -> None:
     """MLX would load this of its own accord, and fail; or run it, if another user has put a library there."""
     planted = kept.parent / "shared" / "mlx" / mx.__version__ / "cpu" / kernel_files._read(kernel(kept))[0]
@@ -227,6 +229,7 @@ def test_where_a_kept_kernel_cannot_be_copied_nothing_is_compiled(kept: Path) ->
     assert run(kept)[1] != []
 
 
+@pytest.mark.sample(0)
 def test_a_folder_that_vanishes_is_made_again(kept: Path) -> None:
     assert run(kept, VANISH="1")[0] == ""
     assert kernel(kept)

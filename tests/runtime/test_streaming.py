@@ -199,7 +199,7 @@ def test_only_the_file_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_lora_goes_into_streamed_blocks(folder: Path, tmp_path: Path, backend: str) -> None:
     import numpy as np
     from safetensors.numpy import save_file
@@ -362,7 +362,7 @@ def test_a_file_that_changes_between_passes_is_told(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("backend", "stored", "ahead"), [("cpu", "F32", 4), ("cpu", "BF16", 4), ("mlx", "F32", 4), ("mlx", "BF16", 2)]
 )
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_block_is_planned_as_it_is_read_ahead(tmp_path: Path, backend: str, stored: str, ahead: int) -> None:
     """In float32. MLX has `ahead` bytes a value, as the file does: it puts a convolution's values in another order
     afterwards; torch reads into the memory that computes."""
