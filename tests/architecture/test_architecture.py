@@ -162,6 +162,7 @@ def test_common_and_cli_compute_no_product():
     assert broken(rules.products, sources("common", "cli", "src"), allowed) == []
 
 
+@pytest.mark.sample(0)
 def test_loading_is_strict():
     assert broken(rules.lenient, PACKAGE) == []
 
@@ -193,6 +194,7 @@ def test_no_work_at_import():
     assert broken(rules.work_at_import, PACKAGE, declares) == []
 
 
+@pytest.mark.sample(0)
 def test_common_names_no_framework():
     assert broken(rules.frameworks, sources("common"), ALLOWED_FRAMEWORKS) == []
 

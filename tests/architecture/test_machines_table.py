@@ -39,6 +39,7 @@ def machines() -> list[tuple[int, str, str, float]]:
     return found
 
 
+@pytest.mark.sample(0)
 def test_the_readme_has_what_the_command_writes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every machine alike: nothing of the one that writes it is asked."""
 

@@ -192,6 +192,7 @@ while True:
 """
 
 
+@pytest.mark.sample(0)
 def test_kill_while_writing(tmp_path: Path) -> None:
     path, size, strays, cut = tmp_path / "x.png", 4_000_000, 0, 0
     versions = {b"a" * size, b"b" * size}

@@ -36,6 +36,7 @@ def test_auto_is_told_and_recorded_with_its_reason(tmp_path: Path) -> None:
     assert (precision["name"], precision["preset"]) == ("fp32", "auto") and precision["reason"] in line
 
 
+@pytest.mark.sample(0)
 def test_a_preset_is_its_policy_and_precision_comes_before(tmp_path: Path) -> None:
     cli("a red circle", *SMALL, "--preset", "balanced", "-o", str(tmp_path / "a.png"))
     ran = cli("a red circle", *SMALL, "--preset", "fast", "--precision", "fp32", "-o", str(tmp_path / "b.png"))

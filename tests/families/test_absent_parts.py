@@ -134,6 +134,7 @@ def test_a_folder_and_the_part_that_it_lacks(both, part: str, what: str, tmp_pat
         registry.open_model(folder)
 
 
+@pytest.mark.sample(0)
 def test_the_wrong_one_of_two_text_encoders_is_not_enough(both, tmp_path: Path) -> None:
     """What the folder lacks is named, by its own file."""
     folder = shutil.copytree(both["sdxl"][0], tmp_path / "m")

@@ -154,7 +154,7 @@ def test_both_backends_draw_the_same(shared: Callable[[str], Pipeline], kind: st
 
 
 @each(PATHS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_repeats_bit_for_bit(load: Opener, shared: Callable[[str], Pipeline], backend: str) -> None:
     pipe = shared(backend)
     first = bits(pipe)

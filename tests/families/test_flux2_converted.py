@@ -25,7 +25,7 @@ def drawn(folder: Path, backend: str, **options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
 @pytest.mark.parametrize("name", ["flux2-klein", "flux2-base"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_converted_model_is_the_quantized_one(
     tiny_flux2: dict[str, Path], tmp_path: Path, name: str, backend: str
 ) -> None:

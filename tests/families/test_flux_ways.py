@@ -237,6 +237,7 @@ def test_fewer_bits_at_load_and_converted(folder: Path, tmp_path: Path, backend:
     assert np.array_equal(drawn(tmp_path / bits, backend), at_load)
 
 
+@pytest.mark.sample(0)
 def test_a_folder_is_made_of_other_files(folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
     convert(folder, tmp_path / "made", Choices(parts=files), Mock())
     for name in ("transformer", CLIP, T5, "vae"):

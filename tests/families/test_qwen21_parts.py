@@ -250,6 +250,7 @@ def in_files(folder: Path, place: Path) -> dict[str, Path]:
     return {part: place / f"{part}.safetensors" for part in ("transformer", "text_encoder", "vae")}
 
 
+@pytest.mark.sample(0)
 def test_parts_take_the_small_files_of_the_cache(
     cache: Path, folder: Path, whole: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

@@ -211,6 +211,7 @@ def picture(tmp_path: Path) -> str:
 SHORT = ("--size", "96x64", "--steps", "1", "--layers", "1", "--backend", "cpu")
 
 
+@pytest.mark.sample(0)
 def test_without_a_prompt_and_again(tiny_layered: Path, picture: str, tmp_path: Path) -> None:
     asked = ("-m", str(tiny_layered), "-i", picture, *SHORT)
     ran = cli(*asked, "-s", "3-4", "-o", f"{tmp_path}/a.png", "--json")

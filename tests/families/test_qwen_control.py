@@ -106,6 +106,7 @@ def broken_files() -> dict[str, tuple[Callable[[], dict[str, torch.Tensor]], str
 
 
 @pytest.mark.parametrize("fault", broken_files())
+@pytest.mark.sample(5)
 def test_broken_files_are_refused(tmp_path: Path, model: Checkpoint, fault: str) -> None:
     make, said = broken_files()[fault]
     path = tmp_path / "net.safetensors"

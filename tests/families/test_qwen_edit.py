@@ -202,7 +202,7 @@ def test_lightning_files(tiny_edit: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_streamed_is_the_same(folder: Path, backend: str) -> None:
     whole = opened(folder, backend)
     limit = max(needs.peak for needs in fit_options.needs(whole.model, whole.check("a ring", **ASKED)).stages)

@@ -93,6 +93,7 @@ def files(tiny_layered: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {"transformer": place / "a.safetensors", "vae": place / "b.safetensors", "gguf": place / "c.gguf"}
 
 
+@pytest.mark.sample(0)
 def test_a_file_shows_what_it_is(tiny_layered: Path, tiny_folder: Path, files: dict[str, Path]) -> None:
     """Beside a folder of Qwen-Image, whose text encoder is the same but for its weights here."""
     right = opened(tiny_layered)("make it red", **ASKED)
@@ -163,7 +164,7 @@ def test_16_bits(tiny_layered: Path, backend: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_step_cache_and_both_branches_at_once(tiny_layered: Path, backend: str) -> None:
     """A cache that skips nothing changes nothing, one that skips a call changes something; a batch is its branches."""
     pipe, asked = opened(tiny_layered, backend), ASKED | {"steps": 4}
@@ -299,6 +300,7 @@ def test_any_layer_draws_all_again(tiny_layered: Path, picture: str, tmp_path: P
     assert b"layers: 2" in cli("info", f"{tmp_path}/a-0.png").out
 
 
+@pytest.mark.sample(0)
 def test_latents_of_all_frames_come_back(tiny_layered: Path, picture: str, tmp_path: Path) -> None:
     saved = str(tmp_path / "l.npy")
     assert drawn(tiny_layered, picture, "-o", f"{tmp_path}/{{index}}.png", "-N", "2", "--save-latents", saved).code == 0

@@ -140,6 +140,7 @@ def test_codes(tiny_edit: dict[str, Path], arrays: tuple[Arrays, Arrays], tmp_pa
     assert 0 < error < 0.05
 
 
+@pytest.mark.sample(0)
 def test_convert_writes_one_whole_text_encoder(
     tiny_edit: dict[str, Path], arrays: tuple[Arrays, Arrays], tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_one_file_without_t5(made: Made, drawn: Any, expected: Any) -> None:
     assert np.array_equal(drawn(made.whole(), tokenizer=made.words, text_encoder_3="none"), without)
 
 
+@pytest.mark.sample(0)
 def test_one_file_and_its_parts_in_others(
     made: Made, drawn: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_folder_with_another_transformer(
     assert np.array_equal(drawn(made.folder, backend, transformer=path), expected(backend))
 
 
+@pytest.mark.sample(0)
 def test_a_folder_with_other_texts_and_vae(made: Made, drawn: Any, expected: Any) -> None:
     given = {name: made.part(name) for name in TEXTS} | {"vae": made.whole()}
     assert np.array_equal(drawn(made.folder, **given), expected("cpu"))

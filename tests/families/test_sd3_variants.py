@@ -110,6 +110,7 @@ def test_the_few_step_lora_is_for_sd3_medium(tiny_sd3: dict[str, Path]) -> None:
         pipe.settled({"few_steps": "hyper-cfg"})
 
 
+@pytest.mark.sample(0)
 def test_t5_left_out_is_in_the_recipe_and_repeated(
     tiny_sd3: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

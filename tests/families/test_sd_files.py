@@ -184,6 +184,7 @@ def test_a_file_without_a_tokenizer_says_where_it_was_looked_for(both, tmp_path:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sample(0)
 def test_a_tokenizer_that_is_given(both, tmp_path: Path, monkeypatch) -> None:
     """The picture is that of the tokenizer beside the file, and the recipe has its name and no path."""
     monkeypatch.setattr("qwenimg.common.base.hf_cache.cache_folder", lambda: tmp_path / "cache")

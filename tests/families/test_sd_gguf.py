@@ -43,7 +43,7 @@ def beside(file: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("sd1", "mlx"), ("sd2", "cpu"), ("sdxl", "mlx")])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_lossless_file_draws_the_same(both, kind: str, backend: str, tmp_path: Path) -> None:
     file = both[kind][1]
     path = as_gguf(load_file(file), beside(file, tmp_path))
@@ -105,7 +105,7 @@ def test_a_text_encoder_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "names"), [("sd1", "ldm"), ("sd1", "diffusers"), ("sdxl", "ldm")])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_unet_alone_as_comfyuis_converter_writes_it(both, kind: str, names: str, tmp_path: Path) -> None:
     """Convolutions as rows of 256 with their true shapes beside them, in codes too; names without a prefix."""
     folder, file = both[kind]

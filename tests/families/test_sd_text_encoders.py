@@ -129,6 +129,7 @@ def test_what_does_not_fit_is_one_line(
 
 @pytest.mark.parametrize("name", ["clip_l", "clip_g", "open_clip"])
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "cut"])
+@pytest.mark.sample(4)
 def test_every_tensor_counts(both, parts: dict[str, Path], name: str, fault: str, tmp_path: Path) -> None:
     tensors, path = load_file(parts[name]), tmp_path / "given.safetensors"
     layers = sorted(key for key in tensors if key.endswith(("layers.1.mlp.fc1.bias", "resblocks.1.mlp.c_fc.bias")))

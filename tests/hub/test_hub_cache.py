@@ -70,6 +70,7 @@ def test_a_folder_that_is_a_link(name, dangling, fake, cache, outside):
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "dangling", "loop"])
 @pytest.mark.parametrize("suffix", ["", ".qwenimg.part", ".qwenimg.part.json"])
+@pytest.mark.sample(5)
 def test_a_file_that_is_something_else(suffix, kind, fake, cache, outside):
     """The blob, its part and the part's note: what is none of ours is replaced, and what it leads to stays."""
     place = blob_of(cache, fake, FIRST).with_name(digest_of(FIRST, fake.files[FIRST]) + suffix)
@@ -247,6 +248,7 @@ ADDRESSES += ("ftp://h/x", "javascript:1", "data:,x", "gopher://h", "http:// h/"
 
 
 @pytest.mark.parametrize("address", [a for a in ADDRESSES if a not in ("http://", "http:///x")])  # those stay here
+@pytest.mark.sample(5)
 def test_redirects_to_what_is_no_address(address, fake, cache):
     """One line, at once: no try would change it, and no part of it is asked."""
     fake.faults[FIRST] = [("redirect", address)] * 9

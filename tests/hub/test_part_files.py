@@ -170,6 +170,7 @@ def listed(comfy: Path) -> dict[str, dict[str, object]]:
     return {str(row["name"]): row for row in rows}
 
 
+@pytest.mark.sample(0)
 def test_every_file_is_listed_with_what_takes_it(comfy: Path, folders: dict[str, Path]) -> None:
     shutil.copytree(folders["sd15"], comfy / "models" / "checkpoints" / "tiny sd")
     save_file({"a": np.zeros(3, np.float32)}, comfy / "models" / "checkpoints" / "odd.safetensors")
@@ -191,6 +192,7 @@ def test_every_file_is_listed_with_what_takes_it(comfy: Path, folders: dict[str,
     assert "no model, part or LoRA" in printed("models", "--models-dir", str(empty))
 
 
+@pytest.mark.sample(0)
 def test_a_file_that_cannot_be_read_is_a_row(comfy: Path) -> None:
     place = comfy / "models" / "checkpoints"
     (place / "broken.safetensors").write_bytes(b"\xff" * 20)

@@ -110,6 +110,7 @@ class Sources(HTMLParser):
         self.found += [name for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
 
 
+@pytest.mark.sample(0)
 def test_the_page_holds_all_that_it_shows(overflowing: models.Maker, tmp_path: Path) -> None:
     measured(
         overflowing("streams"), "cpu", tmp_path, "--policies", "bf16,fp16-plain", "-p", "<script>alert(1)</script>"

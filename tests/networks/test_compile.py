@@ -172,6 +172,7 @@ def test_modules_are_compiled_by_their_paths_and_not_by_the_names_of_classes(tmp
     assert counted() == (1, 0), "both layers share one graph"
 
 
+@pytest.mark.sample(0)
 def test_blocks_that_calls_can_skip_share_compiled_code(tmp_path: Path) -> None:
     model = torch.nn.Sequential(Odd(), Odd(), Odd())
     deep = DeepBlocks(behind="0", paths=("1", "2"), adds=True)

@@ -79,6 +79,7 @@ def predict(twin: Twin, folder: Path, precision: Precision):
 POLICIES = (FP32, BF16, NO_HEAD, BF16_PLAIN, replace(BF16, name="bf16 with a bf16 stream", residual=False))
 
 
+@pytest.mark.sample(0)
 def test_errors_of_the_policies(folders: dict[str, Path]) -> None:
     """Each policy that is finite, on both backends, by the criterion; and the FP32 places are worth having."""
     errors = {}

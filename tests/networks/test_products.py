@@ -193,6 +193,7 @@ def compiles(on_a_card: None) -> Iterator[None]:
 
 
 @torch.inference_mode()
+@pytest.mark.sample(0)
 def test_a_compiler_calls_them_whole(compiles: None) -> None:
     """Traced without a break, and the sum is one operation of ours, added in place."""
     made, x = random(Block()), torch.randn(2, 5, 32).bfloat16()

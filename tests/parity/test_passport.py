@@ -229,6 +229,7 @@ def test_a_weight_off_by_one_per_cent(tiny: Path, tiny_folder: Path, tmp_path: P
     assert "transformer.transformer_blocks.1 is the first of 1 block" in line and "not those that were recorded" in line
 
 
+@pytest.mark.sample(0)
 def test_other_levels_of_noise(tiny: Path, tiny_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_folder, tmp_path / "wrong")
     config = tmp_path / "wrong" / "scheduler" / "scheduler_config.json"
@@ -238,6 +239,7 @@ def test_other_levels_of_noise(tiny: Path, tiny_folder: Path, tmp_path: Path) ->
     assert ran.code == 6 and "the noise levels are others" in ran.err
 
 
+@pytest.mark.sample(0)
 def test_another_model(tiny: Path, shapes: Path, folders: dict[str, Path], tiny_folder: Path) -> None:
     for path, other in ((tiny, "shapes"), (shapes, str(tiny_folder)), (tiny, str(folders["sd15"]))):
         cli("parity", "check", str(path), other, "--backend", "cpu").refused(5, "is another model")

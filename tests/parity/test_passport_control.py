@@ -282,6 +282,7 @@ def written(original: Original, document: dict[str, Any], path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.sample(0)
 def test_a_wrong_file_is_refused(original: Original, nets: dict[str, Path], tmp_path: Path, fault: str) -> None:
     change, words = WRONG[fault]
     document = json.loads(json.dumps(original.document))
@@ -291,6 +292,7 @@ def test_a_wrong_file_is_refused(original: Original, nets: dict[str, Path], tmp_
     cli("parity", "check", str(path), "--backend", "cpu", *controls(*names(nets))).refused(5, "record it again")
 
 
+@pytest.mark.sample(0)
 def test_another_controls_hash_and_a_missing_control(
     original: Original, nets: dict[str, Path], tiny_folder: Path, tmp_path: Path
 ) -> None:

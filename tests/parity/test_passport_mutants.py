@@ -141,7 +141,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.sample(3)
+@pytest.mark.sample(0)
 def test_a_fault_is_named(original: Original, tmp_path: Path, fault: str) -> None:
     change, words = FAULTS[fault]
     document = json.loads(json.dumps(original.document))

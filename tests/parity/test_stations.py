@@ -263,6 +263,7 @@ def test_the_hostile_ones_are_right_but_for_that(tmp_path: Path) -> None:
     assert [one.name for one in found.run] == ["step 1"] and found.run[0].allowed == pytest.approx(0.1 * MARGIN)
 
 
+@pytest.mark.sample(0)
 def test_stations_are_written_as_they_were(passport: Passport, tmp_path: Path) -> None:
     """States of 16 bit take 16 bit, and lose nothing."""
     read = passport_file.read(Path(written(tmp_path, passport)))

@@ -44,6 +44,7 @@ def test_stable_diffusion(folders: dict[str, Path], tmp_path: Path, model: str) 
         assert ran.code == 0, ran.err
 
 
+@pytest.mark.sample(0)
 def test_a_wrong_value_of_the_other_program_is_seen(tiny_folder: Path, tmp_path: Path) -> None:
     """float64 is computed here, so what diffusers gave is judged as well."""
     found = traced(tiny_folder, tmp_path / "a.safetensors")

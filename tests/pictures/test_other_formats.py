@@ -185,6 +185,7 @@ def test_what_is_refused_is_so_in_one_line_and_soon(tmp_path: Path, case: str) -
 @pytest.mark.parametrize(
     "case", ["bmp", "bmp palette", "gif animated", "tiff RGB tiff_lzw", "tiff strips", "tiff alpha raw"]
 )
+@pytest.mark.sample(2)
 def test_mutants_are_read_or_refused(tmp_path: Path, case: str) -> None:
     """Bytes changed, cut, doubled: nothing but pixels or a ModelError comes out, and soon."""
     whole, chance = saved(case), random.Random(case)

@@ -223,6 +223,7 @@ def test_other_programs_hardly_change_the_rate_of_this_machine(monkeypatch: pyte
     assert all(alone / 2.5 < rate < alone * 2.5 for rate in beside)
 
 
+@pytest.mark.sample(0)
 def test_a_machine_that_is_named_has_its_published_rate(
     published: Path, planned: Planned, capfd: pytest.CaptureFixture[str]
 ) -> None:

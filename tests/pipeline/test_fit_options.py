@@ -186,6 +186,7 @@ def test_a_picture_to_encode_that_does_not_fit_names_what_fits(
         ((10**3, "`ulimit -v`"), "it takes another machine"),
     ],
 )
+@pytest.mark.sample(0)
 def test_what_limits_memory_is_named(machine: tuple[int, str], out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = qwenimg.load("shapes", backend="cpu", precision="fp32")
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 0)

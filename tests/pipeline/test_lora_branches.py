@@ -53,7 +53,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(["qwen", "sdxl", "z-image"], BACKENDS), indirect=["kind"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_beside_the_weights_is_in_them(
     kind: str, backend: str, folder: Path, tmp_path: Path, reads: list[tuple[Path, int]]
 ) -> None:

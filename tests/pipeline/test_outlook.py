@@ -56,6 +56,7 @@ def test_gigabytes_on_a_box_are_binary() -> None:
     assert share.on_the_box(24 * 10**9) == 24 * share.GIB == share.on_the_box(24 * share.GIB)
 
 
+@pytest.mark.sample(0)
 def test_a_mac_of_32_gb_does_not_hold_the_whole_model() -> None:
     """Its weights and a step take 28.6 GB, and its GPU may have 22.9."""
     found = planned("qwen-image", "--on", "m2-pro", "--memory", "32GB")
@@ -175,6 +176,7 @@ def test_policies_of_a_model_that_was_not_pulled() -> None:
     assert cli("precision", "sdxl", "--json", "x.json").code == 5, "figures to write need the files"
 
 
+@pytest.mark.sample(0)
 def test_the_order_of_models() -> None:
     names = [one.model.name for one in outlook.every(paper("h100"))]
     assert names.index("qwen-image") < names.index("sdxl") < names.index("sdxl-turbo") < names.index("sd15")

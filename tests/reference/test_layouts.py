@@ -195,6 +195,7 @@ def test_configurations_follow_from_shapes(made: Callable[[str], Made], kind: st
         ("sdxl-refiner", (), None, "eps", "refiner is eps"),
     ],
 )
+@pytest.mark.sample(3)
 def test_type_and_prediction(
     made: Callable[[str], Made],
     tmp_path: Path,

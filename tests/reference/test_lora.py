@@ -153,6 +153,7 @@ class _Processor:
 
 # diffusers parses kohya's flat names by those of Qwen-Image 1, and raises.
 @pytest.mark.parametrize("name", [name for name in RIGHT if name != "kohya, musubi"])
+@pytest.mark.sample(2)
 def test_qwen_image_21_against_diffusers(name: str, tmp_path: Path) -> None:
     """Every layer of its transformer, by diffusers' own loader of its pipeline."""
     pytest.importorskip("peft")

@@ -57,6 +57,7 @@ def test_the_names_in_the_tests_are_right(kind: str) -> None:
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample(3)
 def test_a_file_has_the_tensors_of_the_folder(tmp_path: Path, kind: str, prefix: str) -> None:
     model, path = tiny_dit(kind, **WIDE_DIT), tmp_path / "it.safetensors"
     save_file({prefix + key: value.contiguous() for key, value in transformer_file(model).items()}, path)
@@ -107,6 +108,7 @@ def test_gguf(tmp_path: Path, type: str) -> None:
     ],
     ids=["no end", "no bias", "table", "empty", "odd head", "no head", "flat head", "patch", "not thirds"],
 )
+@pytest.mark.sample(3)
 def test_broken_files_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     tensors, path = transformer_file(tiny_dit(**WIDE_DIT)), tmp_path / "it.safetensors"
     change(tensors)

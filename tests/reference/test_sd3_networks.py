@@ -77,6 +77,7 @@ def test_transformer(tmp_path: Path, kind: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layers", [(1, 2), (0,), (3,), (0, 1, 2, 3)])
+@pytest.mark.sample(2)
 def test_layers_that_are_left_out(tmp_path: Path, layers: tuple[int, ...], backend: str) -> None:
     model = tiny_dit()
     engine, ours = opened(model, tmp_path, backend)

@@ -175,6 +175,7 @@ def test_a_picture_is_made_again_with_loras_found_by_their_content(drawn: Path, 
     )
 
 
+@pytest.mark.sample(0)
 def test_the_recorded_name_is_looked_at_first_and_no_path_of_a_picture_is_opened(
     drawn: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -109,7 +109,7 @@ def test_changing_loras_reads_only_their_weights_again_and_leaves_no_trace(
 
 
 @on_each_backend
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_lora_that_fails_while_it_is_read_leaves_a_model_that_draws(
     kind: str, backend: str, tmp_path: Path, folder: Path
 ) -> None:
@@ -135,6 +135,7 @@ def test_a_file_that_is_replaced_is_read_again(tiny_folder: Path, tmp_path: Path
     assert not np.array_equal(first.latents, second.latents)
 
 
+@pytest.mark.sample(0)
 def test_a_refiner_keeps_its_own_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     lora = write_lora(folders["sdxl"], "sdxl", tmp_path / "a.safetensors")
     pipe = pipeline(folders["sdxl"], "cpu", refiner=folders["refiner"])
@@ -218,6 +219,7 @@ def test_a_recipe_names_files_and_not_folders_and_knows_them_again(tiny_folder: 
     assert "lora" not in pipe("a dog", lora="none", **ASKED).recipe
 
 
+@pytest.mark.sample(0)
 def test_a_picture_is_made_again_with_the_same_lora(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +298,7 @@ def test_a_tag_in_the_prompt_says_where_a_lora_goes(library: Library) -> None:
 # info
 
 
+@pytest.mark.sample(0)
 def test_info_says_what_a_file_is(tiny_folder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     for kind, fits in (("qwen", "Qwen-Image"), ("sdxl", "Stable Diffusion")):
         folder = tiny_folder if kind == "qwen" else folders[kind]

@@ -166,6 +166,7 @@ def test_a_kernel_that_is_not_right_is_compiled_again(kept: Path, fault: str) ->
         assert kernel_files._read(path)[0] == name and run(kept, PATH="/nowhere") == ("", [name])
 
 
+@pytest.mark.sample(0)
 def test_garbage_in_the_folder_changes_nothing(kept: Path) -> None:
     for i in range(300):
         (kept / f"{i}.kernel").write_bytes(bytes([i % 256]) * i)

@@ -113,7 +113,7 @@ def test_blocks_of_other_transformers(tiny: dict[str, Path], kind: str, backend:
 
 @pytest.mark.parametrize("kind", ["sd15", "sdxl"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, kind: str) -> None:
     """Residual and transformer blocks of all levels, of unequal sizes; and of what encodes the text the layers."""
     resident = qwenimg.load(folders[kind], backend=backend, precision="bf16")
@@ -139,7 +139,7 @@ def test_a_unet_is_streamed_bit_for_bit(folders: dict[str, Path], backend: str, 
 
 @pytest.mark.parametrize("kind", ["qwen", "sd15"])
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_a_step_cache_streams_the_same_bits(folder: Path, folders: dict[str, Path], backend: str, kind: str) -> None:
     """A call that reuses leaves blocks out, so that what is read ahead is not what is next."""
     path, name = (folder, "transformer") if kind == "qwen" else (folders[kind], "unet")
@@ -240,6 +240,7 @@ def test_what_was_read_goes_before_the_block_computes(folder: Path) -> None:
     pipe.close()
 
 
+@pytest.mark.sample(0)
 def test_the_real_budget(folder: Path) -> None:
     """Through --max-memory itself: planned, drawn, and refused where not even two blocks fit."""
     pipe = qwenimg.load(folder, backend="cpu", precision="fp32")

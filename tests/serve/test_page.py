@@ -227,6 +227,7 @@ def test_an_error_is_at_its_field(watched: Watched) -> None:
     watched.check("400")
 
 
+@pytest.mark.sample(0)
 def test_every_option_of_the_schema_has_a_control(watched: Watched, server: RunningServer) -> None:
     page = watched.page
     with server.http as http:

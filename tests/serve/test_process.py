@@ -395,6 +395,7 @@ def test_a_model_that_does_not_open_ends_it_with_its_error(tmp_path: Path) -> No
         server.close()
 
 
+@pytest.mark.sample(0)
 def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
@@ -463,6 +464,7 @@ def test_a_gallery_that_is_taken(tmp_path: Path) -> None:
             other.close()
 
 
+@pytest.mark.sample(0)
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from qwenimg.cli.commands import serve
 

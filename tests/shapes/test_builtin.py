@@ -200,6 +200,7 @@ def test_a_size_that_it_was_not_trained_at_is_named(library: Library):
 # A picture
 
 
+@pytest.mark.sample(0)
 def test_pictures_without_a_network_and_again(placed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QWENIMG_BACKEND", "cpu")

@@ -216,6 +216,7 @@ def test_long_prompts_are_wrapped_and_chinese_is_told_in_english():
 # The command
 
 
+@pytest.mark.sample(0)
 def test_the_sheet_is_checked_before_anything_is_drawn(draws: Callable[..., Truthful], tmp_path: Path):
     pipe = draws()
     (tmp_path / "old.png").write_bytes(b"kept")

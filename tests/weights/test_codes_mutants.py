@@ -130,6 +130,7 @@ def run(path: Path, count: int, seed: int) -> Counter[str]:
     return campaign(mutants(), seed)
 
 
+@pytest.mark.sample(0)
 def test_mutants(tmp_path: Path) -> None:
     found = run(tmp_path / "m.safetensors", 200, 1)
     assert found.keys() == {"plan", "values", "read"}
@@ -141,6 +142,7 @@ def test_twenty_thousand_mutants(tmp_path: Path, seed: int) -> None:
     run(tmp_path / "m.safetensors", 2000, seed)
 
 
+@pytest.mark.sample(0)
 def test_mutants_of_an_index(tmp_path: Path) -> None:
     """Of shards as mflux writes them: no other file is opened, and no name leads out of the folder."""
     chance, whole, names = random.Random(3), sample(), list(sample())
