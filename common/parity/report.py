@@ -148,7 +148,7 @@ def page(report: BlockReport) -> str:
         "that a block computes in; of a residual block, of its update. Colour: the share of what is allowed. "
         "A ratio is to the first backend of the same precision.</p>",
         _sides(report),
-        f"""<table class="key"><tr>{"".join((_painted(text, colour) for text, colour in KEY))}</tr></table>""",
+        '<table class="key"><tr>' + "".join(_painted(text, colour) for text, colour in KEY) + "</tr></table>",
         _map(report),
         "</body></html>",
     ]
