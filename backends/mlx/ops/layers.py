@@ -214,22 +214,41 @@ class GroupNorm(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         """Return (x - mean) / deviation * weight + bias over each group of channels and all pixels of [B h w C], in
         float32; the weight's dtype out, or float32."""
+        out = self.weight.dtype if self.compute is None else at_least_float32(x).dtype
+        normed = self._in_one_row if on_gpu() else self._row_by_row
+        return seen("group_norm", self.path, normed(x, _by_channel(out)))
+
+    def _in_one_row(self, x: Array, affine: Callable[..., Array]) -> Array:
+        """Return the norm of x [B h w C], each group as one long row of MLX's own kernel."""
         B, h, w, C = x.shape
         grouped = x.reshape(B, h * w, self.groups, -1).swapaxes(1, 2)
         normed = mx.fast.layer_norm(at_least_float32(grouped.reshape(B, self.groups, -1)), None, None, self.eps)
         by_group = (self.groups, C // self.groups)
         weight, bias = self.weight.reshape(by_group), self.bias.reshape(by_group)
-        out = self.weight.dtype if self.compute is None else normed.dtype
-        y = _by_channel(out)(normed.reshape(grouped.shape).swapaxes(1, 2), weight, bias)
-        return seen("group_norm", self.path, y.reshape(B, h, w, C))
+        return affine(normed.reshape(grouped.shape).swapaxes(1, 2), weight, bias).reshape(B, h, w, C)
+
+    def _row_by_row(self, x: Array, affine: Callable[..., Array]) -> Array:
+        """Return the norm of x [B h w C] by means of short rows: on a CPU, `mx.fast.layer_norm` adds up a long one
+        number by number, which costs a nearly flat group its digits."""
+        _, centered = self._centered(x)
+        scale = mx.rsqrt(self._mean(mx.square(centered)) + self.eps)
+        return affine(centered * self._each_channel(scale), self.weight, self.bias)
 
     def moments(self, x: Array) -> Moments:
         """Return the moments of each group of channels [B groups] over all pixels of x [B h w C]."""
-        wide, B, C = at_least_float32(x), x.shape[0], x.shape[3]
+        means, centered = self._centered(x)
+        count = x.size // means[0].size
+        mean, rest = (np.array(each).astype(np.float64) for each in means)
+        return moments(count, mean + rest, np.array(self._mean(mx.square(centered))) * count)
+
+    def _centered(self, x: Array) -> tuple[tuple[Array, Array], Array]:
+        """Return the means of groups [B groups], and what rounding left of them, and x [B h w C] less both, in float32:
+        rounded sums of equal numbers are all off to one side."""
+        wide = at_least_float32(x)
         mean = self._mean(wide)
-        centered = wide - mx.repeat(mean, C // self.groups, axis=1).reshape(B, 1, 1, C)
-        count = x.size // (B * self.groups)
-        return moments(count, np.array(mean), np.array(self._mean(mx.square(centered))) * count)
+        centered = wide - self._each_channel(mean)
+        rest = self._mean(centered)
+        return (mean, rest), centered - self._each_channel(rest)
 
     def _mean(self, x: Array) -> Array:
         """Return the means of groups, [B h w C] -> [B groups], row by row: a long sum in float32 loses digits that
@@ -245,14 +264,14 @@ class GroupNorm(mlx.nn.Module):
         """Return (x - mean) * scale * weight + bias for mean and scale [B groups] and x [B h w C], in float32;
         dtypes as in `__call__`."""
         wide = at_least_float32(x)
-        normed = (wide - self._each_channel(mean, wide)) * self._each_channel(scale, wide)
+        mean_of, scale_of = (self._each_channel(mx.array(values).astype(wide.dtype)) for values in (mean, scale))
+        normed = (wide - mean_of) * scale_of
         out = self.weight.dtype if self.compute is None else wide.dtype
         return seen("group_norm", self.path, _by_channel(out)(normed, self.weight, self.bias))
 
-    def _each_channel(self, values: np.ndarray, x: Array) -> Array:
-        """Return values [B groups] as [B 1 1 C], in the dtype of x."""
-        repeated = np.repeat(values, self.weight.shape[0] // self.groups, axis=1)[:, None, None]
-        return mx.array(repeated).astype(x.dtype)
+    def _each_channel(self, values: Array) -> Array:
+        """Return values of groups [B groups] as those of their channels, [B 1 1 C]."""
+        return mx.repeat(values, self.weight.shape[0] // self.groups, axis=1)[:, None, None]
 
 
 class TokenNorm(GroupNorm):

@@ -1,0 +1,83 @@
+"""Group norms of images against float64, also of images that are nearly flat, and of images that come in parts."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from support.relative import relative
+
+from qwenimg.backends.mlx import ops as mlx_ops
+from qwenimg.backends.mlx.ops import layers as mlx_layers
+from qwenimg.backends.torch import ops
+from qwenimg.common.numbers.moments import combined
+
+GROUPS, CHANNELS, EPS = 5, 15, 1e-6
+SHAPE = (2, 97, 130, CHANNELS)
+RNG = np.random.default_rng(3)
+WEIGHT, BIAS = RNG.normal(1, 0.3, CHANNELS).astype(np.float32), RNG.normal(0, 0.3, CHANNELS).astype(np.float32)
+IMAGES = {
+    "noise": RNG.normal(1, 1, SHAPE).astype(np.float32),
+    "nearly flat": (3.7 + RNG.normal(0, 1e-3, SHAPE)).astype(np.float32),
+}
+# Shares of float64's length, of one norm. The nearly flat image keeps 12 of its 24 bits behind the mean: torch rounds
+# the mean to float32, so it loses up to 3.7 * 2**-24 / 1e-3 = 2.2e-4. Ours subtracts what is left of it too.
+LIMITS = {("noise", "mlx"): 3e-7, ("nearly flat", "mlx"): 3e-7, ("noise", "cpu"): 3e-7, ("nearly flat", "cpu"): 4e-4}
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    """Return the norm of [B h w C] in float64."""
+    groups = x.astype(np.float64).reshape(*x.shape[:3], GROUPS, -1)
+    centered = groups - groups.mean((1, 2, 4), keepdims=True)
+    normed = centered / np.sqrt(np.square(centered).mean((1, 2, 4), keepdims=True) + EPS)
+    return normed.reshape(x.shape) * WEIGHT + BIAS
+
+
+def mlx_norm() -> mlx_ops.GroupNorm:
+    norm = mlx_ops.GroupNorm(GROUPS, CHANNELS, EPS)
+    norm.weight, norm.bias = mx.array(WEIGHT), mx.array(BIAS)
+    return norm
+
+
+def torch_norm() -> ops.GroupNorm:
+    norm = ops.GroupNorm(GROUPS, CHANNELS, EPS)
+    norm.load_state_dict({"weight": torch.from_numpy(WEIGHT), "bias": torch.from_numpy(BIAS)})
+    return norm
+
+
+def in_torch(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x.transpose(0, 3, 1, 2).copy())
+
+
+@torch.inference_mode()
+def result(backend: str, x: np.ndarray) -> np.ndarray:
+    if backend == "mlx":
+        return np.array(mlx_norm()(mx.array(x)))
+    return torch_norm()(in_torch(x)).permute(0, 2, 3, 1).numpy()
+
+
+@pytest.mark.parametrize(("image", "backend"), LIMITS)
+def test_a_norm_is_float64s(image: str, backend: str) -> None:
+    error = relative(result(backend, IMAGES[image]), expected(IMAGES[image]))
+    print(f"{image} on {backend}: {error:.1e}")
+    assert error < LIMITS[image, backend]
+
+
+def test_the_norm_of_a_gpu_is_the_same_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of noise, and with the digits that MLX's kernel leaves on a CPU."""
+    monkeypatch.setattr(mlx_layers, "on_gpu", lambda: True)
+    error = relative(result("mlx", IMAGES["noise"]), expected(IMAGES["noise"]))
+    print(f"in one row: {error:.1e}")
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_a_norm_of_parts_is_float64s(image: str) -> None:
+    """MLX's, of an image in two parts: what a VAE in tiles uses."""
+    x, norm = IMAGES[image], mlx_norm()
+    parts = [mx.array(x[:, :40]), mx.array(x[:, 40:])]
+    by = norm.by(combined([norm.moments(part) for part in parts]))
+    error = relative(np.concatenate([np.array(by(part)) for part in parts], axis=1), expected(x))
+    print(f"{image}: {error:.1e}")
+    assert error < (3e-7 if image == "noise" else 4e-4)
