@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import is_folder
+from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
@@ -39,6 +39,20 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
     except ModelError as error:
         raise ModelError(f"{clean(path)}: {error}") from None
     return parse(network.config, fields, source=path, ignored=network.ignored)
+
+
+def find_config(
+    network: Network,
+    folders: Sequence[Path],
+    published: Callable[[], Any] | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> Any:
+    """Return the configuration of `network` in the first of `folders` that has one, else the `published` one. Where
+    that is None too, it has to be in the last of them. `refused` as for `read_config`. Raises ModelError."""
+    source = next((folder for folder in folders if is_file(folder / "config.json")), None)
+    if source is None and published is not None:
+        return published()
+    return read_config(network, source or folders[-1], refused)
 
 
 def _check_quantization(path: Path, data: Mapping[str, object]) -> None:

@@ -35,12 +35,6 @@ def layout(folder: Path, signs: tuple[str, ...]) -> str | None:
     return None
 
 
-def text_encoder(rename: Rename) -> Rename:
-    """Return the function that renames keys as `rename` does, without the frequencies of the positions, which mflux
-    saves too and which are computed here."""
-    return lambda key: None if key.endswith(".inv_freq") else rename(key)
-
-
 def vae(manifest: Manifest) -> Rename:
     """Return the function that renames keys of diffusers or mflux to those of the manifest."""
     network = kl_vae.NETWORK

@@ -20,7 +20,14 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.networks.encoders import (
+    qwen3,
+    qwen3_vl,
+    qwen3_vl_vision,
+    qwen_vl,
+    qwen_vl_caption,
+    qwen_vl_vision,
+)
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
@@ -321,6 +328,14 @@ def test_every_key_style_is_the_manifest(prefix):
 @pytest.mark.parametrize("key", ["visual.patch_embed.proj.weight", "model.visual.merger.ln_q.weight", "lm_head.weight"])
 def test_what_is_not_needed_has_no_name(key):
     assert qwen_vl.rename(key) is None
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model.", "language_model.model.", "model.visual."])
+def test_frequencies_in_a_file_are_not_needed(prefix):
+    """Files of other programs have them, of the model and of each layer."""
+    networks = (qwen3, qwen3_vl, qwen3_vl_vision, qwen_vl, qwen_vl_vision, qwen_vl_caption)
+    for name in ("rotary_emb.inv_freq", "layers.3.self_attn.rotary_emb.inv_freq", "rotary_pos_emb.inv_freq"):
+        assert [network.rename(prefix + name) for network in networks] == [None] * len(networks)
 
 
 def test_flat_and_nested_configurations_are_equal():

@@ -24,7 +24,14 @@ from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import given_twice, is_bare, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import (
+    find_config,
+    given_twice,
+    is_bare,
+    open_component,
+    open_tokenizer,
+    read_config,
+)
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
@@ -189,11 +196,13 @@ def _places(choices: Choices) -> dict[str, Path]:
 def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
     """Return the configuration of a component in `folder`, or the published one if `folder` is not `whole` or the
     weights are `elsewhere`. Raises ModelError."""
-    if (elsewhere or not whole) and not is_file(folder / name / "config.json"):
-        if name == "transformer":
-            return FluxConfig(**({} if elsewhere else mflux.sizes(folder)))
+
+    def published() -> Any:
+        if name == "transformer" and not elsewhere:
+            return FluxConfig(**mflux.sizes(folder))
         return _published(name)
-    return read_config(_NETWORKS[name], folder / name, REFUSED)
+
+    return find_config(_NETWORKS[name], [folder / name], published if elsewhere or not whole else None, REFUSED)
 
 
 def _published(name: str) -> Any:

@@ -4,6 +4,7 @@ before a weight is read."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from qwenimg.common.families.flux2.transformer_file import FILE
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
-from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -38,7 +39,8 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     index = folder / "model_index.json"
     known = None if is_file(index) else variants()[model_of(folder / "transformer")]
     distilled = is_distilled(index) if known is None else known.distilled
-    configs = {name: _config(name, folder, known) for name in NETWORKS}
+    published = {name: None if known is None else partial(_published, name, known) for name in NETWORKS}
+    configs = {name: find_config(network, [folder / name], published[name]) for name, network in NETWORKS.items()}
     configs["text_encoder"] = with_taps(folder / "text_encoder" / "config.json", configs["text_encoder"])
     check_fit(folder, *(configs[name] for name in NETWORKS))
     with closed_on_failure() as keep:
@@ -57,11 +59,8 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     )
 
 
-def _config(name: str, folder: Path, known: Klein | None) -> Any:
-    """Return the configuration of a part in `folder`, or where it has none that of the `known` model. Raise
-    ModelError."""
-    if known is None or is_file(folder / name / "config.json"):
-        return read_config(NETWORKS[name], folder / name)
+def _published(name: str, known: Klein) -> Any:
+    """Return the configuration of a part of the `known` model."""
     return {"transformer": known.transformer, "text_encoder": known.text_encoder, "vae": Flux2VAEConfig()}[name]
 
 
@@ -78,7 +77,7 @@ def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
     if name == "vae" and not is_folder(path):
         return vae_file.open_vae(path, own, whole=whole)
     network = NETWORKS[name]
-    config = read_config(network, path) if is_file(path / "config.json") else own
+    config = find_config(network, [path], lambda: own)
     if name == "text_encoder":
         config = with_taps(path, config)
     marker = mflux.CHANNELS_LAST if name == "vae" else ""

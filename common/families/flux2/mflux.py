@@ -12,7 +12,6 @@ from collections.abc import Callable
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux2.networks import NETWORKS
 from qwenimg.common.networks.encoders import qwen3
-from qwenimg.common.parts import mflux
 from qwenimg.common.weights.keys import Rename
 
 SIGNS = ("time_guidance_embed.linear_",)
@@ -35,7 +34,7 @@ def _plain(part: str) -> Rename:
 
 RENAMES: dict[str, Callable[[Manifest], Rename]] = {
     "transformer": lambda manifest: _plain("transformer"),
-    "text_encoder": lambda manifest: mflux.text_encoder(qwen3.rename),
+    "text_encoder": lambda manifest: qwen3.rename,
     "vae": lambda manifest: _plain("vae"),
 }
 """For each part, from its manifest, the function that renames keys."""

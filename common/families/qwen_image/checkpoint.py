@@ -29,7 +29,7 @@ from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
-from qwenimg.common.parts.components import open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
@@ -57,8 +57,8 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
 
     def config(name: str, network: Network) -> Any:
-        published = not whole or choices.part(name) is not None
-        return _config(network, [places[name], folder / name], published=published)
+        published = network.config if not whole or choices.part(name) is not None else None
+        return find_config(network, [places[name], folder / name], published)
 
     kind = _kind(folder, choices, config("transformer", qwen_dit.NETWORK))
     parts = networks(kind)
@@ -134,14 +134,6 @@ def _keys(place: Path) -> Iterator[str]:
     """Yield the names of the tensors in a file or folder. Raise ModelError."""
     for path in find_files(place).files:
         yield from peek(path).tensors
-
-
-def _config(network: Network, folders: list[Path], *, published: bool) -> Any:
-    """Return the configuration in the first of `folders` that has one, else the `published` one. Raise ModelError."""
-    source = next((folder for folder in folders if is_file(folder / "config.json")), None)
-    if source is None and published:
-        return network.config()
-    return read_config(network, source or folders[-1])
 
 
 def _writing(config: Any, folders: list[Path]) -> Any:

@@ -13,7 +13,6 @@ import re
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.vaes import wan_names
-from qwenimg.common.parts import mflux
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Rename
 from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, language_model_names
@@ -59,7 +58,7 @@ def text_encoder(manifest: Manifest) -> Rename:
     sees = any(name.startswith(vision_tower.PREFIX) for name in manifest)
     writes = qwen_vl_caption.HEAD in manifest
     rename = qwen_vl_caption.rename if writes else qwen_vl_vision.rename if sees else qwen_vl.rename
-    return mflux.text_encoder(lambda key: rename(key.removeprefix(_MFLUX_TEXT)))
+    return lambda key: rename(key.removeprefix(_MFLUX_TEXT))
 
 
 def vae(manifest: Manifest) -> Rename:

@@ -10,7 +10,7 @@ from typing import Any
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.found_once import found_once
-from qwenimg.common.base.safe_files import bad, is_file
+from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image_21.describe_file import is_tower
@@ -23,7 +23,7 @@ from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_t
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
-from qwenimg.common.parts.components import check_widths, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
@@ -48,7 +48,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     if tower is not None:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
     networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"], tower)}
-    configs = {name: _config(network, [places[name], folder / name]) for name, network in networks.items()}
+    configs = {name: find_config(network, [places[name], folder / name]) for name, network in networks.items()}
     tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     components = {}
     with closed_on_failure() as keep:
@@ -112,9 +112,3 @@ def _without_tower(plan: LoadPlan) -> LoadPlan:
 def without_tower(text: Component) -> Component:
     """Return the part of a text encoder that prompts without pictures need."""
     return replace(text, network=qwen3_vl.NETWORK.name, plan=_without_tower(text.plan))
-
-
-def _config(network: Network, folders: list[Path]) -> Any:
-    """Return the configuration in the first of `folders` that has one. Raise ModelError."""
-    source = next((folder for folder in folders if is_file(folder / "config.json")), folders[-1])
-    return read_config(network, source)

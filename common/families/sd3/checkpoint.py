@@ -23,7 +23,15 @@ from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import is_absent, on_paper, open_component, open_tokenizer, read_config, with_given
+from qwenimg.common.parts.components import (
+    find_config,
+    is_absent,
+    on_paper,
+    open_component,
+    open_tokenizer,
+    read_config,
+    with_given,
+)
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
@@ -62,7 +70,7 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
         for name in names:
             network, place = NETWORKS[name], folder / name
             if _may_be_given(name, choices) and not _has_weights(place):
-                config = read_config(network, place) if is_file(place / "config.json") else _published(name)
+                config = find_config(network, [place], partial(_published, name))
                 components[name] = on_paper(network, config, "float32")
                 continue
             config = read_config(network, place)

@@ -3,6 +3,7 @@ all checked before a weight is read."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts.components import check_widths, open_component, open_tokenizer, read_config
+from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
@@ -58,23 +59,18 @@ def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Co
     Raise ModelError."""
     network, elsewhere = _NETWORKS[name], choices.part(name)
     place = elsewhere or folder / name
-    if is_file(place / "config.json"):
-        config = read_config(network, place)
-    else:
-        config = _config(name, folder, published=published)
-        if name == "transformer" and is_file(place):
-            return open_transformer(place, config, whole=choices.whole)
-        if name == "vae" and is_file(place):
-            return open_vae(place, config, whole=choices.whole)
+    config = find_config(network, [place, folder / name], partial(_published, name) if published else None)
+    if name == "transformer" and is_file(place):
+        return open_transformer(place, config, whole=choices.whole)
+    if name == "vae" and is_file(place):
+        return open_vae(place, config, whole=choices.whole)
     marker = CHANNELS_LAST if name == "vae" else ""
     return open_component(network, place, config, name, mflux.RENAMES[name], channels_last=marker, whole=choices.whole)
 
 
-def _config(name: str, folder: Path, *, published: bool) -> Any:
-    """Return the configuration of a part in `folder`, or the published one. Raise ModelError."""
-    if published and not is_file(folder / name / "config.json"):
-        return {"transformer": transformer(), "text_encoder": Qwen3Config(), "vae": kl_vae.FLUX_1}[name]
-    return read_config(_NETWORKS[name], folder / name)
+def _published(name: str) -> Any:
+    """Return the published configuration of a part."""
+    return {"transformer": transformer(), "text_encoder": Qwen3Config(), "vae": kl_vae.FLUX_1}[name]
 
 
 def _scheduler(folder: Path, *, whole: bool) -> FlowMatchConfig:

@@ -32,7 +32,7 @@ def transformer(manifest: Manifest) -> Rename:
 
 def text_encoder(manifest: Manifest) -> Rename:
     """Return the function that renames keys, which mflux leaves as they are."""
-    return mflux.text_encoder(qwen3.rename)
+    return qwen3.rename
 
 
 RENAMES = {"transformer": transformer, "text_encoder": text_encoder, "vae": mflux.vae}

@@ -25,6 +25,8 @@ LLAMA_CPP = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+COMPUTED = ".inv_freq"
+"""End of the names of RoPE's frequencies, which some files have and which are computed here."""
 _LLAMA_CPP_KEY = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[a-z_]+)\.(?P<leaf>weight|bias)")
 
 

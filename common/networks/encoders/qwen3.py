@@ -101,7 +101,7 @@ def uses(stored: Manifest, layers: int) -> Uses:
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any style; None for the output layer."""
-    if key.startswith(_NOT_NEEDED):
+    if key.startswith(_NOT_NEEDED) or key.endswith(language_model.COMPUTED):
         return None
     return from_llama_cpp(key.removeprefix(_PREFIX), _LLAMA_CPP)
 

@@ -80,7 +80,7 @@ def manifest(config: QwenVLConfig) -> Manifest:
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None if text to image does not need the tensor."""
-    if key.startswith(_NOT_NEEDED):
+    if key.startswith(_NOT_NEEDED) or key.endswith(language_model.COMPUTED):
         return None
     for prefix in _PREFIXES:
         if key.startswith(prefix):

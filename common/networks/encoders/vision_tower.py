@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.networks.encoders.language_model import COMPUTED
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
 from qwenimg.common.weights.plan import Uses
@@ -115,7 +116,7 @@ def flat_kernel(uses: Uses) -> Uses:
 def rename(key: str) -> str | None:
     """Return the manifest key of a tower's tensor in any known style; None for another tensor."""
     prefix = next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None)
-    return None if prefix is None else PREFIX + key.removeprefix(prefix)
+    return None if prefix is None or key.endswith(COMPUTED) else PREFIX + key.removeprefix(prefix)
 
 
 def blockwise(merge: int, rows: int, columns: int) -> NDArray[np.int64]:
