@@ -266,14 +266,40 @@ def test_layers():
     assert "0 broken" in result.stdout
 
 
+def family_folders() -> list[str]:
+    return [path.parent.name for path in (ROOT / "common" / "families").glob("*/family.py")]
+
+
 def test_every_family_is_held_apart():
     """The contract names its modules; a family that is not among them could import another."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
     [named] = [one["modules"] for one in contracts if one["type"] == "independence"]
-    folders = [path.parent.name for path in (ROOT / "common" / "families").glob("*/family.py")]
-    assert sorted(named) == sorted(f"qwenimg.common.families.{folder}" for folder in folders)
+    assert sorted(named) == sorted(f"qwenimg.common.families.{folder}" for folder in family_folders())
+
+
+@pytest.mark.parametrize("family", family_folders())
+def test_a_family_is_a_folder_and_lines_in_tables(family):
+    """Two shared files of the product import it, and few of their lines have what they import."""
+    package, lines = f"qwenimg.common.families.{family}.", dict[str, set[int]]()
+    for path in sources("common", "backends", "cli"):
+        if name_of(path).startswith(f"common/families/{family}/"):
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        imported = {
+            alias.asname or alias.name: node.lineno
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if f"{node.module}.{alias.name}.".startswith(package)
+        }
+        if imported:
+            used = {node.lineno for node in nodes if isinstance(node, ast.Name) and node.id in imported}
+            lines[name_of(path)] = used | set(imported.values())
+    print(family, lines)
+    assert set(lines) == {"common/families/registry.py", "common/families/catalog.py"}
+    assert sum(map(len, lines.values())) <= 10
 
 
 def test_each_contract_can_fail(tmp_path):
