@@ -61,6 +61,9 @@ def _asking(command: _F) -> _F:
             click.option("--size", metavar="WxH", help=f"Default {SMALL} for a small model, else {USUAL}."),
             click.option("--steps", type=click.IntRange(1, 1000), default=STEPS, help=f"Default {STEPS}."),
             click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Default 0."),
+            click.option(
+                "--pictures", type=click.IntRange(1, 2), help="Show the model 1 or 2 drawn pictures, as by -i."
+            ),
             click.option("--sampled", is_flag=True, help="Record random projections, as for a large model."),
         )
     ):
@@ -256,6 +259,8 @@ class Session:
         for note in notes:
             streams.say(f"qwenimg: {note}")
         request |= pictures
+        if asked["pictures"]:
+            request["pictures"] = asked["pictures"]
         if lora := _text(asked, "lora"):
             request |= {"lora": lora, "lora_mode": asked["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)

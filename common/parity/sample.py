@@ -69,6 +69,12 @@ def drawn_like(values: Values, seed: int, axis: int = -1) -> Drawn | None:
     )
 
 
+def equal_rows(values: Values) -> int:
+    """Return how often the most frequent row of an array is in it."""
+    rows = values.array.reshape(-1, values.array.shape[-1])
+    return int(np.unique(rows, axis=0, return_counts=True)[1].max(initial=0))
+
+
 def smaller(values: Values | Drawn) -> Values | Drawn:
     """Return `values` scaled by a power of two to an rms of about SMALL, or unchanged if it is smaller already."""
     if isinstance(values, Drawn):

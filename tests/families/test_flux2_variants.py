@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
@@ -15,6 +16,7 @@ from qwenimg.common.families import catalog
 from qwenimg.common.families.flux2.published import defaults, published, variants
 from qwenimg.common.hub import requirements
 from qwenimg.common.hub.describe import describe
+from qwenimg.common.parity.passport import passport_file
 
 # Millions of parameters of the transformer, and of the text encoder's layers that are used with its embeddings.
 SIZES = {"4b": (3875.54, 100.93 * 27 + 388.96), "9b": (9078.58, None)}
@@ -145,3 +147,25 @@ def test_layers_that_no_forward_uses_may_be_missing(tiny_flux2: dict[str, Path],
     save_file(used, folder / "text_encoder" / "model.safetensors")
     with pytest.raises(ModelError, match=r"layers\.26\.mlp\.up_proj\.weight"):
         qwenimg.load(folder, backend="cpu")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
+def test_a_passport_with_two_references(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
+    """It passes on the other backend, which encodes both."""
+    passport, model = tmp_path / "passport.safetensors", str(tiny_flux2["flux2-klein"])
+    asked = ("--backend", backend, "--pictures", "2", "--steps", "2", "-o", str(passport))
+    ran = cli("parity", "record", model, *asked)
+    assert ran.code == 0, ran.err
+    recorded = passport_file.read(passport)
+    assert recorded.picture is not None and recorded.picture.asked["pictures"] == 2
+    ran = cli("parity", "check", str(passport), model, "--backend", "mlx" if backend == "cpu" else "cpu")
+    print(ran.out.decode())
+    assert ran.code == 0, ran.err
+    assert ran.out.decode().count("vae.encode         2 ") == 1
+
+
+def test_more_pictures_than_a_model_sees(tiny_sd3: dict[str, Path], tmp_path: Path) -> None:
+    passport = str(tmp_path / "passport.safetensors")
+    ran = cli("parity", "record", str(tiny_sd3["sd3"]), "--backend", "cpu", "--pictures", "2", "-o", passport)
+    ran.refused(2, "2 pictures are given", "takes one")

@@ -143,5 +143,13 @@ def test_against_diffusers_for_later_families(kind: str, tiny: dict[str, Path]) 
     assert ran.code == 0 and made["difference"] < 1e-4
 
 
+@pytest.mark.slow
+def test_against_diffusers_without_t5(tiny_sd3: dict[str, Path]) -> None:
+    small = ("-W", "48", "-H", "64", "--steps", "3", "--rounds", "1", "--precision", "fp32")
+    ran = against("diffusers", str(tiny_sd3["large"]), "--backend", "cpu", *small, "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["difference"] < 1e-4
+
+
 def test_only_text_to_image_folders_have_a_peer(folders: dict[str, Path]) -> None:
     against("diffusers", str(folders["inpaint"])).refused(2, "diffusers takes folders of")

@@ -61,7 +61,8 @@ def _opened(diffusers: Any, job: dict[str, Any]) -> Any:
     cls = getattr(diffusers, index["vae"][1])
     vae = cls.from_pretrained(job["folder"], subfolder="vae", torch_dtype=vae_dtype, local_files_only=True)
     pipe = getattr(diffusers, index["_class_name"])
-    made = pipe.from_pretrained(job["folder"], vae=vae, torch_dtype=dtype, **placed)
+    absent = {name: None for name, kind in index.items() if kind == [None, None]}  # such as SD 3's T5
+    made = pipe.from_pretrained(job["folder"], vae=vae, torch_dtype=dtype, **absent, **placed)
     made.set_progress_bar_config(disable=True)
     return made
 
