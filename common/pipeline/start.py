@@ -87,7 +87,9 @@ def check_images(model: DiffusionModel, name: str, count: int) -> None:
     if count < least:
         raise UsageError(f"{shown} needs a picture: give it, as in qwenimg PROMPT -i PICTURE -m {shown}")
     if count > most:
-        others = "; several are for qwen-image-edit-2511 and -2509, qwen-image-2.1 and FLUX.2 klein" if most == 1 else ""
+        others = (
+            "; several are for qwen-image-edit-2511 and -2509, qwen-image-2.1 and FLUX.2 klein" if most == 1 else ""
+        )
         raise UsageError(
             f"{count} pictures are given, {shown} takes {'one' if most == 1 else f'at most {most}'}{others}"
         )

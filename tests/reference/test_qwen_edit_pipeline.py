@@ -138,7 +138,9 @@ def test_a_model_that_edits_needs_a_picture(opened: Callable[[str, str], Pipelin
 
 
 def test_how_many_pictures(opened: Callable[[str, str], Pipeline], tiny_folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"2 pictures .* takes one; several are for qwen-image-edit-2511 and -2509, qwen-image-2.1"):
+    with pytest.raises(
+        UsageError, match=r"2 pictures .* takes one; several are for qwen-image-edit-2511 and -2509, qwen-image-2.1"
+    ):
         opened("qwen-edit", "cpu").check("a ring", image=[SMALL, SMALL])
     with pytest.raises(UsageError, match=r"11 pictures are given, .* takes at most 10"):
         opened("qwen-2511", "cpu").check("a ring", image=[SMALL] * 11)
