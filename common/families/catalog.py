@@ -25,6 +25,9 @@ KNOWN: dict[str, KnownModel] = {
     known.name: known for known in (*(known for family in _FAMILIES for known in family.KNOWN), BUILT_IN)
 }
 DEFAULT = "qwen-image"
+"""The model that is drawn with if none is named."""
+FIRST = "z-image-turbo"
+"""The model to pull first, from 8 GB of memory on. It is drawn with if none is named and only it is here."""
 _SMALL_FILES = (qwen_image.SMALL_FILES, z_image.SMALL_FILES, flux2.SMALL_FILES, qwen_image_21.SMALL_FILES)
 CONTROLS: tuple[Piece, ...] = qwen_image.CONTROLS
 """The control networks that are known by name."""

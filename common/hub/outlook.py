@@ -112,14 +112,16 @@ def operations_per_second(engine: Any, precision: Precision) -> float | None:
 
 def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
     """Return the known models on `engine`, best first: models that fit before others, fast ones before those that
-    take longer than LONG, and large ones before small ones. below: only smaller models, in bytes."""
+    take longer than LONG, then the one to pull first, and large ones before small ones. below: only smaller models, in
+    bytes."""
     models = [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
     chosen = models if below is None else [known for known in models if 0 < known.bytes < below]
     outlooks = [one for known in chosen for one in of_model(known, engine)]
 
-    def order(one: Outlook) -> tuple[bool, bool, int, int, int]:
-        width, height = one.size
-        return not one.fits, (one.times.picture or 0) > LONG, -one.model.bytes, -width * height, one.steps
+    def order(one: Outlook) -> tuple[bool, bool, bool, int, int, int]:
+        (width, height), known = one.size, one.model
+        slow, later = (one.times.picture or 0) > LONG, known.name != catalog.FIRST
+        return not one.fits, slow, later, -known.bytes, -width * height, one.steps
 
     return sorted(outlooks, key=order)
 

@@ -68,12 +68,13 @@ def is_hub_id(text: str) -> bool:
 def resolve(model: str | None, *, offline: bool = False, without: frozenset[str] = frozenset()) -> Resolved:
     """Find `model`: an existing path, else a known name, else a hub id in the Hugging Face cache.
 
-    None is the default model, or the built-in one if the cache has no weights of the default and no component is given.
+    None is the default model, or the one to pull first if the cache has weights of that alone, or the built-in one if
+    it has neither and no component is given.
     `without`: components whose weights come from elsewhere and need not be there, TOKENIZER among them.
 
     Raises ModelError for a model that is not there, is incomplete, or is known and not supported; `offline` changes
     only the wording."""
-    given = catalog.DEFAULT if model is None else model
+    given = _default() if model is None else model
     if model:
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
         if os.path.lexists(path) or kind(path) is not None:
@@ -81,6 +82,14 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
             _check_is_model(resolved.folder, without)
             return resolved
     return _by_name(given, model is None, offline, without)
+
+
+def _default() -> str:
+    """Return the name of the model to draw with if none is named: the first of which the cache has weights."""
+    for name in (catalog.DEFAULT, catalog.FIRST):
+        if any(map(has_weights, snapshots(storage_folder(find_repo(name)[0])))):
+            return name
+    return catalog.DEFAULT
 
 
 def _check_is_model(path: Path, without: frozenset[str]) -> None:

@@ -121,14 +121,16 @@ class Request:
         least=1, most=MAX_STEPS, config=True, recorded="always",
     ))  # fmt: skip
     guidance: float = option(4.0, Option(
-        help="{bounds}, how closely to follow the prompt; 1 turns it off (0 if that is the model's default), and "
-        "halves the time", section="Picture", metavar="X",
+        help="{bounds}, how closely to follow the prompt; 1 turns it off (0 in Z-Image, and where that is the "
+        "model's default), and halves the time", section="Picture", metavar="X",
         aliases=("cfg", "cfg-scale"), least=0, most=MAX_GUIDANCE, config=True,
         recorded="always",
     ))  # fmt: skip
     true_cfg: float = option(1.0, Option(
-        help="{bounds}, guidance by the negative prompt in Flux.1, beside --guidance; elsewhere the same as --guidance",
-        call="{bounds}, guidance by the negative prompt: beside Flux.1's own, elsewhere another word for guidance",
+        help="{bounds}, guidance by the negative prompt in Flux.1, beside --guidance; elsewhere the same as "
+        "--guidance (in Z-Image one more)",
+        call="{bounds}, guidance by the negative prompt: beside Flux.1's own, elsewhere another word for guidance "
+        "(in Z-Image one more)",
         section="Picture", metavar="X", aliases=("true-cfg-scale",), least=1, most=MAX_GUIDANCE, config=True,
         recorded="changed",
     ))  # fmt: skip

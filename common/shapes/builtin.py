@@ -45,9 +45,9 @@ def absent() -> ModelError:
 
 
 def real_model() -> str:
-    """Return the command that downloads the default model, and its size."""
-    known = catalog.KNOWN[catalog.DEFAULT]
-    return f"qwenimg pull {known.name} ({size_text(known.bytes)})"
+    """Return the command that downloads the model to pull first, its size, and the default model with its size."""
+    first, default = (catalog.KNOWN[name] for name in (catalog.FIRST, catalog.DEFAULT))
+    return f"qwenimg pull {first.name} ({size_text(first.bytes)}), or {default.name} ({size_text(default.bytes)})"
 
 
 def notice(parameters: int) -> str:

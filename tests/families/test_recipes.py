@@ -79,7 +79,7 @@ def test_the_built_in_model():
 
 
 def test_the_default_and_the_keys():
-    assert catalog.DEFAULT in catalog.KNOWN
+    assert {catalog.DEFAULT, catalog.FIRST} <= catalog.KNOWN.keys()
     assert all(key == known.name == key.lower() for key, known in catalog.KNOWN.items())
     assert not catalog.KNOWN.keys() & catalog.REFUSED.keys()
 

@@ -134,10 +134,10 @@ def test_all_models_as_text() -> None:
 def test_smaller_models_are_named_where_one_does_not_fit_or_takes_long() -> None:
     slow = planned("qwen-image", "--on", "m4", "--memory", "16GB", "--steps", 50)
     least = min(row["picture_seconds"] for row in (slow, *slow["ways"]) if row["fits"])
-    assert [one["model"] for one in slow["others"]] == ["flux2-klein-9b", "flux-dev"] and least > 600
+    assert [one["model"] for one in slow["others"]] == ["z-image-turbo", "flux2-klein-9b"] and least > 600
     assert all(one["fits"] and one["picture_seconds"] < least / 2 for one in slow["others"])
     text = told("plan", "qwen-image", "--on", "m4", "--memory", "16GB", "--steps", 50)
-    others = r"^other models that fit: flux2-klein-9b \(.*\) or flux-dev \(.*\); all of them: qwenimg plan$"
+    others = r"^other models that fit: z-image-turbo \(.*\) or flux2-klein-9b \(.*\); all of them: qwenimg plan$"
     assert re.search(others, text, re.M)
     assert planned("sdxl", "--on", "h100")["others"] == []
 
@@ -181,6 +181,15 @@ def test_the_order_of_models() -> None:
     names = [one.model.name for one in outlook.every(paper("h100"))]
     assert names.index("qwen-image") < names.index("sdxl") < names.index("sdxl-turbo") < names.index("sd15")
     assert names[-1] == "shapes-v1"
+
+
+@pytest.mark.parametrize(
+    ("machine", "memory"), [("m4", "16GB"), ("4060-ti", "16GB"), ("3070", "8GB"), ("m4-pro", "48GB")]
+)
+@pytest.mark.sample(1)
+def test_the_model_to_pull_first_leads(machine: str, memory: str) -> None:
+    best = json.loads(told("plan", "--on", machine, "--memory", memory, "--json"))["models"][0]
+    assert best["model"] == "z-image-turbo" and best["fits"]
 
 
 def paper(name: str) -> Any:

@@ -32,7 +32,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes.words import parse
 
-REAL = "qwenimg pull qwen-image (57.7 GB)"
+REAL = "qwenimg pull z-image-turbo (32.9 GB), or qwen-image (57.7 GB)"
 SMALL = replace(catalog.BUILT_IN, width=32, height=48, steps=2)
 
 
@@ -100,6 +100,17 @@ def test_the_default_model_comes_first_where_it_is_there(placed: Path, cache: Pa
     text = refused(resolve.resolve, None)
     assert "incomplete" in text and text.endswith("-m shapes-v1") and not resolve.is_built_in(None)
     assert not refused(resolve.resolve, "qwen-image").endswith("-m shapes-v1")
+
+
+def test_the_model_to_pull_first_is_drawn_with_where_it_alone_is_there(placed: Path, cache: Path):
+    """Also if a pull of it was cut off, which is then said."""
+    snapshot = cache / "models--Tongyi-MAI--Z-Image-Turbo" / "snapshots" / ("0" * 40)
+    (snapshot / "transformer").mkdir(parents=True)
+    assert resolve.is_built_in(None)
+    (snapshot / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    assert refused(resolve.resolve, None).startswith("z-image-turbo: ") and not resolve.is_built_in(None)
+    write_random_model(cache / "models--Qwen--Qwen-Image" / "snapshots" / ("0" * 40))
+    assert resolve.resolve(None).name == "qwen-image"
 
 
 def test_a_folder_of_that_name_comes_first(placed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

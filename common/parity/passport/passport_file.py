@@ -90,7 +90,9 @@ def write(path: Path, passport: Passport, *, overwrite: bool) -> int:
     """Write `passport` as `path` and return the file's bytes. Raises UsageError and DoesNotFit like `write_atomic`."""
     data = encoded(passport)
     if len(data) > MAX_BYTES:
-        raise UsageError(f"a passport of {len(data):,} bytes: choose a smaller --size, or --sampled")
+        raise UsageError(
+            f"a passport of {len(data):,} bytes: use --sampled, or where no picture is given a smaller --size"
+        )
     atomic_files.write_atomic(path, data, overwrite=overwrite)
     return len(data)
 
