@@ -45,9 +45,12 @@ def absent() -> ModelError:
 
 
 def real_model() -> str:
-    """Return the command that downloads the model to pull first, its size, and the default model with its size."""
-    first, default = (catalog.KNOWN[name] for name in (catalog.FIRST, catalog.DEFAULT))
-    return f"qwenimg pull {first.name} ({size_text(first.bytes)}), or {default.name} ({size_text(default.bytes)})"
+    """Return the commands that download the model to pull first and the default model, with their sizes."""
+    return f"{_pull(catalog.FIRST)}, or {_pull(catalog.DEFAULT)}"
+
+
+def _pull(name: str) -> str:
+    return f"qwenimg pull {name} ({size_text(catalog.KNOWN[name].bytes)})"
 
 
 def notice(parameters: int) -> str:
@@ -113,7 +116,7 @@ class Advice:
         if few_steps:
             raise ModelError(
                 f"few steps ({clean(few_steps, 40)}) are for real models, and without -m the built-in one draws; "
-                f"real model: {real_model()}, and after it the LoRA that is then named"
+                f"real model: {_pull(catalog.DEFAULT)}, and after it the LoRA that is then named"
             )
         check_prompts([prompt])
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_hub import REPO
@@ -91,9 +92,17 @@ def test_a_pull_names_memory_and_license_first() -> None:
 
 def test_info_describes_a_folder(tiny_zimage: Path) -> None:
     description = describe(tiny_zimage)
-    assert not description.faults and "pipeline: Z-Image, text to image" in description.lines
+    assert not description.faults and "pipeline: Z-Image-Turbo, text to image" in description.lines
     for name in ("transformer", "text_encoder", "vae"):
         assert any(line.startswith(f"{name}: ") and "parameters" in line for line in description.lines)
+
+
+@pytest.mark.parametrize(("shift", "name"), [(3.0, "Z-Image-Turbo"), (6.0, "Z-Image"), ("x", "Z-Image")])
+def test_info_tells_the_variants_apart(tiny_zimage: Path, tmp_path: Path, shift: Any, name: str) -> None:
+    folder = shutil.copytree(tiny_zimage, tmp_path / "any")
+    config = folder / "scheduler" / "scheduler_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"shift": shift}))
+    assert f"pipeline: {name}, text to image" in describe(folder).lines
 
 
 @pytest.mark.parametrize(("width", "height"), [(800, 64), (64, 784), (4096, 4096)])

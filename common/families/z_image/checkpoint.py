@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import mflux
-from qwenimg.common.families.z_image.known import SMALL_FILES
+from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO
 from qwenimg.common.families.z_image.published import SHIFTS, of_name, transformer
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.families.z_image.transformer_file import open_transformer
@@ -52,6 +53,15 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
             scheduler=_scheduler(folder, whole=whole),
         )
+
+
+def purpose(folder: Path) -> str:
+    """Return the model in `folder`, which the shift of its noise levels tells, and its purpose."""
+    try:
+        shift = _scheduler(folder, whole=is_file(folder / "model_index.json")).shift
+    except ModelError:  # opening the folder says why
+        return "Z-Image, text to image"
+    return f"{'Z-Image-Turbo' if shift == SHIFTS[TURBO.name] else 'Z-Image'}, text to image"
 
 
 def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Component:

@@ -7,7 +7,7 @@ import re
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.z_image import lora_names, mflux
-from qwenimg.common.families.z_image.checkpoint import open_folder
+from qwenimg.common.families.z_image.checkpoint import open_folder, purpose
 from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.families.z_image.published import defaults, of_name, published
@@ -57,7 +57,7 @@ FAMILY = Family(
     model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
     lora_names=lora_names.names,
     defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),
-    described=lambda folder: "Z-Image, text to image",
+    described=purpose,
     part=part_of,
     small_files=small_files,
 )

@@ -131,6 +131,7 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int, levels: Fl
         name = clean(request.schedule, 40)
         raise UsageError(
             f"--schedule {name} has no form for flow models such as this one; they have {known}, lightning"
+            f"{'; what ComfyUI calls simple is model' if name == 'simple' else ''}"
         )
     if spread and config.sample_sigmas:
         raise UsageError(
