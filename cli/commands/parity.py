@@ -62,7 +62,7 @@ def _asking(command: _F) -> _F:
             click.option("--steps", type=click.IntRange(1, 1000), default=STEPS, help=f"Default {STEPS}."),
             click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, help="Default 0."),
             click.option(
-                "--pictures", type=click.IntRange(1, 2), help="Show the model 1 or 2 drawn pictures, as by -i."
+                "--pictures", type=click.IntRange(1, 2), help="Give the model 1 or 2 drawn pictures, as by -i."
             ),
             click.option("--sampled", is_flag=True, help="Record random projections, as for a large model."),
         )
@@ -261,6 +261,8 @@ class Session:
         request |= pictures
         if asked["pictures"]:
             request["pictures"] = asked["pictures"]
+        elif pipe.model.images[0]:
+            request.pop("pictures", None)  # a model that needs pictures sees all that it can
         if lora := _text(asked, "lora"):
             request |= {"lora": lora, "lora_mode": asked["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)

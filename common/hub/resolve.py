@@ -74,7 +74,7 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
 
     Raises ModelError for a model that is not there, is incomplete, or is known and not supported; `offline` changes
     only the wording."""
-    given = _default() if model is None else model
+    given = _default(without) if model is None else model
     if model:
         path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
         if os.path.lexists(path) or kind(path) is not None:
@@ -84,9 +84,10 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
     return _by_name(given, model is None, offline, without)
 
 
-def _default() -> str:
-    """Return the name of the model to draw with if none is named: the first of which the cache has weights."""
-    for name in (catalog.DEFAULT, catalog.FIRST):
+def _default(without: frozenset[str]) -> str:
+    """Return the name of the model to draw with if none is named: the first of which the cache has weights. Parts from
+    elsewhere belong to the default model."""
+    for name in (catalog.DEFAULT, catalog.FIRST) if without <= {TOKENIZER} else ():
         if any(map(has_weights, snapshots(storage_folder(find_repo(name)[0])))):
             return name
     return catalog.DEFAULT

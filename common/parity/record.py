@@ -147,7 +147,7 @@ def record(
     exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
     small models too. Raises QwenimgError."""
     if pipe.model.images[0]:
-        asked = {**asked, "pictures": min(pipe.model.images[1], len(SEEN))}
+        asked = {"pictures": min(pipe.model.images[1], len(SEEN)), **asked}
     if "mask" in asked and "pictures" in asked:
         asked = {"strength": pipe.defaults.mask_strength, **asked}
     asked = {**asked, "seed": pipe.check(**called(asked)).seed}  # the same for all runs, even without one in `asked`
@@ -339,7 +339,7 @@ def _sampled(call: Call, name: str) -> Iterator[Argument]:
 
 
 def _varied(call: Call, name: str) -> Iterator[Argument]:
-    """Yield the arguments, a text of many equal rows replaced by a random array.
+    """Yield the arguments, those with many equal rows replaced by random arrays.
 
     Attention adds up what such rows give as often as they are there, so that its roundings all go one way: on right
     machines errors are 4 to 10 times those of other texts, and the gain does not show it."""
@@ -349,7 +349,10 @@ def _varied(call: Call, name: str) -> Iterator[Argument]:
 
 
 def _repeats(argument: object) -> TypeGuard[Values]:
-    return isinstance(argument, Values) and argument.array.ndim == 3 and equal_rows(argument) > MOST_EQUAL
+    """Return whether an argument [B L C] has a text of which many rows, and not all, are equal."""
+    if not isinstance(argument, Values) or argument.array.ndim != 3:
+        return False
+    return MOST_EQUAL < equal_rows(argument) < int(argument.array.shape[1])
 
 
 def small_streams(call: Call) -> tuple[Argument, ...]:

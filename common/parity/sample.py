@@ -70,9 +70,9 @@ def drawn_like(values: Values, seed: int, axis: int = -1) -> Drawn | None:
 
 
 def equal_rows(values: Values) -> int:
-    """Return how often the most frequent row of an array is in it."""
-    rows = values.array.reshape(-1, values.array.shape[-1])
-    return int(np.unique(rows, axis=0, return_counts=True)[1].max(initial=0))
+    """Return how often the most frequent row of an array [B L C] is in one of its elements."""
+    counts = (np.unique(rows, axis=0, return_counts=True)[1] for rows in values.array)
+    return max((int(one.max(initial=0)) for one in counts), default=0)
 
 
 def smaller(values: Values | Drawn) -> Values | Drawn:

@@ -31,3 +31,16 @@ def test_equals_float64(keys: int, much: float) -> None:
     errors = {"mlx": relative(there, exact), "cpu": relative(here, exact)}
     print(f"{keys} keys: {errors} (limit {limit})")
     assert max(errors.values()) <= limit
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_attention_of_heads_equals_float64(heads: int) -> None:
+    rng = np.random.default_rng(heads)
+    q, k, v = (rng.standard_normal((2, length, heads, WIDTH), np.float32) for length in (5, 16384, 16384))
+    scores = np.einsum("blhd,bshd->bhls", q.astype(np.float64), k) / WIDTH**0.5
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    exact = np.einsum("bhls,bshd->blhd", weights / weights.sum(axis=-1, keepdims=True), v).reshape(2, 5, -1)
+    with mx.stream(mx.cpu):
+        error = relative(np.array(mlx_ops.attention(*map(mx.array, (q, k, v)))), exact)
+    print(f"{heads} heads: {error:.1e}")
+    assert error <= LIMIT

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.common.base.config import exactly
@@ -106,6 +108,26 @@ def test_a_fault_is_named_where_it_is_made(
         drawn = check.picture(passport, pipe)
     print(*drawn.failures, sep="\n")
     assert drawn.failures[0].startswith(FAULTS[fault])
+
+
+@pytest.mark.parametrize(("more", "pictures"), [((), 2), (("--pictures", "1"), 1), (("--mask", "MASK"), 2)])
+@pytest.mark.sample(1)
+def test_as_many_pictures_as_are_asked_for(
+    tiny_edit: dict[str, Path], tmp_path: Path, more: tuple[str, ...], pictures: int
+) -> None:
+    Image.new("L", (32, 48), 255).save(tmp_path / "mask.png")
+    passport = tmp_path / "passport.safetensors"
+    words = [str(tmp_path / "mask.png") if word == "MASK" else word for word in more]
+    asked = ("--backend", "cpu", "--steps", "2", "--size", "32x48", "--sampled", *words, "-o", str(passport))
+    ran = cli("parity", "record", str(tiny_edit["qwen-2509"]), *asked)
+    assert ran.code == 0, ran.err
+    recorded = passport_file.read(passport).picture
+    assert recorded is not None and recorded.asked["pictures"] == pictures
+
+
+def test_more_pictures_than_the_model_takes(tiny_edit: dict[str, Path], tmp_path: Path) -> None:
+    asked = ("--backend", "cpu", "--pictures", "2", "-o", str(tmp_path / "passport.safetensors"))
+    cli("parity", "record", str(tiny_edit["qwen-edit"]), *asked).refused(2, "2 pictures are given", "takes one")
 
 
 @pytest.mark.parametrize("pictures", [0, 3, -1, 1.5, "2"])

@@ -109,6 +109,7 @@ def test_the_model_to_pull_first_is_drawn_with_where_it_alone_is_there(placed: P
     assert resolve.is_built_in(None)
     (snapshot / "transformer" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
     assert refused(resolve.resolve, None).startswith("z-image-turbo: ") and not resolve.is_built_in(None)
+    assert refused(resolve.resolve, None, without=frozenset({"vae"})).startswith("qwen-image")
     write_random_model(cache / "models--Qwen--Qwen-Image" / "snapshots" / ("0" * 40))
     assert resolve.resolve(None).name == "qwen-image"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 import mlx.nn
 from mlx.core import array as Array
@@ -16,8 +14,9 @@ from qwenimg.common.runtime.observers import seen
 FUSED_HEADS = (64, 72, 80, 96, 128)  # head widths for which a GPU has a fused attention kernel
 
 
-PART = 32  # keys that are added in order
-RUN = 1024  # and of an attention of one head, whose values are not the same hundreds of times
+# Keys that are added in order on a CPU: of an attention with a bias, which has the same value hundreds of times, and of
+# a long one without
+PART, RUN = 32, 1024
 
 
 def attention(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False) -> Array:
@@ -85,8 +84,7 @@ def single_head_attention(q: Array, k: Array, v: Array) -> Array:
     pairs."""
     dtype = q.dtype
     q, k, v = (at_least_float32(x)[:, None] for x in (q, k, v))
-    attend = _attend if on_gpu() or k.shape[2] <= 2 * RUN else _in_runs
-    out = _in_chunks(q, k, v, q.shape[-1] ** -0.5, False, None, attend)
+    out = _in_chunks(q, k, v, q.shape[-1] ** -0.5, False, None)
     return seen("attention", "", out.astype(dtype)[:, 0])
 
 
@@ -110,21 +108,15 @@ def _attend(q: Array, k: Array, v: Array, scale: float, mask: Array | str | None
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
 
-def _in_chunks(
-    q: Array,
-    k: Array,
-    v: Array,
-    scale: float,
-    fused: bool,
-    mask: Array | None,
-    attend: Callable[[Array, Array, Array, float, Array | None], Array] = _attend,
-) -> Array:
+def _in_chunks(q: Array, k: Array, v: Array, scale: float, fused: bool, mask: Array | None) -> Array:
     """Attend [B H L D] -> [B H L D] over chunks of queries, unless a fused kernel keeps the scores out of memory."""
     B, H, L, _ = q.shape
+    runs = not on_gpu() and mask is None and k.shape[1] == H and k.shape[2] > 2 * RUN
     rows = L if fused else max(1, SCORE_BYTES // (4 * B * H * k.shape[2]))
     parts = []
     for start in range(0, L, rows):
-        parts.append(attend(q[:, :, start : start + rows], k, v, scale, mask))
+        some = q[:, :, start : start + rows]
+        parts.append(_in_runs(some, k, v, scale) if runs else _attend(some, k, v, scale, mask))
         if rows < L:
             mx.eval(parts[-1])
     return mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0]
@@ -142,11 +134,10 @@ def _in_parts(q: Array, k: Array, v: Array, bias: Array) -> Array:
     return sum((part @ values for part, values in parts[1:]), parts[0][0] @ parts[0][1]) / total
 
 
-def _in_runs(q: Array, k: Array, v: Array, scale: float, mask: Array | None) -> Array:
-    """Return softmax(scale q k^T) v without a mask, summed over RUN keys and then over these runs.
+def _in_runs(q: Array, k: Array, v: Array, scale: float) -> Array:
+    """Return softmax(scale q k^T) v, summed over RUN keys and then over these runs.
 
     MLX's products and sums on a CPU add in order: over 16,384 keys at once the error is five times as large."""
-    assert mask is None
     q, top = q * scale, mx.full((*q.shape[:3], 1), -mx.inf)
     total, out = mx.zeros(top.shape), mx.zeros((*q.shape[:3], v.shape[-1]))
     for start in range(0, k.shape[2], RUN):

@@ -230,25 +230,25 @@ class GroupNorm(mlx.nn.Module):
     def _row_by_row(self, x: Array, affine: Callable[..., Array]) -> Array:
         """Return the norm of x [B h w C] by means of short rows: on a CPU, `mx.fast.layer_norm` adds up a long one
         number by number, which costs a nearly flat group its digits."""
-        _, centered = self._centered(x)
+        _, _, centered = self._centered(x)
         scale = mx.rsqrt(self._mean(mx.square(centered)) + self.eps)
         return affine(centered * self._each_channel(scale), self.weight, self.bias)
 
     def moments(self, x: Array) -> Moments:
         """Return the moments of each group of channels [B groups] over all pixels of x [B h w C]."""
-        means, centered = self._centered(x)
-        count = x.size // means[0].size
-        mean, rest = (np.array(each).astype(np.float64) for each in means)
-        return moments(count, mean + rest, np.array(self._mean(mx.square(centered))) * count)
+        mean, rest, centered = self._centered(x)
+        count = x.size // mean.size
+        whole = np.array(mean).astype(np.float64) + np.array(rest)
+        return moments(count, whole, np.array(self._mean(mx.square(centered))) * count)
 
-    def _centered(self, x: Array) -> tuple[tuple[Array, Array], Array]:
+    def _centered(self, x: Array) -> tuple[Array, Array, Array]:
         """Return the means of groups [B groups], and what rounding left of them, and x [B h w C] less both, in float32:
         rounded sums of equal numbers are all off to one side."""
         wide = at_least_float32(x)
         mean = self._mean(wide)
         centered = wide - self._each_channel(mean)
         rest = self._mean(centered)
-        return (mean, rest), centered - self._each_channel(rest)
+        return mean, rest, centered - self._each_channel(rest)
 
     def _mean(self, x: Array) -> Array:
         """Return the means of groups, [B h w C] -> [B groups], row by row: a long sum in float32 loses digits that
@@ -263,9 +263,11 @@ class GroupNorm(mlx.nn.Module):
     def _by(self, mean: np.ndarray, scale: np.ndarray, x: Array) -> Array:
         """Return (x - mean) * scale * weight + bias for mean and scale [B groups] and x [B h w C], in float32;
         dtypes as in `__call__`."""
-        wide = at_least_float32(x)
-        mean_of, scale_of = (self._each_channel(mx.array(values).astype(wide.dtype)) for values in (mean, scale))
-        normed = (wide - mean_of) * scale_of
+        wide, near = at_least_float32(x), mean.astype(np.float32)
+        first, rest, factor = (
+            self._each_channel(mx.array(values).astype(wide.dtype)) for values in (near, mean - near, scale)
+        )
+        normed = (wide - first - rest) * factor
         out = self.weight.dtype if self.compute is None else wide.dtype
         return seen("group_norm", self.path, _by_channel(out)(normed, self.weight, self.bias))
 

@@ -91,7 +91,7 @@ def write(path: Path, passport: Passport, *, overwrite: bool) -> int:
     data = encoded(passport)
     if len(data) > MAX_BYTES:
         raise UsageError(
-            f"a passport of {len(data):,} bytes: use --sampled, or where no picture is given a smaller --size"
+            f"a passport of {len(data):,} bytes: record it --sampled or in a smaller --size, which changes no reference"
         )
     atomic_files.write_atomic(path, data, overwrite=overwrite)
     return len(data)
