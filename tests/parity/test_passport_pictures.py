@@ -37,8 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def see_few_pixels(patch: pytest.MonkeyPatch) -> None:
-    """Make pictures so small that MLX's sums of attention on a CPU, which go over the keys in order, stay within the
-    limits of blocks: with 16,576 keys of a megapixel they are 30 u off, and 19 u are allowed."""
+    """Make pictures so small that a test takes seconds: a megapixel has 16,576 keys."""
     patch.setattr(references, "AREA", 96**2)
 
 
