@@ -259,10 +259,9 @@ class Session:
         for note in notes:
             streams.say(f"qwenimg: {note}")
         request |= pictures
-        if asked["pictures"]:
-            request["pictures"] = asked["pictures"]
-        elif pipe.model.images[0]:
+        if pipe.model.images[0]:
             request.pop("pictures", None)  # a model that needs pictures sees all that it can
+        request |= {"pictures": asked["pictures"]} if asked["pictures"] else {}
         if lora := _text(asked, "lora"):
             request |= {"lora": lora, "lora_mode": asked["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)
