@@ -53,8 +53,7 @@ class Opening:
 
     model: str | None = option(None, Option(
         help="a name that was pulled (qwenimg models), a hub id, a folder or a file",
-        call="a folder, a file, a known name or a hub id that was pulled; None: qwen-image, z-image-turbo, or the "
-        "built-in model",
+        call="a folder, a file, a known name or a pulled hub id; None: qwen-image, z-image-turbo or the built-in model",
         python="str | Path | None", section="Model", metavar="MODEL", flags=("-m",), config=True,
     ))  # fmt: skip
     backend: str = option("auto", Option(

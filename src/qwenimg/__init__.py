@@ -92,8 +92,7 @@ def load(
 ) -> Pipeline:
     """Open a model on a backend; weights are read when they are first needed.
 
-        model: a folder, a file, a known name or a hub id that was pulled; None: qwen-image, z-image-turbo, or the
-            built-in model.
+        model: a folder, a file, a known name or a pulled hub id; None: qwen-image, z-image-turbo or the built-in model.
         backend: what computes, as `qwenimg devices` lists it; auto takes a GPU first.
         precision: fp32, bf16, fp16 ..., by part as bf16,vae=fp32; auto is the preset's.
         compile: the denoiser, on or off; auto: where it costs next to nothing.
