@@ -94,11 +94,12 @@ class BlockRecorder:
         is computed again without them."""
         name = self._name(call.path, call.block)
         call = replace(call, arguments=tuple(one for one in call.arguments if not _has_function(one)))
+        stand_ins: Any = None  # descriptions of random arrays, no arrays of a backend
         if not self.trace.whole[self.component]:
-            stand_ins: Any = tuple(_sampled(call, name))  # descriptions of random arrays, no arrays of a backend
-            call = replace(call, arguments=stand_ins, results=None)
-        elif self.denoises and any(map(_repeats, call.arguments)):
-            stand_ins = tuple(_varied(call, name))
+            stand_ins = tuple(_sampled(call, name))
+        elif self.denoises:
+            stand_ins = _varied(call, name)
+        if stand_ins is not None:
             call = replace(call, arguments=stand_ins, results=None)
         self.trace.calls[name] = (self.trace.done, self.component, call)
 
@@ -338,14 +339,17 @@ def _sampled(call: Call, name: str) -> Iterator[Argument]:
         yield mapped(argument, one)
 
 
-def _varied(call: Call, name: str) -> Iterator[Argument]:
-    """Yield the arguments, those with many equal rows replaced by random arrays.
+def _varied(call: Call, name: str) -> tuple[Argument, ...] | None:
+    """Return the arguments, those with many equal rows replaced by random arrays; None if there is no such one.
 
     Attention adds up what such rows give as often as they are there, so that its roundings all go one way: on right
     machines errors are 4 to 10 times those of other texts, and the gain does not show it."""
-    for i, argument in enumerate(call.arguments):
-        stand_in = drawn_like(argument, seed_of(f"{name} argument {i}")) if _repeats(argument) else None
-        yield stand_in or argument
+    drawn = {
+        i: drawn_like(argument, seed_of(f"{name} argument {i}"))
+        for i, argument in enumerate(call.arguments)
+        if _repeats(argument)
+    }
+    return tuple(drawn.get(i) or argument for i, argument in enumerate(call.arguments)) if drawn else None
 
 
 def _repeats(argument: object) -> TypeGuard[Values]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import passport_runs
 from support.cli_runner import cli
 
 import qwenimg
@@ -153,16 +154,12 @@ def test_layers_that_no_forward_uses_may_be_missing(tiny_flux2: dict[str, Path],
 @pytest.mark.sample(0)
 def test_a_passport_with_two_references(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
     """It passes on the other backend, which encodes both."""
-    passport, model = tmp_path / "passport.safetensors", str(tiny_flux2["flux2-klein"])
-    asked = ("--backend", backend, "--pictures", "2", "--steps", "2", "-o", str(passport))
-    ran = cli("parity", "record", model, *asked)
-    assert ran.code == 0, ran.err
+    passport, model = tmp_path / "passport.safetensors", tiny_flux2["flux2-klein"]
+    passport_runs.record(model, passport, backend, "--pictures", "2")
     recorded = passport_file.read(passport)
     assert recorded.picture is not None and recorded.picture.asked["pictures"] == 2
-    ran = cli("parity", "check", str(passport), model, "--backend", "mlx" if backend == "cpu" else "cpu")
-    print(ran.out.decode())
-    assert ran.code == 0, ran.err
-    assert ran.out.decode().count("vae.encode         2 ") == 1
+    told = passport_runs.check(model, passport, "mlx" if backend == "cpu" else "cpu")
+    assert told.count("vae.encode         2 ") == 1
 
 
 def test_more_pictures_than_a_model_sees(tiny_sd3: dict[str, Path], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from support import passport_runs
 from support.cli_runner import cli
 from support.crossed import crossed
 from support.gguf_files import fitting, write
@@ -422,13 +423,9 @@ def test_a_passport_of_fill(wide: dict[str, Path], tmp_path: Path, source: str, 
     if hole in values:
         Image.fromarray(values[hole]).save(mask)
         more = ("--mask", str(mask))
-    asked = ("--backend", source, "--steps", "2", "--size", "64x48")
-    ran = cli("parity", "record", str(wide["fill"]), *asked, *more, "-o", str(passport))
-    assert ran.code == 0, ran.err
+    passport_runs.record(wide["fill"], passport, source, "--size", "64x48", *more)
     for backend in BACKENDS:
-        ran = cli("parity", "check", str(passport), str(wide["fill"]), "--backend", backend)
-        print(source, backend, hole, *(line for line in ran.out.decode().splitlines() if "vae" in line), sep="\n")
-        assert ran.code == 0, ran.err
+        passport_runs.check(wide["fill"], passport, backend)
 
 
 # The command line

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import cli
+from support import passport_runs
 from support.fake_hub import REPO
 from support.hub_cases import check_complete, pulled
 from support.published import write_published_sd3
@@ -131,13 +131,10 @@ def test_t5_left_out_is_in_the_recipe_and_repeated(
 @pytest.mark.sample(1)
 def test_a_passport_without_t5(tiny_sd3: dict[str, Path], tmp_path: Path, kind: str, backend: str) -> None:
     """It passes on both backends, though 256 rows of its text are equal, whose roundings go one way."""
-    passport = str(tmp_path / "passport.safetensors")
-    ran = cli("parity", "record", str(tiny_sd3[kind]), "--backend", backend, "--steps", "2", "-o", passport)
-    assert ran.code == 0, ran.err
+    passport = tmp_path / "passport.safetensors"
+    passport_runs.record(tiny_sd3[kind], passport, backend)
     for other in ("cpu", "mlx"):
-        ran = cli("parity", "check", passport, str(tiny_sd3[kind]), "--backend", other)
-        print(kind, backend, other, *(line for line in ran.out.decode().splitlines() if "transformer" in line))
-        assert ran.code == 0, ran.err
+        passport_runs.check(tiny_sd3[kind], passport, other)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support import passport_runs
 from support.cli_runner import cli
 
 import qwenimg
@@ -117,9 +118,7 @@ def test_as_many_pictures_as_are_asked_for(
     Image.new("L", (32, 48), 255).save(tmp_path / "mask.png")
     passport = tmp_path / "passport.safetensors"
     words = [str(tmp_path / "mask.png") if word == "MASK" else word for word in more]
-    asked = ("--backend", "cpu", "--steps", "2", "--size", "32x48", "--sampled", *words, "-o", str(passport))
-    ran = cli("parity", "record", str(tiny_edit["qwen-2509"]), *asked)
-    assert ran.code == 0, ran.err
+    passport_runs.record(tiny_edit["qwen-2509"], passport, "cpu", "--size", "32x48", "--sampled", *words)
     recorded = passport_file.read(passport).picture
     assert recorded is not None and recorded.asked["pictures"] == pictures
 
