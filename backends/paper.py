@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
-import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwenimg.backends import NAMES, installed, known, workspaces
+from qwenimg.backends import NAMES, installed, known, load, workspaces
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
@@ -20,19 +18,16 @@ from qwenimg.common.memory import share
 from qwenimg.common.memory.memory import free_ram, machine_ram
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
-from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.runtime import rates
+from qwenimg.common.runtime.paper import OnPaper, Rate
+from qwenimg.common.runtime.rates import Layer
 
 if TYPE_CHECKING:
     from qwenimg.common.measure.machines import Machine
 
 SECONDS = 5.0  # how long a program of the system may take to answer
-CLOCK = 1e-4  # seconds; a system's clock measures nothing shorter
 MODERN = (8, 0)  # compute capability assumed of a card that is not here: Ampere's
 TURING = (7, 5)
-# The products that measure a CPU's rate: each small enough for one thread in every library, and enough to fill it
-SIDE, PRODUCTS, TRIALS = 64, 512, 6
-# MLX's build for Linux reaches this share of it: its reference library takes 59 times as long as torch's (512 x 512)
-MLX_SHARE = 1 / 50
 
 
 def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> OnPaper:
@@ -56,8 +51,18 @@ def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> O
     work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH_CPU
     total, limit = machine_ram() if memory is None else (0, "")
     free = memory or free_ram()
-    rate = _cpu_rate() * (MLX_SHARE if on_mlx else 1)
+    rate = _rate("mlx:cpu" if on_mlx else "cpu") if installed(name) else None
     return OnPaper(name=name, facts=facts, workspace=work, free=free, total=total, limit=limit, rate=rate)
+
+
+def _rate(name: str) -> Rate:
+    """Return the rates of a CPU's backend, which is loaded when the first is needed: a second."""
+
+    @cache
+    def rate(layer: Layer, dtype: str) -> float:
+        return rates.measure(load(name), layer, dtype)
+
+    return rate
 
 
 def _choose() -> str:
@@ -153,33 +158,6 @@ def _multiplies_bf16() -> bool:
     words = set(info.read_text().split()) if info.exists() else set[str]()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     return bool(words & ({"avx512_bf16", "amx_tile"} if x86 else {"bf16"}))
-
-
-def _cpu_rate() -> float:
-    """Return the operations a second of float32 products on all cores here.
-
-    One thread is timed by its own processor time, which other programs hardly change, and the best of some trials
-    counts, since the first one is slow.
-    """
-    import numpy as np
-
-    x = np.ones((PRODUCTS, SIDE, SIDE), np.float32)
-    seconds = []
-    for _ in range(TRIALS):
-        start = time.thread_time()
-        np.matmul(x, x)
-        seconds.append(time.thread_time() - start)
-    return _cores() * 2 * PRODUCTS * SIDE**3 / max(min(seconds), CLOCK)
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use. A system may count each core twice; this does not."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    counts = dict(re.findall(r"^(siblings|cpu cores)\s*: (\d+)$", text, re.MULTILINE))
-    several = max(1, int(counts.get("siblings", 1)) // max(1, int(counts.get("cpu cores", 1))))
-    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, able // several)
 
 
 def _answer(*command: str) -> str:

@@ -107,11 +107,9 @@ class Ran:
 @pytest.fixture(autouse=True, scope="session")
 def short_estimates() -> None:
     """Measure the rate that a time is estimated with for a tenth of its time: it is one of each pipeline and plan."""
-    from qwenimg.backends import paper
-    from qwenimg.common.pipeline import fit
+    from qwenimg.common.runtime import rates
 
-    fit.RATE_SECONDS /= 10
-    paper.TRIALS, paper.PRODUCTS = 2, 128
+    rates.SECONDS /= 10
 
 
 @pytest.fixture(scope="session")

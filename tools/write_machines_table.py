@@ -62,7 +62,8 @@ def _machines() -> Iterator[tuple[str, OnPaper, list[Outlook]]]:
 
 def a_cpu() -> OnPaper:
     facts = devices.cpu("CPU (torch)", bf16=False)
-    return OnPaper(name="cpu", facts=facts, workspace=TORCH_CPU, free=CPU_FREE, rate=CORES * CORE_RATE)
+    rate = CORES * CORE_RATE
+    return OnPaper(name="cpu", facts=facts, workspace=TORCH_CPU, free=CPU_FREE, rate=lambda layer, dtype: rate)
 
 
 def on_gpu(engine: OnPaper) -> list[Outlook]:

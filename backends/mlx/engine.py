@@ -31,6 +31,7 @@ from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.rates import Layer, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -175,8 +176,8 @@ class MLXEngine:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return observe(observer)
 
-    def product_seconds(self, side: int, dtype: str) -> float:
-        return ops.product_seconds(side, ops.DTYPES[dtype])
+    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes) -> float:
+        return ops.layer_seconds(layer, ops.DTYPES[dtype], shapes, self.on_gpu)
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         return ops.operate(operation, ops.DTYPES[dtype], arrays)

@@ -31,6 +31,7 @@ from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
+from qwenimg.common.runtime.rates import Layer, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -209,11 +210,9 @@ class TorchEngine:
         with compile.eager(self._compiles), observe(observer):
             yield
 
-    def product_seconds(self, side: int, dtype: str) -> float:
-        computed = ops.DTYPES[dtype]
-        if not ops.multiplies(computed, self._device.type):
-            computed = torch.float32  # layers widen to it there
-        return ops.product_seconds(side, computed, self._device)
+    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes) -> float:
+        with torch.inference_mode():
+            return ops.layer_seconds(layer, ops.DTYPES[dtype], shapes, self._device)
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         with torch.inference_mode():

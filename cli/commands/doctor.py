@@ -45,7 +45,7 @@ def doctor(opening: Opening, as_json: bool) -> int:
     if as_json:
         text = json.dumps({**report.as_json(), "models": [one.as_json() for one in fits]})
     else:
-        title = "what fits here, best first (times by the rate above; expect half to three times of them):"
+        title = "what fits here, best first (times by the rate above; expect half to twice of them):"
         text = "\n".join([*lines(report), title, *aligned(outlook.rows(fits))])
     streams.put(text.encode() + b"\n")
     if report.float32.faults:

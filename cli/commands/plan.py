@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from qwenimg.common.hub.outlook import Outlook, Times
     from qwenimg.common.memory.memory_plan import MemoryPlan
     from qwenimg.common.pipeline.fit_options import OptionChange
-    from qwenimg.common.precision.precision import Precision
+    from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
     from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.paper import OnPaper
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 LONG = 600  # seconds of an image, from which on faster models are named
 OTHERS = 2  # the most other models that are named if one does not fit or takes long
-SURE = "times: {}; expect half to three times of them, and loading beside"
+SURE = "times: {}; expect half to twice of them, and loading beside"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +196,8 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
         pipe.runtime.keep_prompts()
     memory = needs(pipe.model, request, counted)
     search = FitOptions(pipe.model, request, memory.budget, counted=counted)
-    now = _row(pipe, request, "as it is", memory, memory.fits(memory.budget), pipe.precision)
-    ways = [(way, _row(pipe, request, way.text, way.needs, way.fits, way.precision)) for way in search.listed()]
+    now = _row(pipe.model, request, "as it is", memory, memory.fits(memory.budget))
+    ways = [(way, _row(way.model, request, way.text, way.needs, way.fits)) for way in search.listed()]
     few = _few(pipe, given, counted)
     in_eight = any(row.fits and way.options in ("", "-q 8") for way, row in ways)
     converted = None if now.fits or in_eight else _converted(pipe, request, counted)
@@ -217,12 +217,10 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     )
 
 
-def _row(
-    pipe: Pipeline, request: Request, title: str, memory: MemoryPlan, fits: bool, precision: Precision, beside: int = 0
-) -> _Row:
+def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, beside: int = 0) -> _Row:
     from qwenimg.common.hub.outlook import times
 
-    steps, seconds = pipe.model.plan(request).steps, times(pipe, request, memory, precision)
+    steps, seconds = model.plan(request).steps, times(model.runtime.engine, model, request, memory)
     return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, beside=beside)
 
 
@@ -238,8 +236,8 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
         best = fitting(pipe, request, counted=counted, few=True)
         shown = " ".join(filter(None, (f"--few-steps {FEW}:{count}", best.options)))
-        beside, policy = best.peak - best.needs.largest.peak, best.model.runtime.precision
-        rows[shown] = _row(pipe, request, f"with {shown}", best.needs, best.fits, policy, beside)
+        beside = best.peak - best.needs.largest.peak
+        rows[shown] = _row(best.model, request, f"with {shown}", best.needs, best.fits, beside)
     return rows
 
 
@@ -255,7 +253,7 @@ def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
     model = pipe.model.variant(Change(quantize="8", converted=True, max_memory=limit))
     memory = needs(model, request, counted)
     title = f"converted by -q 8, --max-memory {amount_text(limit)}"
-    return _row(pipe, request, title, memory, memory.fits(memory.budget), model.runtime.precision)
+    return _row(model, request, title, memory, memory.fits(memory.budget))
 
 
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
@@ -374,5 +372,5 @@ def _about_times(engine: OnPaper, times: Times) -> list[str]:
     if times.step is None:
         return ["times: the rate of this device is not known; name one with --on"]
     if engine.rate is not None:
-        return [SURE.format("by the measured rate of a product on this CPU")]
+        return [SURE.format("by the measured rate of a layer on this CPU")]
     return [SURE.format("by published rates, measured on no such machine")]

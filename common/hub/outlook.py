@@ -24,6 +24,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.loras import in_cache
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.runtime.rates import decoder_layer, denoiser_layer
 from qwenimg.common.runtime.runtime import Change
 
 PROMPT = "a picture"  # used if none is given
@@ -92,22 +93,27 @@ class Variant:
         return self.peak <= self.needs.budget
 
 
-def times(pipe: Pipeline, request: Request, plan: MemoryPlan, precision: Precision) -> Times:
-    """Return the expected times of an image with the plan `plan`."""
-    operations = operations_per_second(pipe.engine, precision)
-    if operations is None:
+def times(engine: Any, model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
+    """Return the expected times of an image by `model` with the plan `plan`."""
+    found = _rates(engine, model.runtime.precision, plan.quantized)
+    if found is None:
         return Times(step=None, picture=None)
-    steps = steps_seconds(plan, 1 / operations, pipe.engine.facts)
-    return Times(step=steps / pipe.model.plan(request).steps, picture=steps + plan.decoding / operations)
+    denoising, decoding = found
+    steps = steps_seconds(plan, 1 / denoising, engine.facts)
+    return Times(step=steps / model.plan(request).steps, picture=steps + plan.decoding / decoding)
 
 
-def operations_per_second(engine: Any, precision: Precision) -> float | None:
-    """Return the rate of products, measured on this CPU or a share of a known machine's published rate, or None."""
-    measured: float | None = engine.rate
+def _rates(engine: Any, precision: Precision, quantized: bool) -> tuple[float, float] | None:
+    """Return the operations a second of a step and of decoding: measured on this CPU, or a share of a known machine's
+    published rate; None for a device that is not known."""
+    measured, layers = engine.rate, (denoiser_layer(precision), decoder_layer(precision))
+    if measured is not None:
+        return measured(*layers[0]), measured(*layers[1])
     machine = machines.of_device(engine.device)
-    if measured is not None or machine is None:
-        return measured
-    return machine.peak(precision.compute_dtype("transformer")) * machine.products
+    if machine is None:
+        return None
+    dtype = precision.compute_dtype("transformer")
+    return machine.rate(dtype, quantized), machine.rate(dtype)
 
 
 def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
@@ -148,7 +154,7 @@ def _outlook(known: KnownModel, pipe: Pipeline, few: bool) -> Outlook:
         steps=steps,
         peak=best.peak,
         fits=best.fits,
-        times=times(pipe, request, best.needs, best.model.runtime.precision),
+        times=times(pipe.engine, best.model, request, best.needs),
     )
 
 
@@ -188,7 +194,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
             request = pipe.check(PROMPT, **start.stand_in(pipe.model))
             plan = needs(model, request, counted=False)
             fits = "fits" if plan.fits(plan.budget) else "does not fit"
-            texts = times(pipe, request, plan, model.runtime.precision).texts()
+            texts = times(engine, model, request, plan).texts()
             lines.append((f"{policy} (auto)" if policy == auto else policy, size_text(plan.largest.peak), fits, *texts))
     return lines
 

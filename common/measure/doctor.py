@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from qwenimg.common.precision import presets
 from qwenimg.common.precision.precision import DenoiserKind, Precision, short
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.runtime.rates import Layer
 from qwenimg.common.weights import on_paper as weights_on_paper
 
 
@@ -108,9 +111,13 @@ def lines(report: DoctorReport) -> list[str]:
 
 
 def on_paper(engine: Engine, report: DoctorReport) -> OnPaper:
-    """Return `engine` in the form that plans take, with the measured rate of the dtype in which it generates."""
-    dtype = "bfloat16" if engine.on_gpu else "float32"
-    rate = next(one.flops for one in report.dtypes if one.dtype == dtype)
+    """Return `engine` in the form that plans take, with its measured rates."""
+    products = {one.dtype: one.flops for one in report.dtypes}
+
+    @cache
+    def rate(layer: Layer, dtype: str) -> float:
+        return products[dtype] if layer == "matmul" else rates.measure(engine, layer, dtype)
+
     free = report.free_memory
     return OnPaper(name=engine.name, facts=engine.facts, workspace=engine.workspace, free=free, rate=rate)
 

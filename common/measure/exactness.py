@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.numbers.rounding import nearest
+from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.engine import Engine
 
 Array = NDArray[np.float64]
@@ -23,7 +24,6 @@ U = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # The largest relative error (L2) that a dtype's precision allows. Float32 sums of 1,000 terms are off by some 30 u if
 # they are added one by one; a 16-bit result by 0.42 u, and twice that if a bias or a score is rounded too.
 LIMITS = {"float32": 1e-5, "bfloat16": 1.5 * U["bfloat16"], "float16": 1.5 * U["float16"]}
-RATE_SIDE = {True: 4096, False: 512}  # rows of the matrices that speed is measured with, on a GPU and on a CPU
 
 
 def matmul(x: Array, weight: Array) -> Array:
@@ -67,7 +67,7 @@ class Measured:
 
     dtype: str
     errors: dict[str, float]
-    flops: float  # multiplications and additions a second of one product
+    flops: float  # multiplications and additions a second of a linear layer
 
     @property
     def faults(self) -> list[str]:
@@ -90,10 +90,7 @@ class Measured:
 def measure(engine: Engine, dtype: str) -> Measured:
     """Measure the errors and the speed of `dtype` on the engine's device."""
     errors = {name: error(engine, dtype, name) for name in OPERATIONS}
-    side = RATE_SIDE[engine.on_gpu]
-    engine.product_seconds(side, dtype)
-    seconds = min(engine.product_seconds(side, dtype) for _ in range(3))
-    return Measured(dtype=dtype, errors=errors, flops=2.0 * side**3 / seconds)
+    return Measured(dtype=dtype, errors=errors, flops=rates.measure(engine, "matmul", dtype))
 
 
 def float32_error(engine: Engine) -> float:

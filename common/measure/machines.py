@@ -1,7 +1,8 @@
 """The peak speed, the share of it that kernels reach, and the memory of graphics cards and Apple's chips.
 
 Rates are those of the makers' data sheets: products in 16 bit are dense, with sums in float32 (on a GeForce card half
-of the advertised rate). Nothing here was measured by this project.
+of the advertised rate). The shares of Apple's chips are those that make the times that others measured: a test holds
+plans to `docs/results/published-times.json`. Nothing here was measured by this project.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ class Machine:
     products: float = 0.85  # share of the peak that the networks' products reach
     attention: float = 0.5  # share of the peak that attention reaches
     source: str = "the maker's data sheet"
+    quantized: float | None = None  # share of the peak with quantized weights; None: `products`
+
+    def rate(self, dtype: str, quantized: bool = False) -> float:
+        """Return the operations a second of a network that computes in `dtype`."""
+        return self.peak(dtype) * (self.quantized if quantized and self.quantized else self.products)
 
     def peak(self, dtype: str) -> float:
         """Return the peak of operations a second in `dtype`."""
@@ -71,30 +77,33 @@ _CARDS = (
     ("h200", "NVIDIA H200", (141,), 4800, 790, 67, 0.85, 0.5, _BEST),
 )
 _CHIP = "the maker's data sheet; up to M4 16 bit is no faster than float32"
-_LIKE_M4_MAX = f"{_CHIP}; the share that products reach is that of the M4 Max"
-_M4_MAX = f"{_CHIP}; the speed at which others' language models read prompts means 14 TFLOP/s"
-_M3_ULTRA = f"{_CHIP}; others measured 17.4 TFLOP/s"
-_M5 = "bandwidth from the data sheet; the rate in 16 bit from what others measured of its cores, float32 a guess"
-# Chips in their version with the most cores. Attention reaches 0.9 of the rate of products.
+_M5_UNITS = "bandwidth from the data sheet; the rate in 16 bit from what others measured of its cores, float32 a guess"
+# Shares of a generation: of products, of attention (0.9 of them), the source, of products with quantized weights. M1
+# and M2 have no units for bfloat16, and lose a fifth by quantized weights; MLX reaches half of the M5's tensor units.
+_M1 = _M2 = (0.51, 0.46, f"{_CHIP}; pictures of FLUX.2 klein on an M1 Max and an M2 Pro, in 16 and in 4 bits", 0.40)
+_M3 = (0.61, 0.55, f"{_CHIP}; products of 17.4 TFLOP/s on an M3 Ultra, the same with quantized weights", None)
+_M4 = (0.76, 0.68, f"{_CHIP}; the speed at which an M4 Max reads prompts of language models", None)
+_M5 = (0.52, 0.47, f"{_M5_UNITS}; pictures of Z-Image-Turbo on an M5 Max, and in 8 and 4 bits", 0.37)
+# Chips in their version with the most cores
 _CHIPS = (
-    ("m1", "Apple M1", (8, 16), 68, 2.6, 2.6, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m1-pro", "Apple M1 Pro", (16, 32), 200, 5.3, 5.3, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m1-max", "Apple M1 Max", (32, 64), 400, 10.4, 10.4, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m1-ultra", "Apple M1 Ultra", (64, 128), 800, 20.8, 20.8, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m2", "Apple M2", (8, 16, 24), 100, 3.6, 3.6, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m2-pro", "Apple M2 Pro", (16, 32), 200, 6.8, 6.8, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m2-max", "Apple M2 Max", (32, 64, 96), 400, 13.6, 13.6, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m2-ultra", "Apple M2 Ultra", (64, 128, 192), 800, 27.2, 27.2, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m3", "Apple M3", (8, 16, 24), 100, 4.1, 4.1, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m3-pro", "Apple M3 Pro", (18, 36), 150, 7.4, 7.4, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m3-max", "Apple M3 Max", (36, 48, 64, 96, 128), 400, 16.4, 16.4, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m3-ultra", "Apple M3 Ultra", (96, 256, 512), 819, 28.4, 28.4, 0.61, 0.55, _M3_ULTRA),
-    ("m4", "Apple M4", (16, 24, 32), 120, 4.6, 4.6, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m4-pro", "Apple M4 Pro", (24, 48, 64), 273, 9.3, 9.3, 0.76, 0.68, _LIKE_M4_MAX),
-    ("m4-max", "Apple M4 Max", (36, 48, 64, 128), 546, 18.4, 18.4, 0.76, 0.68, _M4_MAX),
-    ("m5", "Apple M5", (16, 24, 32), 153, 16.5, 5.7, 1.0, 0.9, _M5),
-    ("m5-pro", "Apple M5 Pro", (24, 48, 64), 307, 30, 15, 1.0, 0.9, _M5),
-    ("m5-max", "Apple M5 Max", (36, 48, 64, 128), 614, 60, 30, 1.0, 0.9, _M5),
+    ("m1", "Apple M1", (8, 16), 68, 2.6, 2.6, *_M1),
+    ("m1-pro", "Apple M1 Pro", (16, 32), 200, 5.3, 5.3, *_M1),
+    ("m1-max", "Apple M1 Max", (32, 64), 400, 10.4, 10.4, *_M1),
+    ("m1-ultra", "Apple M1 Ultra", (64, 128), 800, 20.8, 20.8, *_M1),
+    ("m2", "Apple M2", (8, 16, 24), 100, 3.6, 3.6, *_M2),
+    ("m2-pro", "Apple M2 Pro", (16, 32), 200, 6.8, 6.8, *_M2),
+    ("m2-max", "Apple M2 Max", (32, 64, 96), 400, 13.6, 13.6, *_M2),
+    ("m2-ultra", "Apple M2 Ultra", (64, 128, 192), 800, 27.2, 27.2, *_M2),
+    ("m3", "Apple M3", (8, 16, 24), 100, 4.1, 4.1, *_M3),
+    ("m3-pro", "Apple M3 Pro", (18, 36), 150, 7.4, 7.4, *_M3),
+    ("m3-max", "Apple M3 Max", (36, 48, 64, 96, 128), 400, 16.4, 16.4, *_M3),
+    ("m3-ultra", "Apple M3 Ultra", (96, 256, 512), 819, 28.4, 28.4, *_M3),
+    ("m4", "Apple M4", (16, 24, 32), 120, 4.6, 4.6, *_M4),
+    ("m4-pro", "Apple M4 Pro", (24, 48, 64), 273, 9.3, 9.3, *_M4),
+    ("m4-max", "Apple M4 Max", (36, 48, 64, 128), 546, 18.4, 18.4, *_M4),
+    ("m5", "Apple M5", (16, 24, 32), 153, 16.5, 5.7, *_M5),
+    ("m5-pro", "Apple M5 Pro", (24, 48, 64), 307, 30, 15, *_M5),
+    ("m5-max", "Apple M5 Max", (36, 48, 64, 128), 614, 60, 30, *_M5),
 )
 MACHINES = {row[0]: Machine(*row) for row in (*_CARDS, *_CHIPS)}
 LIST = "list"  # a value of `--on` in place of a name

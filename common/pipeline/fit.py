@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
@@ -13,12 +11,11 @@ from qwenimg.common.pipeline.fit_options import FitOptions, needs
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime import rates
+from qwenimg.common.runtime.rates import Layer, decoder_layer, denoiser_layer
 from qwenimg.common.runtime.runtime import Change
 
 MUCH_LESS = 0.8  # the share of the planned bytes within which options are suggested if the plan did not suffice
-# Sides of the matrices that measure the rate: they fill a GPU; on a CPU they are those of small networks, and quick.
-GPU_SIDE, CPU_SIDE, WARM_SIDE = 4096, 512, 256
-RATE_SECONDS = 0.1  # the time of a measurement
 
 
 class FitCheck:
@@ -26,7 +23,7 @@ class FitCheck:
 
     def __init__(self, model: DiffusionModel):
         self.model, self.runtime, self.engine = model, model.runtime, model.runtime.engine
-        self._rates: dict[str, float] = {}  # seconds of an operation, by dtype
+        self._rates: dict[tuple[Layer, str], float] = {}  # operations a second
         self._last: tuple[Request, MemoryPlan] | None = None
 
     def check(self, request: Request, model: DiffusionModel) -> MemoryPlan:
@@ -61,27 +58,18 @@ class FitCheck:
 
     def estimate(self, request: Request, model: DiffusionModel) -> Estimate:
         """Return memory and time of an image by `model`. Raises DoesNotFit like `check`."""
-        plan, rate = self.check(request, model), self._seconds_of_operation()
-        steps = steps_seconds(plan, rate, self.engine.facts)
+        plan = self.check(request, model)
+        steps = steps_seconds(plan, 1 / self._rate(*denoiser_layer(self.runtime.precision)), self.engine.facts)
         return Estimate(
             memory=plan.largest.peak,
-            seconds=steps + plan.decoding * rate,
+            seconds=steps + plan.decoding / self._rate(*decoder_layer(self.runtime.precision)),
             step=steps / self.model.plan(request).steps,
         )
 
-    def _seconds_of_operation(self) -> float:
-        """Return the seconds of an operation, from the median time of a product in the transformer's dtype: other
-        programs slow the run down too. The first product of a process is much slower than the next, and does not
-        count."""
-        dtype = self.runtime.precision.compute_dtype("transformer")
-        if dtype not in self._rates:
-            side = GPU_SIDE if self.engine.on_gpu else CPU_SIDE
-            self.engine.product_seconds(WARM_SIDE, dtype)
-            times: list[float] = []
-            while sum(times) < RATE_SECONDS:
-                times.append(self.engine.product_seconds(side, dtype))
-            self._rates[dtype] = median(times) / (2 * side**3)
-        return self._rates[dtype]
+    def _rate(self, layer: Layer, dtype: str) -> float:
+        if (layer, dtype) not in self._rates:
+            self._rates[layer, dtype] = rates.measure(self.engine, layer, dtype)
+        return self._rates[layer, dtype]
 
 
 def with_inputs(

@@ -16,7 +16,6 @@ from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision import precision as policies
-from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.runtime import Change, limit_for
 
@@ -35,7 +34,7 @@ class OptionChange:
     size: Size | None
     needs: MemoryPlan
     budget: int
-    precision: Precision
+    model: DiffusionModel
 
     @property
     def peak(self) -> int:
@@ -143,7 +142,7 @@ class FitOptions:
                 size=size,
                 needs=plan,
                 budget=plan.budget if self.may_raise_limit and change.max_memory else self.budget,
-                precision=model.runtime.precision,
+                model=model,
             )
         return self._planned[change, size]
 

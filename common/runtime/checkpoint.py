@@ -16,6 +16,7 @@ from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.weights import quantise
 from qwenimg.common.weights.loras.lora import Deltas
 from qwenimg.common.weights.plan import LoadPlan
+from qwenimg.common.weights.storage import Packed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,11 @@ class Component:
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
     compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
     deep: DeepBlocks | None = None  # of a denoiser, the blocks that a step cache skips
+
+    @property
+    def is_quantized(self) -> bool:
+        """True if weights stay quantized in memory."""
+        return any(isinstance(entry.storage, Packed) for entry in self.plan.entries.values())
 
     def stored(self, precision: Precision) -> LoadPlan:
         """Return the plan of its weights in memory under a policy."""

@@ -18,6 +18,7 @@ from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.group import Group
+from qwenimg.common.runtime.rates import Layer, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.runtime.traced import BlockRunner, Look
 from qwenimg.common.weights.plan import LoadPlan
@@ -225,8 +226,10 @@ class Engine(Protocol):
         """Call `observer` after every operation of the models while the context is open."""
         ...
 
-    def product_seconds(self, side: int, dtype: str) -> float:
-        """Return the seconds of one product of two matrices side x side."""
+    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes) -> float:
+        """Return the seconds of one linear layer (`matmul`) or convolution of the networks with inputs and weights of
+        `shapes` in `dtype`. On a CPU they are processor time, of one thread and shared among all, which other
+        programs hardly change."""
         ...
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:

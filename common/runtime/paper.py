@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.runtime.engine import Array, NumpyArray
 from qwenimg.common.runtime.group import Ranks
+from qwenimg.common.runtime.rates import Layer
+
+Rate = Callable[[Layer, str], float]  # the operations a second of a layer in a dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +23,7 @@ class OnPaper:
     about: str = ""  # how `free` follows from the memory of the machine
     total: int = 0  # the first result of `Engine.machine`
     limit: str = ""  # the second
-    rate: float | None  # operations a second of its products, if measured here
+    rate: Rate | None  # of its layers, if they can be measured here
     group: Ranks | None = None  # of which it is one
 
     @property
@@ -41,10 +45,6 @@ class OnPaper:
 
     def release(self) -> None:
         """Do nothing: it holds nothing."""
-
-    def product_seconds(self, side: int, dtype: str) -> float:
-        assert self.rate is not None, self.name
-        return 2 * side**3 / self.rate
 
     def numpy(self, array: Array) -> NumpyArray:
         raise AssertionError("nothing is computed on paper")

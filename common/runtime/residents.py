@@ -143,6 +143,7 @@ class Residents:
                 plan.decoding += stage.operations
             else:
                 plan.steps += stage.operations
+                plan.quantized |= stage.operations > 0 and use.component.is_quantized
         return plan
 
     def begin(self) -> None:

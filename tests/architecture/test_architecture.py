@@ -58,9 +58,6 @@ PACKAGE = sources("src", "common", "backends", "cli")
 # Training has no twin, and is where autocast, loss scaling and checkpoints convert: exempt by name.
 TRAINING = "backends/torch/training"
 BACKENDS = [path for path in sources("backends") if path.parent != ROOT / TRAINING]
-ALLOWED_PRODUCTS = {
-    ("backends/paper.py", "_cpu_rate:"): "the rate of a product in numpy, where no framework is imported"
-}
 INNER = [path for path in BACKENDS if name_of(path).count("/") > 1]
 
 
@@ -148,7 +145,7 @@ def test_no_forward_asks_a_weight_for_its_dtype():
 
 
 def test_products_are_in_ops():
-    assert broken(rules.products, but(BACKENDS, *OPS), ALLOWED_PRODUCTS) == []
+    assert broken(rules.products, but(BACKENDS, *OPS)) == []
 
 
 @pytest.mark.sample(0)

@@ -20,8 +20,8 @@ from qwenimg.common.memory import estimate, limits, memory, operations
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.pictures import pixels as image
-from qwenimg.common.pipeline import fit
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
+from qwenimg.common.runtime import rates
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.types import Schedule
 
@@ -138,7 +138,7 @@ def test_an_estimate_reads_no_weight(
     touched: list[str] = []
     monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 2**50)
-    monkeypatch.setattr(pipe.engine, "product_seconds", lambda side, dtype: 2 * side**3 / 1e10)
+    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype: 1e10)
     asked: dict[str, Any] = {"steps": 4, "guidance": 3.0}
     small, large, vast = (pipe.estimate("a ring", width=s, height=s, **asked) for s in (512, 2048, 8192))
     print(*(estimate.summary(one.memory, one.seconds) for one in (small, large, vast)), sep="; ")
@@ -215,23 +215,27 @@ def test_what_is_left_after_the_first_step(said: float, step: float, took: float
 def test_every_evaluation_counts(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heun asks twice a step, but once in the last; an estimate took both at one level for one."""
     pipe = qwenimg.load(tiny_folder, backend="cpu", precision="fp32")
-    monkeypatch.setattr(pipe.engine, "product_seconds", lambda side, dtype: 2 * side**3 / 1e10)
+    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype: 1e10)
     found = {name: pipe.estimate("a ring", width=512, height=512, steps=8, sampler=name) for name in ("euler", "heun")}
     ratio = found["heun"].step / found["euler"].step
     print(f"heun takes {ratio:.3f} times euler's")
     assert ratio == pytest.approx(15 / 8)
 
 
-def test_the_rate_is_that_of_the_middle_product_after_a_first_one(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rate_is_that_of_the_middle_layer_after_a_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first was up to 20 times slower than the next, and the best much better than what a run gets."""
-    pipe = qwenimg.load(tiny_folder, backend="cpu", precision="fp32")
-    monkeypatch.setattr(fit, "RATE_SECONDS", 0.1)
     taken = iter([9.0, 0.01, 0.03, 0.02, 0.01, 0.05])
-    monkeypatch.setattr(pipe.engine, "product_seconds", lambda side, dtype: next(taken))
-    pipe.estimate("a ring", width=512, height=512, steps=8)
-    assert not list(taken) and list(pipe._fit._rates.values()) == [pytest.approx(0.02 / (2 * 512**3))]
+
+    class Engine:
+        on_gpu = False
+
+        def layer_seconds(self, layer: str, dtype: str, shapes: rates.Shapes) -> float:
+            return next(taken)
+
+    monkeypatch.setattr(rates, "SECONDS", 0.2)
+    assert rates.measure(Engine(), "matmul", "float32") == pytest.approx(2 * 512 * 1024 * 1024 / 0.02)
+    assert not list(taken)
+    assert rates.operations("conv2d", rates.CPU["conv2d"]) == 2 * 9 * 256 * 256 * 32 * 32
 
 
 def test_sizes() -> None:

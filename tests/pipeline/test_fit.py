@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from support.published import (
 )
 
 import qwenimg
-from qwenimg.backends import paper
+from qwenimg import backends
 from qwenimg.cli.main import run
 from qwenimg.common.base.amounts import parse_bytes
 from qwenimg.common.base.errors import DoesNotFit, UsageError
@@ -32,6 +33,7 @@ from qwenimg.common.families.flux2.published import variants
 from qwenimg.common.families.z_image.published import SHIFTS
 from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
+from qwenimg.common.runtime import rates
 
 STAGES = ["text", "modulation", "denoise", "decode"]
 pytestmark = pytest.mark.usefixtures("no_other_models")
@@ -209,12 +211,12 @@ def test_a_prompt_that_is_on_the_disk_has_no_stage(
 @pytest.mark.sample(0)
 def test_other_programs_hardly_change_the_rate_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside two busy loops for each core; wall time would be three times as long, or thirty."""
-    monkeypatch.setattr(paper, "TRIALS", 6)
-    monkeypatch.setattr(paper, "PRODUCTS", 512)
-    alone = paper._cpu_rate()
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * paper._cores())]
+    monkeypatch.setattr(rates, "SECONDS", 0.1)
+    engine = backends.load("cpu")
+    alone = rates.measure(engine, "matmul", "float32")
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        beside = [paper._cpu_rate() for _ in range(5)]
+        beside = [rates.measure(engine, "matmul", "float32") for _ in range(5)]
     finally:
         for loop in loops:
             loop.kill()
@@ -299,8 +301,8 @@ def test_a_known_model_is_planned_before_it_is_here(
     by_name, by_files = planned(name, *options.split()), planned(folder, *options.split(), *asked)
     assert not by_name.pop("here") and by_files.pop("here")
     assert by_name.pop("model") == name and by_files.pop("model") != name
-    for rates in (*by_name["ways"], *by_files["ways"], by_name, by_files):
-        rates.pop("step_seconds"), rates.pop("picture_seconds")  # measured on a CPU
+    for row in (*by_name["ways"], *by_files["ways"], by_name, by_files):
+        row.pop("step_seconds"), row.pop("picture_seconds")  # measured on a CPU
     for made in (by_name, by_files):  # the number of steps is given for one of them
         made.pop("few_steps"), made.pop("others")
     assert by_name == by_files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from support.cli_runner import cli
 
 import qwenimg
+from qwenimg import backends
 from qwenimg.backends.paper import on_paper
 from qwenimg.backends.torch.ops import cpu
 from qwenimg.common.families.catalog import KNOWN
@@ -23,9 +25,12 @@ from qwenimg.common.measure.machines import MACHINES, machine
 from qwenimg.common.memory import share
 from qwenimg.common.memory.estimate import TO_CARD, streaming_rate
 from qwenimg.common.pipeline.fit_options import needs
+from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.runtime import Change
 
 MIB = 2**20
+PUBLISHED = json.loads((Path(__file__).parents[2] / "docs" / "results" / "published-times.json").read_text())
+OFF = 1.5  # the most that a plan may differ from a time that others published, either way
 # What Metal recommends as its working set, by the GiB of a Mac, as users of such Macs report it.
 REPORTED = {16: 10922.67, 32: 21845.34, 64: 49152.00, 96: 73728.00}
 Planned = Callable[..., Any]
@@ -143,21 +148,32 @@ def test_smaller_models_are_named_where_one_does_not_fit_or_takes_long() -> None
 
 
 def test_plan_and_run_expect_the_same_of_a_cpu_without_16_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers widen to float32 there, and so does the product by which a run estimates."""
+    """Layers widen to float32 there, and so does the layer by which both estimate: the rate is about float32's."""
     monkeypatch.setattr(cpu, "_multiplies", lambda dtype, device: dtype == torch.float32)
-    asked: list[torch.dtype] = []
+    engine = backends.load("cpu")
+    found = {dtype: rates.measure(engine, "matmul", dtype) for dtype in ("float32", "float16")}
+    print(found)
+    assert 0.2 < found["float16"] / found["float32"] < 2
 
-    def product(side: int, dtype: torch.dtype, device: torch.device) -> float:
-        asked.append(dtype)
-        return 1e-3
 
-    monkeypatch.setattr("qwenimg.backends.torch.ops.product_seconds", product)
-    pipe = qwenimg.load("shapes", "cpu", "fp16")
-    try:
-        pipe.estimate("a red circle")
-    finally:
-        pipe.close()
-    assert set(asked) == {torch.float32}
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_plan_doctor_and_run_have_one_rate_of_a_dtype(
+    backend: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {"float32": 1e9, "bfloat16": 3e9, "float16": 0.5e9}
+    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype: speeds[dtype] / (2 if layer == "conv2d" else 1))
+    planned_now = planned("shapes", "-p", "a picture", "--backend", backend, "--precision", precision)
+    with closing(qwenimg.load("shapes", backend, precision)) as pipe:
+        expected = pipe.estimate("a picture")
+    print(planned_now["step_seconds"], expected.step)
+    assert planned_now["step_seconds"] == pytest.approx(expected.step, rel=0.02)
+    assert planned_now["picture_seconds"] == pytest.approx(expected.seconds, rel=0.02)
+    report = json.loads(told("doctor", "--backend", backend, "--json"))
+    row = next(row for row in report["models"] if row["model"] == "shapes-v1")
+    auto = planned("shapes", "--backend", backend)
+    assert row["picture_seconds"] == pytest.approx(auto["picture_seconds"], rel=0.02)
 
 
 @pytest.mark.sample(0)
@@ -226,3 +242,28 @@ def test_a_card_of_eight_lanes_reads_at_half_the_rate() -> None:
     for name, expected in halves.items():
         engine = on_paper("auto", 8 * 2**30, machine(name))
         assert streaming_rate(engine.facts) == expected * TO_CARD / 2, name
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: row["plan"].replace(" ", "_"))
+def test_a_plan_is_near_what_others_measured(row: dict[str, Any]) -> None:
+    """Pictures on machines that this project has not, by programs that compute the same products."""
+    found = planned(*row["plan"].split())["picture_seconds"]
+    ratio = found / row["seconds"]
+    print(f"{row['plan']}: planned {found:.1f} s, published {row['seconds']} s ({row['source']}): {ratio:.2f}")
+    assert 1 / OFF <= ratio <= OFF
+
+
+def test_fewer_bits_are_not_faster_on_old_macs() -> None:
+    """So 16 bit come first where they fit, and the rows say what fewer bits cost."""
+    for chip, most in (("m1-max", 1.3), ("m2-pro", 1.3), ("m4-max", 1.001)):
+        sixteen, four = (
+            planned("flux2-klein-4b", "--on", chip, "--memory", "32GB" if chip != "m4-max" else "36GB", *bits)
+            for bits in ([], ["-q", 4])
+        )
+        assert 1 <= four["step_seconds"] / sixteen["step_seconds"] < most, chip
+        assert (four["step_seconds"] > 1.2 * sixteen["step_seconds"]) == chip.startswith(("m1", "m2"))
+    best = next(
+        row for row in planned("--on", "m2-pro", "--memory", "32GB")["models"] if row["model"] == "z-image-turbo"
+    )
+    assert best["options"] == "", "16 bit fit"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -276,12 +275,3 @@ def shortened(guided: Array, conditional: Array, most: float) -> Array:
 
 def _length(x: Array) -> Array:
     return mx.sqrt(mx.sum(mx.square(x), axis=-1, keepdims=True))
-
-
-def product_seconds(side: int, dtype: mx.Dtype) -> float:
-    """Return the seconds of one product of two matrices side x side."""
-    x = mx.ones((side, side), dtype)
-    mx.eval(x)
-    start = time.perf_counter()
-    mx.eval(mx.matmul(x, x))
-    return time.perf_counter() - start

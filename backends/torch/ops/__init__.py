@@ -14,6 +14,7 @@ from qwenimg.backends.torch.ops.cpu import multiplies as multiplies
 from qwenimg.backends.torch.ops.device import *
 from qwenimg.backends.torch.ops.functions import *
 from qwenimg.backends.torch.ops.layers import *
+from qwenimg.backends.torch.ops.operate import layer_seconds as layer_seconds
 from qwenimg.backends.torch.ops.operate import operate as operate
 from qwenimg.backends.torch.ops.products import *
 from qwenimg.backends.torch.ops.tokens import HasTokenRanks as HasTokenRanks

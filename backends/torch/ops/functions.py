@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -267,11 +266,3 @@ def shortened(guided: Tensor, conditional: Tensor, most: float) -> Tensor:
 
 def _length(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-
-def product_seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the seconds of one product of two matrices side x side."""
-    x = torch.ones((side, side), dtype=dtype, device=device)
-    start = time.perf_counter()
-    torch.matmul(x, x)[0, 0].item()
-    return time.perf_counter() - start
