@@ -21,14 +21,16 @@ export PYTHONUTF8 := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test suite test-fast test-all test-slow lint twins bench parity mutations gate clean
+.PHONY: help demo picture test suite test-fast test-all test-rest test-slow test-newest lint twins bench parity mutations gate clean
 
 help:
 	@echo "make demo       draw a grid of pictures with the built-in model, on what this machine has"
 	@echo "make test       lint, types and the tests, of what takes long a sample"
 	@echo "make test-fast  the tests without reference libraries or pictures: for the loop of who changes something"
 	@echo "make test-all   all tests but the slow ones: before a release, and after a change of what families share"
+	@echo "make test-rest  what test-all has and test has not"
 	@echo "make test-slow  the slow tests"
+	@echo "make test-newest  the tests with the newest torch, MLX and all others, in an environment of its own"
 	@echo "make lint       lint and types alone"
 	@echo "make twins      translate the networks on torch to MLX, after a change of one"
 	@echo "make bench      time one forward against diffusers (ARGS=\"--help\" for the options)"
@@ -72,8 +74,20 @@ test-fast: $(VENV)/.test-ready
 test-all: $(VENV)/.test-ready
 	$(PYTEST) -m "not slow"
 
+test-rest: $(VENV)/.test-ready
+	$(PYTEST) -m "rest and not slow"
+
 test-slow: $(VENV)/.test-ready
 	$(PYTEST) -m slow
+
+# What a person gets who installs by the README today. The reference libraries keep their versions.
+NEWEST := .venv-newest
+
+test-newest:
+	@$(PYTHON) -m venv $(NEWEST)
+	@echo 'Installing the newest of everything into $(NEWEST): on Linux 6 GB, with the CUDA build of torch.'
+	PIP_CONSTRAINT= PIP_CONFIG_FILE=/dev/null $(NEWEST)/bin/python -m pip install -q --disable-pip-version-check --no-input --upgrade --upgrade-strategy eager -e ".[mlx,torch,serve,dev]"
+	$(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not rest"
 
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .

@@ -234,6 +234,7 @@ def test_a_signal_ends_it_and_leaves_no_sheet(
 ):
     pipe = draws()
     whole = pipe.stream
+    monkeypatch.setattr(signals, "LONG", 600.0)  # a busy machine takes longer than 10 s between two pictures
     seen = threading.Event()  # a run of no work may else be over before the watching thread has read the signal
     monkeypatch.setattr(signals, "_tell", lambda line: seen.set())
 
