@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from bisect import bisect_left
 from contextlib import closing
-from functools import cache, partial
+from dataclasses import replace
 
 import numpy as np
 from doc_tables import table, write
 
 from qwenimg.backends.paper import on_paper
-from qwenimg.common.base.amounts import parse_bytes, size_text
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import BUILT_IN, CONTROLS, KNOWN
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
@@ -34,7 +33,7 @@ from qwenimg.common.runtime.runtime import Change
 PAGE, BLOCK = "models.md", "models"
 MEMORY = ("in 16 bits", "8 bits", "4 bits")
 HEADS = ("name", "what it is for", "size", "steps", "download", *MEMORY, "edits", "control", "LoRAs", "license")
-MACHINE, MEMORIES = "m4-max", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # GB that are free
+MACHINE, MUCH = "m4-max", 64 * 10**9  # bytes that are free
 BITS = (None, "8", "4")
 
 
@@ -47,7 +46,7 @@ def rows() -> list[tuple[str, ...]]:
 def _row(known: KnownModel) -> tuple[str, ...]:
     size = f"{known.width}x{known.height}"
     download = size_text(known.bytes) if known.bytes else "comes with qwenimg"
-    with closing(_planned(known, MEMORIES[-1])) as pipe:
+    with closing(_planned(known, MUCH)) as pipe:
         model, request = pipe.model, pipe.check(PROMPT, image=np.full((1024, 1024, 3), HALF, np.uint8), strength=1)
         sees = model.references(request) or model.sees_mask
         edits, control, loras = (
@@ -66,27 +65,25 @@ def _is_controlled(known: KnownModel, pipe: Pipeline) -> bool:
 def _peaks(known: KnownModel) -> list[int]:
     """Return the peak for each of BITS, in the smallest memory that an image fits into as a whole: in more, more stays
     for the next."""
-    return [
-        _plan(known, MEMORIES[bisect_left(MEMORIES, True, key=partial(_fits, known, bits))], bits)[0] for bits in BITS
-    ]
+    return [_least(known, bits) for bits in BITS]
 
 
-def _fits(known: KnownModel, bits: str | None, gigabytes: int) -> bool:
-    peak, budget = _plan(known, gigabytes, bits)
-    return peak <= budget
+def _least(known: KnownModel, bits: str | None) -> int:
+    free, peak = 0, 1
+    while peak > free:
+        free, peak = peak, _peak(known, peak, bits)
+    return peak
 
 
-@cache
-def _plan(known: KnownModel, gigabytes: int, bits: str | None) -> tuple[int, int]:
-    """Return the peak of an image and the memory that it may take."""
-    with closing(_planned(known, gigabytes)) as pipe:
+def _peak(known: KnownModel, free: int, bits: str | None) -> int:
+    """Return the bytes of an image where so many are free."""
+    with closing(_planned(known, free)) as pipe:
         model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
-        plan = needs(model, pipe.check(PROMPT, **start.stand_in(pipe.model)), counted=False)
-        return plan.largest.peak, plan.budget
+        return needs(model, pipe.check(PROMPT, **start.stand_in(pipe.model)), counted=False).largest.peak
 
 
-def _planned(known: KnownModel, gigabytes: int) -> Pipeline:
-    engine = on_paper("auto", parse_bytes(f"{gigabytes}GB", "free"), machine(MACHINE))
+def _planned(known: KnownModel, free: int) -> Pipeline:
+    engine = replace(on_paper("auto", MUCH, machine(MACHINE)), free=free)
     return plan_pipeline(Opening(model=known.name), engine)[0]
 
 

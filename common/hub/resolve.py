@@ -85,12 +85,13 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
 
 
 def _default(without: frozenset[str]) -> str:
-    """Return the name of the model to draw with if none is named: the first of which the cache has weights. Parts from
-    elsewhere belong to the default model."""
-    for name in (catalog.DEFAULT, catalog.FIRST) if without <= {TOKENIZER} else ():
-        if any(map(has_weights, snapshots(storage_folder(find_repo(name)[0])))):
-            return name
-    return catalog.DEFAULT
+    """Return the name of the model to draw with if none is named: the first that the cache has, whole or else in part.
+    Parts from elsewhere belong to the default model."""
+    names = (catalog.DEFAULT, catalog.FIRST) if without <= {TOKENIZER} else ()
+    copies = {name: snapshots(storage_folder(find_repo(name)[0])) for name in names}
+    whole = (name for name, folders in copies.items() if any(lacks(folder, without) is None for folder in folders))
+    begun = (name for name, folders in copies.items() if any(map(has_weights, folders)))
+    return next(whole, next(begun, catalog.DEFAULT))
 
 
 def _check_is_model(path: Path, without: frozenset[str]) -> None:

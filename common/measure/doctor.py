@@ -16,20 +16,18 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.text import aligned
 from qwenimg.common.base.version import __version__
-from qwenimg.common.families import registry
-from qwenimg.common.families.family import Family
+from qwenimg.common.families import catalog, registry
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.measure.exactness import LIMITS, Measured, measure
 from qwenimg.common.memory.memory import free_ram
 from qwenimg.common.precision import presets
-from qwenimg.common.precision.precision import DenoiserKind, Precision, short
+from qwenimg.common.precision.precision import DenoiserKind, short
 from qwenimg.common.precision.presets import Choice
-from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.rates import Layer
-from qwenimg.common.weights import on_paper as weights_on_paper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +67,12 @@ class DoctorReport:
 def examine(engine: Engine, opened: tuple[str, DenoiserKind, Checkpoint] | None) -> DoctorReport:
     """Measure `engine` for a second or two and return the report.
 
-    opened: the name, kind and files of a model; without one, `auto` has a choice for each family's published size."""
+    opened: the name, kind and files of a model; without one, `auto` has a choice for each family's first known
+    model."""
     free, cache = engine.free_memory(), hf_cache.cache_folder()
     if opened is None:
-        auto = [_published(family, engine, free) for family in registry.FAMILIES]
+        first = {known.family: known for known in reversed([*catalog.KNOWN.values()]) if registry.published(known)}
+        auto = [_published(known, engine, free) for known in reversed([*first.values()])]
     else:
         name, kind, checkpoint = opened
         auto = [Auto(model=name, choice=_choice(kind, engine, checkpoint.largest, free))]
@@ -126,16 +126,11 @@ def _choice(kind: DenoiserKind, engine: Engine, weights: Any, free: int) -> Choi
     return presets.choose(presets.AUTO, presets.AUTO, kind, engine.facts, weights, free)
 
 
-def _published(family: Family, engine: Engine, free: int) -> Auto:
-    """Return the choice for the denoiser of the size that is published under the family's name."""
-    network = family.networks[0]
-    plan = weights_on_paper.plan(network.role, network.uses(network.config()))
-
-    def weights(policy: Precision) -> int:
-        return plan.stored(policy).when(ALWAYS).nbytes
-
-    name = f"{family.title} of {plan.parameters / 1e9:.1f} billion parameters"
-    return Auto(model=name, choice=_choice(family.precision, engine, weights, free))
+def _published(known: KnownModel, engine: Engine, free: int) -> Auto:
+    """Return the choice for a known model as it is published."""
+    opened = registry.published(known)
+    assert opened is not None, known.name
+    return Auto(model=known.name, choice=_choice(opened.family.precision, engine, opened.checkpoint.largest, free))
 
 
 def _threads() -> int:

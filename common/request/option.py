@@ -172,14 +172,15 @@ def recorded(options: Iterable[Option], request: object, there: frozenset[str]) 
 
 def no_effect(one: Option, asked: object, special: Collection[str], there: frozenset[str], guidance: str) -> str | None:
     """Return a warning if `asked`, the value of an option in a call, changes nothing, else None. `special`: the
-    special options that the model takes. `there`: the `needs` that the run has. `guidance`: its scale, in words."""
+    special options that the model takes. `there`: the `needs` that the run has. `guidance`: why there is none, in
+    words."""
     if asked is None or (one.recorded == "changed" and asked == one.default):
         return None
     if one.elsewhere and one.special and one.name not in special:
         return f"{one.label} has no effect: {one.elsewhere}"
     if not one.needs or one.needs in there:
         return None
-    lacking = {"guidance": f"at {guidance}", "image": "without a picture to start from"}
+    lacking = {"guidance": guidance, "image": "without a picture to start from"}
     return f"{one.label} has no effect {lacking.get(one.needs, f'without a {one.needs}')}"
 
 

@@ -128,6 +128,9 @@ def test_guidance_of_a_distilled_model_is_said_to_have_no_effect(tiny_flux2: dic
     plain, guided = (pipe("a ring", width=32, height=32, steps=1, seed=1, guidance=scale) for scale in (1.0, 4.0))
     assert np.array_equal(plain.latents, guided.latents)
     assert guided.warnings == ["guidance has no effect: this model is distilled to draw without it"] != plain.warnings
+    negated = pipe("a ring", width=32, height=32, steps=1, seed=1, negative_prompt="blue")
+    expected = "the negative prompt has no effect in this model, which is distilled to draw without guidance"
+    assert negated.warnings == [expected] and np.array_equal(plain.latents, negated.latents)
 
 
 def test_a_strength_below_1_starts_from_the_picture(tiny_flux2: dict[str, Path]) -> None:

@@ -79,7 +79,7 @@ check_names(["glow"])
 request = Request(prompt="a ring", glow=2)
 print(codes, asked, "glow: above 0 to 2" in Pipeline.__call__.__doc__)
 print(recorded(OPTIONS.values(), request, frozenset())["glow"], check_recipe(RECIPE | {"glow": 1}, Path("x"))["glow"])
-print(no_effect(OPTIONS["glow"], 2.0, (), frozenset(), "guidance 1"))
+print(no_effect(OPTIONS["glow"], 2.0, (), frozenset(), "at guidance 1"))
 run(["--help-all"])
 run(["--help", "--json"])
 """
@@ -186,7 +186,7 @@ def test_an_option_is_whole(one: Option) -> None:
 )
 def test_what_has_no_effect_is_told(name: str, asked: Any, family: str, has: str, told: str | None) -> None:
     special = next((one.options for one in FAMILIES if one.name == family), frozenset[str]())
-    found = no_effect(OPTIONS[name], asked, special, frozenset(filter(None, [has])), "guidance 1")
+    found = no_effect(OPTIONS[name], asked, special, frozenset(filter(None, [has])), "at guidance 1")
     assert (found is None) if told is None else (found or "").endswith(told)
 
 

@@ -64,8 +64,10 @@ class Guidance:
         return options | {"guidance": wanted}
 
     def text(self, request: Request) -> str:
-        """Return the scale, in words."""
-        return f"{self.name} {self.scale(request):g}"
+        """Return why there is no unconditional branch, in words."""
+        if isinf(self.off):
+            return "in this model, which is distilled to draw without guidance"
+        return f"at {self.name} {self.scale(request):g}"
 
     def branches(self, request: Request) -> tuple[Branch, ...]:
         """Return the branches of a step, the prompt's first and the unconditional one second."""
