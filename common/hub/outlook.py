@@ -95,10 +95,10 @@ class Variant:
 
 def times(engine: Any, model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
     """Return the expected times of an image by `model` with the plan `plan`."""
-    found = _rates(engine, model.runtime.precision, plan.quantized)
-    if found is None:
+    rates = _rates(engine, model.runtime.precision, plan.quantized)
+    if rates is None:
         return Times(step=None, picture=None)
-    denoising, decoding = found
+    denoising, decoding = rates
     steps = steps_seconds(plan, 1 / denoising, engine.facts)
     return Times(step=steps / model.plan(request).steps, picture=steps + plan.decoding / decoding)
 
