@@ -15,8 +15,7 @@ from struct import unpack
 from typing import TypeAlias
 
 from qwenimg.common.base.text import clean
-from qwenimg.common.prompts.charsmap import Charsmap, DamagedTable
-from qwenimg.common.prompts.unigram import MAX_PIECES, Pieces, checked
+from qwenimg.common.prompts.unigram import MAX_PIECES, Pieces, checked, checked_table
 from qwenimg.common.prompts.vocabulary import read_file, refuse
 
 Value: TypeAlias = int | bytes
@@ -70,17 +69,12 @@ def _pieces(file: Path, raw: bytes) -> Pieces:
     texts = checked(file, entries)
     if types.count(_UNKNOWN) != 1 or _NORMAL not in types or not set(types) <= {_NORMAL, _UNKNOWN, _CONTROL}:
         refuse(file, "its pieces are not of types 1 and 3, and one of type 2, as those of T5")
-    try:
-        table = Charsmap(charsmap) if charsmap else None
-    except DamagedTable as error:
-        refuse(file, f"its table of characters (charsmap) {error}")
-    rows = list(zip(texts, types, strict=True))
     return Pieces(
         file=file,
-        known={text: (id, score) for id, ((text, score), type) in enumerate(rows) if type == _NORMAL},
+        scores=texts,
         unknown=types.index(_UNKNOWN),
-        special={text: id for id, ((text, _), type) in enumerate(rows) if type != _NORMAL},
-        charsmap=table,
+        special={text: id for id, (text, _) in enumerate(texts) if types[id] != _NORMAL},
+        charsmap=checked_table(file, charsmap) if charsmap else b"",
     )
 
 

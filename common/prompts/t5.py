@@ -2,7 +2,7 @@
 
 Unusual here:
 
-- files are only data: normalizer, pre-tokenizer and model are built here (`unigram`), so a file cannot bring others;
+- files are only data: normalizer, pre-tokenizer and model are those of T5 (`unigram`), so a file cannot bring others;
 - behind the words comes `</s>`, and then `<pad>` up to a fixed length. Both are part of the conditioning;
 - text that spells a special token, such as `</s>` or one of the hundred `<extra_id_0>`, becomes that token, as in
   transformers. The extra ones follow the pieces, counted backwards, and `spiece.model` does not name them.
@@ -20,12 +20,11 @@ from typing import Any
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.prompts.charsmap import Charsmap, DamagedTable
 from qwenimg.common.prompts.check import check_prompt
 from qwenimg.common.prompts.prompt_tokens import PromptTokens
 from qwenimg.common.prompts.spiece import read_pieces
-from qwenimg.common.prompts.unigram import MAX_PIECES, SPACE, Pieces, Unigram, checked
-from qwenimg.common.prompts.vocabulary import Form, check_ids, has, read_parts, refuse, shown
+from qwenimg.common.prompts.unigram import MAX_PIECES, SPACE, Pieces, build, checked, checked_table
+from qwenimg.common.prompts.vocabulary import Form, check_ids, guarded, has, read_parts, refuse, shown
 
 EOS, PAD = "</s>", "<pad>"
 EXTRA = 100  # special tokens behind the pieces
@@ -37,8 +36,8 @@ class T5Tokenizer:
 
     def __init__(self, pieces: Pieces) -> None:
         self.file = pieces.file
-        self.largest_id = max([*(id for id, _ in pieces.known.values()), *pieces.special.values()])
-        self._special, self._unigram = pieces.special, Unigram(pieces)
+        self.largest_id = max(len(pieces.scores) - 1, *pieces.special.values())
+        self._special, self._tokenizer = pieces.special, guarded(self.file, lambda: build(pieces))
         self.eos, self.pad = (self._special[token] for token in (EOS, PAD))
         longest_first = sorted(self._special, key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
@@ -48,8 +47,12 @@ class T5Tokenizer:
         check_prompt(text)
         ids: list[int] = []
         for i, part in enumerate(self._tokens.split(text)):
-            ids += [self._special[part]] if i % 2 else self._unigram.ids(part)
+            ids += [self._special[part]] if i % 2 else self._split(part)
         return ids
+
+    def _split(self, text: str) -> list[int]:
+        """Return the ids of `text`, in which special tokens are plain text."""
+        return guarded(self.file, lambda: self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def padded(self, text: str, length: int) -> PromptTokens:
         """Return the ids of `text` with the end token, padded or cut to `length`; the end token stays. Raises
@@ -77,9 +80,9 @@ def load(folder: Path) -> T5Tokenizer:
 
 def _spiece_model(file: Path) -> Pieces:
     pieces = read_pieces(file)
-    count = len(pieces.known) + len(pieces.special)
-    extra = {f"<extra_id_{EXTRA - 1 - i}>": count + i for i in range(EXTRA)}
-    return replace(pieces, special=extra | pieces.special)
+    extra = {f"<extra_id_{EXTRA - 1 - i}>": len(pieces.scores) + i for i in range(EXTRA)}
+    scores = [*pieces.scores, *((text, 0.0) for text in extra)]
+    return replace(pieces, scores=scores, special=extra | pieces.special)
 
 
 # tokenizer.json
@@ -157,14 +160,13 @@ def _tokenizer_json(file: Path) -> Pieces:
     for text, id in special.items():
         if ids.get(text, -1 if id < len(texts) else id) != id:
             refuse(file, f"gives the special token '{clean(text, 40)}' the id {id}, which is another's")
-    known = {text: (ids[text], score) for text, score in texts if text not in special and ids[text] != unknown}
-    if not known:
+    if ids.keys() <= special.keys() | {texts[unknown][0]}:
         refuse(file, "has no pieces")
     try:
-        charsmap = Charsmap(b64decode(str(_charsmap(parts["normalizer"])), validate=True))
-    except (DamagedTable, Base64Error, ValueError) as error:
+        table = b64decode(str(_charsmap(parts["normalizer"])), validate=True)
+    except (Base64Error, ValueError) as error:
         refuse(file, f"its table of characters (charsmap) {clean(error, 80)}")
-    return Pieces(file=file, known=known, unknown=unknown, special=special, charsmap=charsmap)
+    return Pieces(file=file, scores=texts, unknown=unknown, special=special, charsmap=checked_table(file, table))
 
 
 def _added_tokens(file: Path, entries: list[Any]) -> dict[str, int]:

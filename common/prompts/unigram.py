@@ -1,95 +1,60 @@
-"""SentencePiece's Unigram model: text to the ids of its most probable pieces.
+"""SentencePiece's Unigram model as the tokenizers library computes it: text to the ids of its most probable pieces.
 
 Unusual here:
 
 - a table replaces characters (`charsmap`), blanks are dropped, and each word begins with the character `▁`;
-- a word is split into the pieces whose scores have the largest sum (A. Viterbi, 1967). A character that is no piece is
-  unknown, at a score of 10 below the lowest; unknown characters side by side have one id;
-- scores are added in float64, as the tokenizers library does. SentencePiece adds them in float32, over the whole text.
+- the library replaces a cluster of characters, such as a letter with its marks, as a whole where the table has its
+  beginning, and so drops marks that SentencePiece keeps. T5's models in diffusers see its ids;
+- a special token's text that only the table makes, such as one in wide letters, is its piece.
 
 Source: T. Kudo, Subword Regularization (2018).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.text import clean
-from qwenimg.common.prompts.charsmap import Charsmap, DamagedTable
+from qwenimg.common.prompts import charsmap
+from qwenimg.common.prompts.charsmap import DamagedTable
 from qwenimg.common.prompts.vocabulary import refuse, shown
 
-SPACE = "▁"
-MAX_PIECES = 2**18  # T5 has 32,000, multilingual ones 250,000
-MAX_PIECE = 64  # characters; T5's longest has 16
-MAX_SCORE = 1e38  # float32, so that the sum over a text is finite
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-_UNKNOWN_BELOW = 10.0  # the lowest score
-_WORD = re.compile(f"{SPACE}[^{SPACE}]*")
+SPACE = "▁"
+MAX_PIECES = 2**18  # T5 has 32,100
+MAX_PIECE = 64  # characters; T5's longest has 16
+MAX_LENGTH = 2**19  # characters of all pieces, of which each may take 1 kB of memory; T5's have 219,822
+MAX_SCORE = 1e38  # float32, so that the sum over a text is finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """The pieces of a file: id and score of each text, and the id of an unknown one. `special`: ids by texts that are
-    matched before a text is split, and that no piece has."""
+    """The pieces of a file with their scores, in the order of their ids, and the id of an unknown one. `special`: ids
+    by texts that are matched before a text is split; charsmap: the table of characters, checked."""
 
     file: Path
-    known: dict[str, tuple[int, float]]
+    scores: list[tuple[str, float]]
     unknown: int
     special: dict[str, int]
-    charsmap: Charsmap | None
+    charsmap: bytes
 
 
-class Unigram:
-    """A model of these pieces."""
+def build(pieces: Pieces) -> Tokenizer:
+    """Return the library's tokenizer with these pieces, in which special tokens are plain text."""
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers
+    from tokenizers.models import Unigram
 
-    def __init__(self, pieces: Pieces):
-        self._pieces = pieces
-        self._unknown_score = min(score for _, score in pieces.known.values()) - _UNKNOWN_BELOW
-        self._longest: dict[str, int] = {}  # characters of the longest piece, by its first character
-        for text in pieces.known:
-            self._longest[text[0]] = max(len(text), self._longest.get(text[0], 0))
-
-    def ids(self, text: str) -> list[int]:
-        """Return the ids of `text`, in which special tokens are plain text. Raises ModelError for a damaged table of
-        characters."""
-        try:
-            normalized = self._pieces.charsmap.apply(text) if self._pieces.charsmap else text
-        except DamagedTable as error:
-            refuse(self._pieces.file, f"its table of characters (charsmap) {error}")
-        words = (f"{SPACE}{word}" for word in normalized.split(" ") if word)
-        return [id for word in words for part in _WORD.findall(word) for id in self._split(part)]
-
-    def _split(self, word: str) -> list[int]:
-        """Return the ids of one word."""
-        scores = [0.0] + [-inf] * len(word)  # of the best pieces up to each place
-        last = [(0, 0)] * len(scores)  # the begin and the id of the last of them
-        for begin, first in enumerate(word):
-            alone = False
-            for end in range(begin + 1, min(begin + self._longest.get(first, 0), len(word)) + 1):
-                if (piece := self._pieces.known.get(word[begin:end])) is None:
-                    continue
-                id, score = piece
-                alone = alone or end == begin + 1
-                if scores[begin] + score > scores[end]:
-                    scores[end], last[end] = scores[begin] + score, (begin, id)
-            if not alone and scores[begin] + self._unknown_score > scores[begin + 1]:
-                scores[begin + 1] = scores[begin] + self._unknown_score
-                last[begin + 1] = (begin, self._pieces.unknown)
-        return self._path(last)
-
-    def _path(self, last: list[tuple[int, int]]) -> list[int]:
-        """Return the ids on the way to the last place, of unknown ones side by side only one."""
-        ids: list[int] = []
-        end = len(last) - 1
-        while end:
-            end, id = last[end]
-            if not (ids and id == ids[-1] == self._pieces.unknown):
-                ids.append(id)
-        return ids[::-1]
+    tokenizer = Tokenizer(Unigram(pieces.scores, unk_id=pieces.unknown, byte_fallback=False))
+    if pieces.charsmap:
+        tokenizer.normalizer = normalizers.Precompiled(pieces.charsmap)
+    words = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), words])
+    return tokenizer
 
 
 def checked(file: Path, pieces: Iterable[tuple[object, object]]) -> list[tuple[str, float]]:
@@ -103,4 +68,15 @@ def checked(file: Path, pieces: Iterable[tuple[object, object]]) -> list[tuple[s
         if text in entries:
             refuse(file, f"has the piece '{clean(text, 40)}' twice")
         entries[text] = float(score)  # type: ignore[arg-type]
+    if (length := sum(map(len, entries))) > MAX_LENGTH:
+        refuse(file, f"has pieces of {length} characters together, at most {MAX_LENGTH} are read")
     return list(entries.items())
+
+
+def checked_table(file: Path, raw: bytes) -> bytes:
+    """Return a table of characters. Raises ModelError for a damaged one."""
+    try:
+        charsmap.check(raw)
+    except DamagedTable as error:
+        refuse(file, f"its table of characters (charsmap) {error}")
+    return raw

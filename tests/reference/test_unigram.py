@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,19 @@ import pytest
 from support import spiece_files as files
 from support.refusals import refused
 from support.scripts import SYLLABLES, TROUBLE, texts
+from tokenizers import normalizers, pre_tokenizers
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.prompts import charsmap, t5, unigram
+from qwenimg.common.prompts import t5
 from qwenimg.common.prompts.check import MAX_CHARACTERS
 from qwenimg.common.prompts.t5 import T5Tokenizer
 
 COUNT = 2000
 TIES = 0.005  # of the texts: two ways of the same score, between which float32 and float64 choose; measured 0.0015
+PROMPT_WITHIN = 2.0  # CPU seconds; the slowest measured here takes 0.05
+# Signs that NFKC replaces, with marks behind them, which transformers drops
+MARKS = ["\u2078\u0618", "a \u00bd\u0301 b", "\ufb01\u0323", "\u2460\u20dd x", "\u3392\u0300", "\u00e9\u0323\u0301"]
+WIDE = ["\uff1c/s\uff1e a", "\uff1cextra_id_0\uff1eb", "c \uff1cunk\uff1e", "a\u2028b\u0085c\u200b d", "<unk>x<pad> y"]
 # transformers splits words at these blanks, which SentencePiece does not know as such, and replaces characters in a
 # cluster (a letter with its marks, an emoji of several) by another rule: of a cluster it may drop parts.
 NOT_ALIKE = {
@@ -58,88 +65,67 @@ def ours(folder: Path) -> T5Tokenizer:
     return t5.load(folder)
 
 
-# Against SentencePiece
+# Against transformers
 
 
-def differing(tokenizer: T5Tokenizer, model: Any) -> tuple[list[str], list[str]]:
-    """The texts whose ids are others than SentencePiece's: those of another score, and those of the same."""
-    wrong, ties = [], []
-    for text in texts(COUNT):
+def wrong(tokenizer: T5Tokenizer, theirs: Any) -> list[str]:
+    """The texts whose ids are others than those of transformers."""
+    every = [*texts(COUNT), *TROUBLE, *MARKS, *WIDE]
+    return [text for text in every if [*tokenizer.words(text), tokenizer.eos] != theirs(text)["input_ids"]]
+
+
+@pytest.mark.sample(0)
+def test_equal_to_transformers(raw: bytes, tmp_path: Path) -> None:
+    """By both files, and by one of transformers 4, which has other parts around the same pieces."""
+    theirs = files.hugging_face(raw)
+    files.write_spiece(tmp_path / "spiece", raw)
+    saved = files.write_tokenizer_json(tmp_path / "saved", raw)
+    (tmp_path / "old").mkdir()
+    older = json.dumps(files.older(files.tokenizer_json(saved)))
+    (tmp_path / "old" / "tokenizer.json").write_text(older, encoding="utf-8")
+    for name in ("spiece", "saved", "old"):
+        different = wrong(t5.load(tmp_path / name), theirs)
+        print(f"{name}: {len(SYLLABLES)} scripts, {len(different)} of {COUNT} texts differ")
+        assert not different, ascii(different[0])
+
+
+@pytest.mark.sample(0)
+def test_equal_to_sentencepiece(ours: T5Tokenizer) -> None:
+    """But for clusters of characters, which the tokenizers library replaces as a whole."""
+    model, tokenizer = files.processor(files.trained()), ours
+    alike = [text for text in texts(COUNT) if not set(text) & NOT_ALIKE]
+    ties = 0
+    for text in alike:
         mine, theirs = tokenizer.words(text), model.encode(text)
         if mine != theirs:
             scores = [sum(map(model.get_score, ids)) for ids in (mine, theirs)]
-            same = abs(scores[0] - scores[1]) < 1e-5 * abs(scores[0]) and sorted(mine) == sorted(theirs)
-            (ties if same else wrong).append(text)
-    return wrong, ties
+            assert abs(scores[0] - scores[1]) < 1e-5 * abs(scores[0]) and sorted(mine) == sorted(theirs), ascii(text)
+            ties += 1
+    ids = [id for text in alike for id in tokenizer.words(text)]
+    print(f"{len(alike)} texts, {len(ids)} tokens, {ids.count(2)} unknown; ties {ties}")
+    assert len(alike) > COUNT // 2 and ties <= TIES * COUNT and ids.count(2) > 100
 
 
-@pytest.mark.sample(0)
-def test_equal_to_sentencepiece(raw: bytes, tmp_path: Path) -> None:
-    model = files.processor(raw)
-    tokenizer = t5.load(files.write_spiece(tmp_path, raw))
-    wrong, ties = differing(tokenizer, model)
-    ids = [id for text in texts(COUNT) for id in tokenizer.words(text)]
-    print(f"{len(SYLLABLES)} scripts, {COUNT} texts, {len(ids)} tokens, {ids.count(2)} unknown; ties {len(ties)}")
-    assert not wrong, ascii(wrong[0])
-    assert len(ties) <= TIES * COUNT and ids.count(2) > 100
-
-
-@pytest.mark.sample(0)
-def test_characters_are_replaced_as_sentencepiece_does(raw: bytes) -> None:
-    import sentencepiece
-
-    theirs = sentencepiece.SentencePieceNormalizer(
-        model_proto=raw, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
-    )
-    mine = charsmap.Charsmap(files.charsmap(raw))
-    checked = [
-        *texts(COUNT),
-        *TROUBLE,
-        "a" + "\u0301" * 500,
-        "\u1100\u1161\u11a8" * 3,
-        "".join(map(chr, range(0xD800))),
-    ]
-    changed = 0
-    for text in checked:
-        assert mine.apply(text) == theirs.normalize(text), ascii(text)
-        changed += mine.apply(text) != text
-    print(f"{changed} of {len(checked)} texts are changed")
-    assert changed > COUNT // 4
-
-
-def split_unknown(self: Any, last: list[tuple[int, int]]) -> list[int]:
-    ids, end = [], len(last) - 1
-    while end:
-        end, id = last[end]
-        ids.append(id)
-    return ids[::-1]
-
-
-def shortest(self: Any, raw: bytes, at: int) -> tuple[int, int | None]:
-    for size in range(1, 13):
-        if (match := LONGEST(self, raw[: at + size], at))[1] is not None:
-            return match
-    return 0, None
-
-
-LONGEST = charsmap.Charsmap._longest
-FAULTS: dict[str, tuple[Any, str, Any]] = {
-    "unknown characters are not merged": (unigram.Unigram, "_path", split_unknown),
-    "the shortest text is replaced": (charsmap.Charsmap, "_longest", shortest),
-    "no text is replaced": (charsmap.Charsmap, "apply", lambda self, text: text),
-    "words begin with nothing": (unigram, "SPACE", ""),
+FAULTS: dict[str, Callable[[Any], None]] = {
+    "no text is replaced": lambda tokenizer: setattr(tokenizer, "normalizer", None),
+    "words begin with nothing": lambda tokenizer: setattr(
+        tokenizer, "pre_tokenizer", pre_tokenizers.Metaspace(prepend_scheme="never")
+    ),
+    "other blanks divide no words": lambda tokenizer: setattr(
+        tokenizer, "pre_tokenizer", pre_tokenizers.Metaspace(prepend_scheme="always")
+    ),
+    "marks are kept": lambda tokenizer: setattr(tokenizer, "normalizer", normalizers.NFKC()),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.sample(0)
-def test_faults_are_seen(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*FAULTS[fault])
-    if fault == "words begin with nothing":
-        monkeypatch.setattr(unigram, "_WORD", unigram.re.compile(".+", unigram.re.DOTALL))
-    wrong, _ = differing(t5.load(folder), files.processor(files.trained()))
-    print(f"{fault}: {len(wrong)} of {COUNT} texts")
-    assert len(wrong) > COUNT // 200
+def test_faults_are_seen(folder: Path, fault: str) -> None:
+    tokenizer = t5.load(folder)
+    FAULTS[fault](tokenizer._tokenizer)
+    different = wrong(tokenizer, files.hugging_face(files.trained()))
+    print(f"{fault}: {len(different)} texts")
+    assert different
 
 
 def by_hand(tmp_path: Path, pieces: list[tuple[str, float]], text: str) -> list[str]:
@@ -151,34 +137,13 @@ def by_hand(tmp_path: Path, pieces: list[tuple[str, float]], text: str) -> list[
     return [model.id_to_piece(id) for id in ids]
 
 
-def test_an_unknown_character_is_ten_below_the_lowest_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_character_is_ten_below_the_lowest_score(tmp_path: Path) -> None:
     pieces = [("▁", -1.0), ("a", 3.0), ("ab", -15.0)]
     assert by_hand(tmp_path, pieces, "ab aba c") == ["▁", "ab", "▁", "ab", "a", "▁", "<unk>"]
-    monkeypatch.setattr(unigram, "_UNKNOWN_BELOW", 0.0)
-    with pytest.raises(AssertionError):
-        by_hand(tmp_path, pieces, "ab")
 
 
 def test_of_two_ways_with_one_score_the_longer_piece_comes_last(tmp_path: Path) -> None:
     assert by_hand(tmp_path, [("▁", -1.0), ("a", -2.0), ("aa", -3.0)], "aaa") == ["▁", "a", "aa"]
-
-
-# Against transformers
-
-
-@pytest.mark.sample(0)
-def test_equal_to_transformers(saved: Path, ours: T5Tokenizer) -> None:
-    theirs, mine = files.hugging_face(files.trained()), t5.load(saved)
-    different = []
-    for text in texts(COUNT):
-        ids = mine.words(text)
-        assert ids == ours.words(text), "as by spiece.model"
-        if [*ids, mine.eos] != theirs(text)["input_ids"]:
-            different.append(text)
-    plain = [text for text in different if not set(text) & NOT_ALIKE]
-    print(f"{len(different)} of {COUNT} texts differ, all with characters that it treats in another way")
-    assert not plain, ascii(plain[0])
-    assert len(different) < 0.05 * COUNT
 
 
 @pytest.mark.parametrize(
@@ -197,20 +162,6 @@ def test_padding_and_truncation(saved: Path, length: int) -> None:
         expected = theirs(text, padding="max_length", max_length=length, truncation=True)["input_ids"]
         assert list(filled.ids) == expected and filled.ids.count(1) == 1
         assert filled.lost == max(0, len(theirs(text)["input_ids"]) - length)
-
-
-def test_a_file_of_transformers_4(saved: Path, tmp_path: Path) -> None:
-    """Other parts around the same pieces; the tokenizers library gives the same ids with them."""
-    from tokenizers import Tokenizer
-
-    parts = files.older(files.tokenizer_json(saved))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(parts), encoding="utf-8")
-    mine, theirs = t5.load(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    theirs.no_padding()
-    theirs.no_truncation()
-    for text in texts(300):
-        if not set(text) & NOT_ALIKE:
-            assert [*mine.words(text), 1] == theirs.encode(text).ids, ascii(text)
 
 
 def test_extra_ids_follow_the_pieces(ours: T5Tokenizer) -> None:
@@ -237,37 +188,15 @@ LONG = {
 }
 
 
-class Counted(dict[str, tuple[int, float]]):
-    """Pieces that count how often they are looked up."""
-
-    looked = 0
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.looked += 1
-        return super().get(key, default)
-
-
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.sample(0)
-def test_long_prompts_take_steps_by_their_length(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, steps = LONG[name], [0]
-    mine, child = t5.load(folder), charsmap._child
-
-    def counting(*args: Any) -> int:
-        steps[0] += 1
-        return child(*args)
-
-    monkeypatch.setattr(charsmap, "_child", counting)
-    pieces = mine._unigram._pieces
-    known = Counted(pieces.known)
-    object.__setattr__(pieces, "known", known)
-    ids = mine.words(text)
-    replaced = pieces.charsmap.apply(text) if pieces.charsmap else text
-    longest = max(map(len, known))
-    print(f"{name}: {len(ids)} tokens; {steps[0] / len(text):.1f} steps and {known.looked / len(text):.1f} pieces each")
-    assert steps[0] < 40 * len(text) and known.looked <= longest * (len(replaced) + 1)
-    if name != "begins of special tokens":
-        assert ids == files.processor(files.trained()).encode(text)
+def test_long_prompts_take_little_time(folder: Path, name: str) -> None:
+    tokenizer, text = t5.load(folder), LONG[name]
+    started = time.process_time()
+    ids = tokenizer.words(text)
+    taken = time.process_time() - started
+    print(f"{name}: {len(ids)} tokens in {taken:.3f} s")
+    assert taken < PROMPT_WITHIN and [*ids, 1] == files.hugging_face(files.trained())(text)["input_ids"]
 
 
 def test_text_that_is_no_text(ours: T5Tokenizer) -> None:
@@ -331,13 +260,13 @@ SPIECE: dict[str, tuple[bytes, str]] = {
     "odd trie": (files.model(GOOD, files.normalizer(files.table([0], b"", 3))), "a trie of 3 bytes"),
     "large table": (files.model(GOOD, files.normalizer(bytes(2**20 + 1))), "at most 1048576 are read"),
 }
-# Files whose table is damaged where the text "a" leads.
+# Tables that are damaged where the text "a" leads
 TABLES: dict[str, tuple[bytes, str]] = {
     "a place outside": (files.table(placed(77), b"b\0"), "a replacement at byte 77 of 2 that does not end"),
     "no end": (files.table(placed(0), b"b"), "at byte 0 of 1 that does not end"),
     "long": (files.table(placed(0), b"b" * 1000 + b"\0"), "at byte 0 of 1001 that does not end"),
     "no utf-8": (files.table(placed(0), b"\xff\0"), "a text that is not UTF-8"),
-    "out of the trie": (files.table(placed(0, word=WORDS["outside"]), b"b\0"), "leads to word 12385"),
+    "out of the trie": (files.table(placed(0, word=WORDS["outside"]), b"b\0"), "leads to word 12543"),
     "far out of it": (files.table(placed(0, word=WORDS["far outside"]), b"b\0"), "leads to word"),
     "short": (files.table([0], b"b\0"), "a trie of 1 words that leads to word"),
 }
@@ -352,8 +281,7 @@ def test_hostile_spiece_model(tmp_path: Path, mutant: str) -> None:
 @pytest.mark.parametrize("mutant", TABLES)
 def test_hostile_table(tmp_path: Path, mutant: str) -> None:
     table, words = TABLES[mutant]
-    tokenizer = t5.load(files.write_spiece(tmp_path, files.model(GOOD, files.normalizer(table))))
-    assert words in refused(tokenizer.words, "aa")
+    assert words in refused(t5.load, files.write_spiece(tmp_path, files.model(GOOD, files.normalizer(table))))
 
 
 def test_a_table_that_leads_round(tmp_path: Path) -> None:
