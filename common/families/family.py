@@ -17,7 +17,7 @@ from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.weights.loras.lora import Module
+from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import Names
 
 Model: TypeAlias = Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]

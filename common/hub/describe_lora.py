@@ -13,7 +13,8 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import Description, listed
 from qwenimg.common.families.family import Family
 from qwenimg.common.weights.loras import delta
-from qwenimg.common.weights.loras.lora import LoraFile, Module, fit, read_lora, scale_of
+from qwenimg.common.weights.loras.lora import LoraFile, counts, fit, read_lora, scale_of
+from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import Names, find
 
 FITS, NO_USE = "fits: ", "use it: no"
@@ -30,6 +31,7 @@ _WRITERS = (
     ("diffusion_model.", "ComfyUI, ai-toolkit"),
     ("transformer.", "diffusers"),
     ("unet.", "diffusers"),
+    ("text_encoders.", "ComfyUI"),
     ("text_encoder", "diffusers"),
 )
 
@@ -96,8 +98,11 @@ def _use(lora: LoraFile, models: Layers, fits: Sequence[str], errors: Mapping[st
         return [f"{NO_USE}, none of its modules is a layer of {' or '.join(models)}"], []
     first = fits[0]
     if first not in errors:
-        used = f"used: {count} of {count} modules by {' or '.join(fits)}"
-        return [used, f"use it: qwenimg PROMPT -m {first} {_option(lora, models[first][0])}"], []
+        by_count: dict[str, list[str]] = {}
+        for name in fits:
+            by_count.setdefault(counts(lora, models[name][1]), []).append(name)
+        used = "; ".join(f"{some} by {' or '.join(names)}" for some, names in by_count.items())
+        return [f"used: {used}", f"use it: qwenimg PROMPT -m {first} {_option(lora, models[first][0])}"], []
     fault = f"for {first}: {errors[first]}"
     known, _ = _matches(lora, models[first][1])
     if known < count or None in (delta.kind_of(frozenset(one.parts)) for one in lora.modules.values()):

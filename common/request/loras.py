@@ -101,10 +101,12 @@ class Loras:
         return tuple((self._open(one), one.strength, mode) for one in every if one.strength)
 
     def lines(self, text: str, more: Sequence[NamedLora] = ()) -> list[str]:
-        """Return a line for each LoRA with its number of modules. All are in use, since `deltas` refuses others."""
-        every = (*lora_text.parse(text), *more)
-        counts = [(one, len(self._open(one).file.modules)) for one in every if one.strength]
-        return [f"LoRA {label(one.name)}: {n} of {n} modules at strength {one.strength:g}" for one, n in counts]
+        """Return a line for each LoRA with its number of modules, and how many change nothing."""
+        named = ((one, self._open(one).file) for one in (*lora_text.parse(text), *more) if one.strength)
+        return [
+            f"LoRA {label(one.name)}: {files.counts(file, self.names)} at strength {one.strength:g}"
+            for one, file in named
+        ]
 
     def recorded(self, text: str) -> dict[str, object]:
         """Return the entries of a recipe: names without folders, and the fingerprints of the files."""

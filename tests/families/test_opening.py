@@ -138,8 +138,7 @@ def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> Non
     assert re.search(r"--halo, --shine HOW +How the weights shine\.", shown) and "--text-encoder-3" not in shown
 
 
-LORAS = ("common/weights/loras/lora_names.py", "common/weights/loras/peft_config.py")
-CLIP = "common/parts/texts/clip_lora_names.py"
+LORAS = ("common/weights/loras/peft_config.py", "common/parts/texts/text_lora_names.py")
 # Families with several text encoders, or with a vision tower in a file of its own
 SEVERAL = ("stable_diffusion", "sd3", "flux", "qwen_image", "qwen_image_21")
 TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
@@ -157,7 +156,7 @@ TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
                 "cli/commands/serve.py",
             },
         ),
-        ("text_encoder_2", {*LORAS, CLIP}),  # a LoRA's names
+        ("text_encoder_2", {*LORAS}),  # a LoRA's names
     ],
 )
 def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses: set[str]) -> None:

@@ -218,6 +218,40 @@ def test_scales_by_patterns_are_those_of_a_model_that_peft_loads(name: str, rslo
     lora.close()
 
 
+@pytest.mark.parametrize("kind", ["LoraConfig", "LoHaConfig", "LoKrConfig"])
+def test_an_alpha_that_a_configuration_leaves_out_is_pefts_own(kind: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(r=4, target_modules=["to_q", "mlp"])
+    peft.get_peft_model(Patterned(), config).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    saved = json.loads(file.read_text())
+    del saved["lora_alpha" if kind == "LoraConfig" else "alpha"]
+    file.write_text(json.dumps(saved))
+    loaded = peft.PeftModel.from_pretrained(Patterned(), tmp_path)
+    expected = {path: layer.scaling["default"] for path, layer in loaded.named_modules() if hasattr(layer, "scaling")}
+    lora = loras.read_lora(tmp_path)
+    scales = {module: loras.scale_of(lora, module, 4) for module in lora.modules}
+    lora.close()
+    print(scales)
+    assert scales == expected and set(scales.values()) == {2.0}
+
+
+def test_an_alpha_is_left_out_of_a_header_as_diffusers_reads_it(tmp_path: Path) -> None:
+    """Of one component's configuration; the other component has none, and so the scale 1."""
+    shape = (8, 8)
+    modules = {f"{part}.blocks.0.mlp": cases.lora(shape, i) for i, part in enumerate(("transformer", "text_encoder"))}
+    for metadata, scales in (
+        ({"transformer.r": 4}, (2.0, 1.0)),
+        ({"transformer.r": 4, "transformer.lora_alpha": 4}, (1.0, 1.0)),
+        ({"r": 4}, (2.0, 2.0)),
+        ({}, (1.0, 1.0)),
+    ):
+        dialect = cases.Dialect("", cases.PEFT_HALVES, metadata={"lora_adapter_metadata": json.dumps(metadata)})
+        lora = loras.read_lora(cases.written(tmp_path / "a.safetensors", modules, dialect))
+        assert tuple(loras.scale_of(lora, module, 4) for module in modules) == scales, metadata
+        lora.close()
+
+
 @pytest.mark.parametrize("kind", ["LoHaConfig", "LoKrConfig", "LoKrConfig, whole"])
 def test_loha_and_lokr_that_peft_saved(kind: str, tmp_path: Path) -> None:
     """By its `alpha`, also of LoKr's whole factors, which other programs give none."""

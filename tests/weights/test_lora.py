@@ -22,7 +22,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.weights.loras import lora as loras
-from qwenimg.common.weights.loras import module_patterns, peft_config
+from qwenimg.common.weights.loras import lora_keys, module_patterns, peft_config
 from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.values import fused, read
@@ -282,6 +282,10 @@ N = SHAPE[0]
 DOWN, UP = torch.ones(4, N), torch.ones(N, 4)
 GOOD = {f"{PATH}.lora_A.weight": DOWN, f"{PATH}.lora_B.weight": UP}
 KOHYA = {f"{PATH}.lora_down.weight": DOWN, f"{PATH}.lora_up.weight": UP}
+FLAT = PATH.replace(".", "_")
+HALVES = {"lora_A.weight": DOWN, "lora_B.weight": UP}
+SPLIT = [f"{PATH[:-4]}to_{x}" for x in "qkv"]
+FUSED = {f"{PATH[:-4]}to_qkv.lora_A.weight": DOWN, f"{PATH[:-4]}to_qkv.lora_B.weight": torch.ones(3 * N, 4)}
 REFUSED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "a half is missing": ({f"{PATH}.lora_A.weight": DOWN}, "has only down"),
     "another model": (
@@ -316,6 +320,40 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "OFT": ({f"{PATH}.oft_blocks": torch.ones(2, 2, 2)}, "is an OFT or BOFT adapter"),
     "BOFT": ({f"{PATH}.boft_R": torch.ones(2, 2, 2)}, "is an OFT or BOFT adapter"),
     "GLoRA": ({f"{PATH}.a1.weight": DOWN}, "is a GLoRA adapter"),
+    "magnitude in mixed names, of another length": (
+        {f"lora_unet_{FLAT}.lora_down.weight": DOWN, f"lora_unet_{FLAT}.lora_up.weight": UP}
+        | {f"lora_unet_{FLAT[:-5]}.to_q.lora_magnitude_vector": torch.ones(3)},
+        "magnitude has shape [3]",
+    ),
+    "a magnitude without halves": (GOOD | {"transformer.proj_out.lora_magnitude_vector": torch.ones(3)}, "incomplete"),
+    "one layer with an underscore behind and without": (
+        GOOD | {f"{PATH}_.lora_A.weight": DOWN, f"{PATH}_.lora_B.weight": UP},
+        "are the same",
+    ),
+    "one layer wrapped and not": (GOOD | {k.replace("attn", "attn._orig_mod"): v for k, v in GOOD.items()}, "same"),
+    "one layer by two programs": (GOOD | {f"pipe.dit.{k}": v for k, v in GOOD.items()}, "are of one weight"),
+    "a fused layer and one of its three": (GOOD | FUSED, "are of one weight"),
+    "a fused layer of another shape beside its three": (
+        {f"{layer}.{half}": v for layer in SPLIT for half, v in HALVES.items()}
+        | {k: v[:, :5] if "lora_A" in k else v for k, v in FUSED.items()},
+        f"[{3 * N}, 5] of a weight [{3 * N}, {N}]",
+    ),
+    "two fused layers": (FUSED | {f"unet.{k}": v for k, v in FUSED.items()}, "are of one weight"),
+    "half of a fused layer beside its three": (
+        {f"{layer}.{half}": v for layer in SPLIT for half, v in HALVES.items()}
+        | {k: v for k, v in FUSED.items() if "lora_A" in k},
+        "has only down",
+    ),
+    "a text encoder of another model in ComfyUI's names": (
+        {f"text_encoders.clip_l.transformer.{k}": v for k, v in GOOD.items()},
+        "none of its 1 modules",
+    ),
+    "diff nan": (GOOD | {f"{PATH}.diff_b": torch.full((3,), float("nan"))}, "(diff)"),
+    "diff small": (GOOD | {f"{PATH}.diff_b": torch.tensor([0.0, 1e-45])}, "(diff)"),
+    "diff of integers": (GOOD | {f"{PATH}.diff_b": torch.zeros(3, dtype=torch.int32)}, "(diff)"),
+    "diff of zeros alone": ({f"{PATH}.diff": torch.zeros(N, N)}, "(diff)"),
+    "bias of something": (GOOD | {f"{PATH}.lora_B.bias": torch.ones(2)}, "biases"),
+    "a weight of zeros": (GOOD | {f"{PATH}.set_weight": torch.zeros(N, N)}, "set_weight"),
     "diff": (GOOD | {f"{PATH}.diff": DOWN}, "(diff)"),
     "diff_b": (GOOD | {f"{PATH}.diff_b": DOWN}, "(diff)"),
     "bias": (GOOD | {f"{PATH}.lora_B.bias": DOWN}, "biases"),
@@ -329,6 +367,20 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], str]] = {
 def test_a_file_that_is_not_understood_is_refused_by_its_key(name: str, tmp_path: Path) -> None:
     tensors, says = REFUSED[name]
     assert says in refusal({key: value.clone() for key, value in tensors.items()}, tmp_path)
+
+
+def test_differences_of_zeros_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes as a whole file of differences has are not read to find that all are zeros."""
+    tensors = GOOD | {f"{PATH}.diff": torch.zeros(N, N), "proj_out.diff_b": torch.zeros(3)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    assert fitted(tmp_path / "a.safetensors").keys() == {PATH}
+    monkeypatch.setattr(lora_keys, "MAX_ZEROS", 4 * N * N)
+    assert "(diff)" in refusal(tensors, tmp_path)
+    monkeypatch.setattr(lora_keys, "_CHUNK", 64)
+    monkeypatch.setattr(lora_keys, "MAX_ZEROS", 1 << 30)
+    assert fitted(tmp_path / "a.safetensors").keys() == {PATH}
+    tensors[f"{PATH}.diff"][-1, -1] = 1e-30
+    assert "(diff)" in refusal(tensors, tmp_path)
 
 
 @pytest.mark.sample(0)

@@ -1,5 +1,5 @@
 """LoRA files' names for the layers of Flux.1: diffusers', those of its authors, which kohya's and ComfyUI's files have,
-and XLabs'. kohya's number of T5 is 3, as in a model with two CLIPs."""
+and XLabs'."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import place
 from qwenimg.common.parts.authors_names import QKV, Layers, layers, place_of
-from qwenimg.common.parts.texts.clip_lora_names import text_part
+from qwenimg.common.parts.texts.text_lora_names import t5_names, text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
-_T5 = ("text_encoder_2.", "lora_te3_", "lora_te2_", "lycoris_te3_")
 _XLABS: Mapping[str, tuple[str, Layers]] = {
     "transformer_blocks": (
         "double_blocks",
@@ -35,7 +34,7 @@ _XLABS: Mapping[str, tuple[str, Layers]] = {
 def names(checkpoint: Checkpoint) -> Names:
     """Return the names of the layers of the transformer and both text encoders."""
     parts = {name: part.plan.shapes for name, part in checkpoint.components.items()}
-    clip, t5 = text_part(CLIP, parts[CLIP], two=True), component_names(T5, parts[T5], _T5)
+    clip, t5 = text_part(CLIP, parts[CLIP], two=True), t5_names(T5, parts[T5], "lora_te2_", "lycoris_te2_")
     return transformer(parts["transformer"]), clip, t5
 
 

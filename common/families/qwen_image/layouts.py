@@ -13,9 +13,10 @@ import re
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.vaes import wan_names
+from qwenimg.common.parts.texts.text_lora_names import language_model_names
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Rename
-from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, language_model_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names
 
 TRANSFORMER = ("model.diffusion_model.", "diffusion_model.")
 VAE = ("vae.", "first_stage_model.")

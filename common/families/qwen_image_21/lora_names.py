@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from qwenimg.common.families.qwen_image_21.transformer_file import place
 from qwenimg.common.parts.authors_names import layers
+from qwenimg.common.parts.texts.text_lora_names import language_model_names
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, language_model_names
+from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names
 
 _HALVES = (".img_mlp.gate_layer.weight", ".img_mlp.proj.weight")
 

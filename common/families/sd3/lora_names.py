@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.sd3 import transformer_keys
+from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
-from qwenimg.common.parts.texts.clip_lora_names import text_part
+from qwenimg.common.parts.texts.text_lora_names import t5_names, text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
 
 def names(checkpoint: Checkpoint) -> Names:
-    """Return the names of the layers of the transformer and both CLIPs."""
+    """Return the names of the layers of the transformer and of each text encoder."""
     part = checkpoint["transformer"]
-    clips = (text_part(name, checkpoint[name].plan.shapes, two=True) for name in ("text_encoder", "text_encoder_2"))
-    return (_transformer(part.config, part.plan.shapes), *clips)
+    texts = {name: text.plan.shapes for name, text in checkpoint.texts.items()}
+    tables = (t5_names(T5, of) if name == T5 else text_part(name, of, two=True) for name, of in texts.items())
+    return (_transformer(part.config, part.plan.shapes), *tables)
 
 
 def _transformer(config: SD3Config, weights: Manifest) -> ComponentNames:

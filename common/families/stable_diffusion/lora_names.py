@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.stable_diffusion.unet_keys import unet_places
 from qwenimg.common.networks.denoisers.unet import UNetConfig
-from qwenimg.common.parts.texts.clip_lora_names import text_part
+from qwenimg.common.parts.texts.text_lora_names import text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights.loras.lora import Module
+from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, Others, component_names
 
 _ATTENTION = re.compile(r"(?P<owner>.+\.attn\d)\.(?P<layer>to_[qkv]|to_out)(\.0)?")

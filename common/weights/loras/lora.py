@@ -1,19 +1,17 @@
 """A LoRA file: its header is read strictly, its keys are recognized, and each module is checked against its weight.
 
-A key is a module's name and the role of the tensor in it, with any of the endings that trainers write. A table made
-from the model (`lora_names`) gives the weight of a module's name, never a rule that happens to match. Every key is
-used, or the file is refused with the key's name. No factor is read before it is needed; the scale alpha, one number,
-is.
+A table made from the model (`lora_names`) gives the weight of a module's name, never a rule that happens to match.
+Every module (`lora_keys`) is used, or the file is refused with its name; but those of layers that the model has and
+does not use are checked and left out, and so are copies of layers in another layout. No factor is read before it is
+needed; the scale alpha, one number, is.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from qwenimg.common.base.safe_files import OpenFile, bad, closed_on_error, is_file
 from qwenimg.common.base.text import clean
@@ -22,40 +20,10 @@ from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.weights.loras import delta
 from qwenimg.common.weights.loras.delta import LowRank
-from qwenimg.common.weights.loras.lora_names import Names, Target, find
+from qwenimg.common.weights.loras.lora_keys import Module, read_modules
+from qwenimg.common.weights.loras.lora_names import Names, Target, find, flat
 from qwenimg.common.weights.loras.peft_config import ADAPTER, ModuleConfig, read_config
 from qwenimg.common.weights.plan import Mode
-
-# The ends of keys behind the module: PEFT's (with the adapter's name or without), kohya's, old diffusers', LyCORIS's
-_ENDINGS = (
-    (re.compile(r"(.+)\.lora_A(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "down"),
-    (re.compile(r"(.+)\.lora_B(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "up"),
-    (re.compile(r"(.+)\.lora_(?P<role>down|up|mid)(?:\.[A-Za-z0-9_-]+)?\.weight"), None),
-    (re.compile(r"(.+)[._]lora\.(?P<role>down|up)\.weight"), None),
-    (re.compile(r"(.+_lora[12])\.(?P<role>down|up)\.weight"), None),  # XLabs': of the image stream, of the text stream
-    (re.compile(r"(.+)\.lora_linear_layer\.(?P<role>down|up)\.weight"), None),
-    (re.compile(r"(.+)\.lora_magnitude_vector(?:\.[A-Za-z0-9_-]+)??(?:\.weight)?"), "magnitude"),
-    (re.compile(r"(.+)\.(?P<role>alpha|dora_scale|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"), None),
-)
-_SCALES = ("alpha", "dora_scale", "magnitude")  # roles that are no factors
-# Ends of keys that are known and not read
-_REFUSED = (
-    (re.compile(r".*\.(oft_[A-Za-z]+|.*boft.*)(\.weight)?"), "is an OFT or BOFT adapter"),
-    (re.compile(r".*\.[ab][12]\.weight"), "is a GLoRA adapter"),
-    (re.compile(r".*\.(diff|diff_b|w_norm|b_norm|set_weight)"), "holds whole differences of weights (diff)"),
-    (re.compile(r".*\.lora_B(\..+)?\.bias"), "adds to biases (lora_B.bias)"),
-    (re.compile(r".*\.lora_embedding_[AB](\..+)?"), "adds to embeddings (lora_embedding)"),
-    (re.compile(r"lora_controlnet|input_blocks\..*\.(up|down)|input_hint_block\..*"), "is a ControlNet-LoRA"),
-    (re.compile(r"bundle_emb\..*"), "holds a textual inversion (bundle_emb)"),
-    (re.compile(r".*\.on_input"), "is an IA3 adapter"),
-)
-
-
-class Module(NamedTuple):
-    """The tensors of a file for one weight, by role."""
-
-    parts: Mapping[str, TensorSlice]  # the factors
-    scales: Mapping[str, TensorSlice]  # alpha, dora_scale or magnitude
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,27 +50,81 @@ def read_lora(path: Path) -> LoraFile:
     header = read_header(path)
     with closed_on_error(header.file):
         pieces = {key: TensorSlice(key, header.file, *stored) for key, stored in header.tensors.items()}
-        modules = _modules(path, pieces)
+        modules = read_modules(path, pieces)
         peft = read_config(path, header.metadata, modules)
         return LoraFile(file=header.file, modules=modules, metadata=header.metadata, peft=peft)
 
 
 def fit(lora: LoraFile, names: Names) -> Deltas:
     """Return the deltas of `lora` for a model with these `names`, at strength 1. Raises ModelError if a module
-    belongs to no weight of the model, or does not have its shape."""
-    path = lora.file.path
-    targets = {module: find(names, module) for module in lora.modules}
-    unknown = [module for module, weights in targets.items() if not weights]
-    if unknown:
-        raise bad(path, f"{_stranger(unknown, len(targets))}: not a LoRA for this model")
+    belongs to no weight of the model, or does not have its shape, and if none changes the image."""
+    path, targets = lora.file.path, _targets(lora, names)
+    copies = _copies(targets)
     deltas: Deltas = {}
     for module, target in ((module, target) for module, weights in targets.items() for target in weights):
+        delta_of_weight = _low_rank(lora, module, target)  # checked, also where it is left out
+        if module in copies or not target.used:
+            continue
         of_component = deltas.setdefault(target.component, {})
         if target.name in of_component:
             twice = of_component[target.name][0].module
             raise bad(path, f"modules {first([module])} and '{clean(twice, 80)}' are of one weight")
-        of_component[target.name] = (_low_rank(lora, module, target),)
+        of_component[target.name] = (delta_of_weight,)
+    if not deltas:
+        raise bad(path, f"changes only layers that this model does not use, such as {first(targets)}")
     return deltas
+
+
+def counts(lora: LoraFile, names: Names) -> str:
+    """Return how many modules of a LoRA that fits change the model: `21 of 28 modules (7 are of layers that this model
+    does not use)`."""
+    targets = _targets(lora, names)
+    copies = _copies(targets)
+    unused = [module for module, weights in targets.items() if module not in copies and not weights[0].used]
+    reasons = {"of layers that this model does not use": unused, "copies under other names": copies}
+    notes = ", ".join(f"{len(some)} {'are' if len(some) > 1 else 'is'} {why}" for why, some in reasons.items() if some)
+    used = len(targets) - len(copies) - len(unused)
+    return f"{used} of {len(targets)} modules" + (f" ({notes})" if notes else "")
+
+
+def _targets(lora: LoraFile, names: Names) -> dict[str, tuple[Target, ...]]:
+    """Return the weights of each module. Raises ModelError for a module without any."""
+    targets = {module: find(names, module) for module in lora.modules}
+    unknown = [module for module, weights in targets.items() if not weights]
+    if unknown:
+        raise bad(lora.file.path, f"{_stranger(unknown, len(targets))}: not a LoRA for this model")
+    return targets
+
+
+def _copies(targets: Mapping[str, tuple[Target, ...]]) -> set[str]:
+    """Return the modules of a file that has layers in two layouts which say the same of them. A module of several
+    weights, such as q, k and v in one, is a copy where each of them has a module of its own; and in a file with such
+    copies, one under another name than the model's own, where the own one is there too."""
+    claims: dict[tuple[str, str], list[tuple[str, Target]]] = {}
+    for module, weights in targets.items():
+        for target in weights:
+            claims.setdefault((target.component, target.name), []).append((module, target))
+
+    def has_better(target: Target, better: Callable[[str, Target], bool]) -> bool:
+        return any(better(module, other) for module, other in claims[target.component, target.name])
+
+    def is_single(module: str, target: Target) -> bool:
+        return target.rows.of == 1
+
+    def is_own(module: str, target: Target) -> bool:
+        return flat(module).endswith(flat(target.name.removesuffix(".weight")))
+
+    fused = {
+        module
+        for module, weights in targets.items()
+        if all(target.rows.of > 1 and has_better(target, is_single) for target in weights)
+    }
+    renamed = {
+        module
+        for module, weights in targets.items()
+        if fused and all(not is_own(module, target) and has_better(target, is_own) for target in weights)
+    }
+    return fused | renamed
 
 
 def strengthened(deltas: Deltas, strength: float, mode: Mode = "auto") -> Deltas:
@@ -130,46 +152,6 @@ def _stranger(unknown: list[str], count: int) -> str:
     if len(unknown) == count:
         return f"none of its {count} modules, such as {first(unknown[:1])}, is a layer of this model"
     return f"module {first(unknown)} is no layer of this model"
-
-
-# Keys
-
-
-def _modules(path: Path, pieces: Mapping[str, TensorSlice]) -> dict[str, Module]:
-    roles: dict[str, dict[str, TensorSlice]] = {}
-    for key, piece in pieces.items():
-        name, role = _parsed(path, key)
-        other = roles.setdefault(name, {}).setdefault(role, piece)
-        if other is not piece:
-            raise bad(path, f"tensors '{clean(other.key, 80)}' and {first([key])} are the same")
-    modules = {
-        name: Module(
-            {role: piece for role, piece in by_role.items() if role not in _SCALES},
-            {role: piece for role, piece in by_role.items() if role in _SCALES},
-        )
-        for name, by_role in roles.items()
-    }
-    if not modules:
-        raise bad(path, "holds no tensors")
-    for module in modules.values():
-        if not module.parts:
-            key = next(iter(module.scales.values())).key
-            raise bad(path, f"tensor {first([key])} is of a module without factors: the file is incomplete")
-        for piece in module.parts.values():
-            if len(piece.shape) < 2 or 0 in piece.shape:
-                raise bad(path, f"tensor {first([piece.key])} has shape {list(piece.shape)}, which no factor has")
-    return modules
-
-
-def _parsed(path: Path, key: str) -> tuple[str, str]:
-    """Return the module and the role of a key. Raises ModelError."""
-    for pattern, what in _REFUSED:
-        if pattern.fullmatch(key):
-            raise bad(path, f"{what}, see tensor {first([key])}: LoRA, LoCon, LoHa, LoKr and DoRA are read")
-    for pattern, role in _ENDINGS:
-        if match := pattern.fullmatch(key):
-            return match[1], role or match["role"]
-    raise bad(path, f"tensor {first([key])} is of no LoRA that is known: LoRA, LoCon, LoHa, LoKr and DoRA are read")
 
 
 # One module

@@ -1,30 +1,39 @@
 """The weight of a model to which a LoRA's module belongs: a table of names, made from the model's own.
 
-Every linear layer and convolution is known by its dotted path, by that with dots as underscores, and by the other names
-that its family has for it; one of the prefixes that trainers write for its component comes before. A layer of another
-layout that is several weights here, such as q, k and v in one, has a name of all of them, each with its rows. Any other
-name of two weights is our mistake, which building the table finds.
+Every linear layer and convolution is known by its path and by the other names that its family has for it, each flat,
+with underscores for dots; the words that trainers and programs write for its component may come before, several of them
+too. A layer of another layout that is several weights here, such as q, k and v in one, has a name of all of them, each
+with its rows. Any other name of two weights is our mistake, which building the table finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.weights.keys import ALL, Place, Rows
 
-# Prefixes of the denoiser, transformer or unet: trainers write one that they know, or none
+# Words in front of a layer's name, flat: those of any component; then those of the denoiser, transformer or UNet, those
+# of the only text encoder, and those of the first and the second of two
+_ANY = ("base_model_model_", "model_", "module_", "pipe_")
 DENOISER = (
-    "transformer.", "unet.", "diffusion_model.", "model.diffusion_model.", "base_model.model.",
-    "base_model.model.transformer.", "base_model.model.unet.", "lora_unet_", "lora_transformer_", "lycoris_",
-    "lycoris_unet_", "lycoris_transformer_", "",
-)  # fmt: skip
-# Prefixes of the only text encoder, and of the first and the second of two
-TEXT = ("text_encoder.", "lora_te_", "lora_te1_", "lycoris_te_", "lycoris_text_encoder_")
-TEXT_1 = ("text_encoder.", "lora_te1_", "lycoris_te1_")
-TEXT_2 = ("text_encoder_2.", "lora_te2_", "lycoris_te2_")
+    *("transformer_", "unet_", "diffusion_model_", "lora_unet_", "lora_transformer_", "lycoris_"),
+    *("dit_", "net_"),
+)
+TEXT = ("text_encoder_", "lora_te_", "lora_te1_", "lycoris_te_", "lycoris_text_encoder_")
+TEXT_1 = ("text_encoder_", "lora_te1_", "lycoris_te1_")
+TEXT_2 = ("text_encoder_2_", "lora_te2_", "lycoris_te2_")
+
+MOST_WORDS = 8  # that are left out, with the layer itself
+# Layers that diffusers fuses, in the order of their rows: attention to itself, to the text, and the text's own
+_FUSED = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+}
 
 
 class Target(NamedTuple):
@@ -35,6 +44,7 @@ class Target(NamedTuple):
     shape: Shape
     rows: Rows = ALL
     swapped: bool = False
+    used: bool = True  # False: the forward does without this layer
 
     @property
     def layer(self) -> Shape:
@@ -45,9 +55,10 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComponentNames:
-    """The weights of one component by their names behind any of `prefixes`; several for a layer of several weights."""
+    """The weights of one component by their flat names, which may have `words` in front; several for a layer of several
+    weights."""
 
-    prefixes: tuple[str, ...]
+    words: re.Pattern[str]
     names: Mapping[str, tuple[Target, ...]]
 
 
@@ -58,40 +69,62 @@ Places: TypeAlias = Mapping[str, Iterable[Place]]
 """The places of a layer in others, whose dotted names are the keys, by its dotted path."""
 
 
+def flat(name: str) -> str:
+    """Return the name of a module or layer with underscores for dots, as kohya's programs write it."""
+    return name.replace(".", "_")
+
+
 def component_names(
     component: str,
     weights: Manifest,
-    prefixes: tuple[str, ...],
+    words: tuple[str, ...],
     others: Others | None = None,
     places: Places | None = None,
+    unused: Manifest | None = None,
 ) -> ComponentNames:
-    """Return the table of `component` with these `weights` (parameter: shape). Only matrices and kernels are in it."""
+    """Return the table of `component` with these `weights` (parameter: shape). Only matrices and kernels are in it.
+    `words` are regular expressions. `unused`: those that files of the component have and the forward does not use."""
     names: dict[str, dict[Rows, Target]] = {}
-    for name, shape in weights.items():
+    every = {**weights, **(unused or {})}
+    for name, shape in every.items():
         path, _, leaf = name.rpartition(".")
         if leaf != "weight" or len(shape) not in (2, 4):
             continue
         called = [Place(path), *map(Place, (others or {}).get(path, ())), *(places or {}).get(path, ())]
-        for place in called:
-            target = Target(component, name, shape, place.rows, place.decode == "swapped")
-            for form in {place.key, place.key.replace(".", "_")}:
-                owner = names.setdefault(form, {}).setdefault(place.rows, target)
-                assert owner == target, f"{form} is {target.name} and {owner.name}"
+        for place in (*called, *_fused(path, every)):
+            target = Target(component, name, shape, place.rows, place.decode == "swapped", name in weights)
+            owner = names.setdefault(flat(place.key), {}).setdefault(place.rows, target)
+            assert owner == target, f"{place.key} is {target.name} and {owner.name}"
     for form, several in names.items():
         assert len(several) == 1 or all(rows.of > 1 for rows in several), f"{form} is {[*several.values()]}"
-    return ComponentNames(prefixes=prefixes, names={form: tuple(rows.values()) for form, rows in names.items()})
+    return ComponentNames(
+        words=re.compile("|".join(sorted((*_ANY, *words), key=len, reverse=True))),
+        names={form: tuple(rows.values()) for form, rows in names.items()},
+    )
 
 
-def language_model_names(weights: Manifest, *starts: str) -> ComponentNames:
-    """Return the table of a text encoder that is a language model, whose names may have one of `starts` in front."""
-    paths = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
-    return component_names("text_encoder", weights, TEXT, {path: [start + path for start in starts] for path in paths})
+def _fused(path: str, weights: Manifest) -> Iterator[Place]:
+    """Yield the places of a layer in those that diffusers makes of it and its neighbours of the same shape."""
+    owner, _, layer = path.rpartition(".")
+    for fused, layers in _FUSED.items():
+        shapes = [weights.get(f"{owner}.{one}.weight") for one in layers]
+        if layer in layers and shapes.count(shapes[0]) == len(shapes):
+            at = layers.index(layer)
+            yield Place(f"{owner}.{fused}", Rows(at, at + 1, len(layers)))
 
 
 def find(names: Names, module: str) -> tuple[Target, ...]:
-    """Return the weights of the layer that a file calls `module`; none if it is no layer of the model."""
-    for one in names:
-        for prefix in one.prefixes:
-            if module.startswith(prefix) and (targets := one.names.get(module.removeprefix(prefix))):
-                return targets
+    """Return the weights of the layer that a file calls `module`; none if it is no layer of the model, or one of
+    several components that the name does not tell apart."""
+    layers = [targets for one in names if (targets := _inside(one, flat(module)))]
+    return layers[0] if len(layers) == 1 else ()
+
+
+def _inside(one: ComponentNames, path: str) -> tuple[Target, ...]:
+    """Return the weights of `path` in one component, whose words in front are left out one by one."""
+    for _ in range(MOST_WORDS):
+        targets, word = one.names.get(path, ()), one.words.match(path)
+        if targets or not word:
+            return targets
+        path = path[word.end() :]
     return ()

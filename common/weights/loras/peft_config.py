@@ -15,14 +15,11 @@ from qwenimg.common.weights.loras.module_patterns import first_matches
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's own names
 MAX_CONFIG = 1 << 20  # bytes
 _METADATA = "lora_adapter_metadata"  # under this key diffusers writes PEFT's configuration into the header
-_COMPONENTS = (
-    "transformer.",
-    "unet.",
-    "text_encoder.",
-    "text_encoder_2.",
-)  # components that a configuration may belong to
+# Components that a configuration may belong to
+_COMPONENTS = ("transformer.", "unet.", "text_encoder.", "text_encoder_2.", "text_encoder_3.")
 _BEFORE = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", *_COMPONENTS)
-"""Prefixes in a file before the name that PEFT knows a module by."""
+"""Prefixes in a file before the name that PEFT knows a module by; several may follow each other."""
+_DEFAULT_ALPHA = 8  # PEFT's, where a configuration has none
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # beginnings of `init_lora_weights`
 
 
@@ -56,7 +53,11 @@ def read_config(path: Path, metadata: Mapping[str, str], modules: Iterable[str])
         members[_component(module, prefixes)].append(module)
     configs = {}
     for prefix, names in members.items():
-        settings = {key.removeprefix(prefix): value for key, value in data.items() if key.startswith(prefix)}
+        settings = {
+            key.removeprefix(prefix): value
+            for key, value in data.items()
+            if (key.startswith(prefix) if prefix else not key.startswith(_COMPONENTS))
+        }
         try:
             configs.update(_of_modules(settings, names))
         except ValueError as error:
@@ -100,7 +101,8 @@ def _of_modules(config: Mapping[str, Any], modules: list[str]) -> dict[str, Modu
     names = {module: _name(module) for module in modules}
     alphas = _matched(config, "alpha_pattern", names.values())
     ranks = _matched(config, "rank_pattern", names.values())
-    alpha = config.get("lora_alpha", config.get("alpha"))  # `alpha` in LoHa and LoKr
+    default = _DEFAULT_ALPHA if config else None
+    alpha = config.get("lora_alpha", config.get("alpha", default))  # `alpha` in LoHa and LoKr
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise ValueError(
@@ -120,7 +122,9 @@ def _of_modules(config: Mapping[str, Any], modules: list[str]) -> dict[str, Modu
 
 def _name(module: str) -> str:
     """Return PEFT's name of a module, within the model that PEFT was given."""
-    return next((module.removeprefix(prefix) for prefix in _BEFORE if module.startswith(prefix)), module)
+    while before := next((prefix for prefix in _BEFORE if module.startswith(prefix)), None):
+        module = module.removeprefix(before)
+    return module
 
 
 def _matched(config: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, object]:
