@@ -19,7 +19,10 @@ from support.lora_spellings import SPELLINGS, TEXTS, Modules, Tensors, denoiser,
 from support.refusals import refused
 
 from qwenimg.common.families import registry
-from qwenimg.common.hub.describe import describe
+from qwenimg.common.families.choices import Choices
+from qwenimg.common.hub.describe import describe, layers_of_known
+from qwenimg.common.networks.encoders import clip
+from qwenimg.common.parts.texts.text_lora_names import text_part
 from qwenimg.common.weights.loras import lora as loras
 from qwenimg.common.weights.loras.lora_names import Names, find
 
@@ -235,6 +238,35 @@ def test_a_bare_name_of_one_text_encoder_and_not_of_two(tiny: dict[str, Path], t
         opened = registry.open_model(tiny[kind])
         opened.checkpoint.close()
         assert len(find(opened.family.lora_names(opened.checkpoint), f"base_model.model.{layer}")) == count, kind
+
+
+# Published models, without their files: layers that other programs have, and no image depends on
+ELSEWHERE = {
+    "lora_te_lm_head": {"z-image", "flux2-klein-4b", "qwen-image", "qwen-image-2.1"},
+    "lora_te1_text_projection": {"sdxl", "sd15", "flux-dev"},
+    "text_encoders.qwen3_4b.transformer.model.layers.35.mlp.up_proj": {"z-image", "flux2-klein-4b"},
+}
+
+
+def test_layers_of_other_programs() -> None:
+    names = {name: names for name, (_, names) in layers_of_known().items()}
+    for layer, models in ELSEWHERE.items():
+        unused = {name for name in names if (targets := find(names[name], layer)) and not targets[0].used}
+        print(layer, *sorted(unused))
+        assert models <= unused, layer
+    open_clip = (text_part("text_encoder", clip.manifest(clip.OPEN_CLIP_H), two=False),)
+    for layer, used in (("22.mlp.fc1", True), ("23.mlp.fc1", False)):
+        [target] = find(open_clip, f"text_encoders.clip_h.transformer.text_model.encoder.layers.{layer}")
+        assert (target.used, target.shape) == (used, (4096, 1024))
+    assert find(names["flux-dev"], "lora_te_text_model_encoder_layers_0_mlp_fc1")
+    assert not find(names["sdxl"], "lora_te_text_model_encoder_layers_0_mlp_fc1")
+
+
+def test_sd3_without_t5(tiny_sd3: dict[str, Path]) -> None:
+    opened = registry.open_model(tiny_sd3["medium"], Choices(parts={"text_encoder_3": Path("none")}))
+    opened.checkpoint.close()
+    [target] = find(opened.family.lora_names(opened.checkpoint), "lora_te3_encoder_block_23_layer_0_SelfAttention_q")
+    assert not target.used and target.shape == (4096, 4096)
 
 
 # Pictures

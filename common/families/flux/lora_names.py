@@ -34,7 +34,7 @@ _XLABS: Mapping[str, tuple[str, Layers]] = {
 def names(checkpoint: Checkpoint) -> Names:
     """Return the names of the layers of the transformer and both text encoders."""
     parts = {name: part.plan.shapes for name, part in checkpoint.components.items()}
-    clip, t5 = text_part(CLIP, parts[CLIP], two=True), t5_names(T5, parts[T5], "lora_te2_", "lycoris_te2_")
+    clip, t5 = text_part(CLIP, parts[CLIP], "lora_te_", two=True), t5_names(T5, parts[T5], "lora_te2_", "lycoris_te2_")
     return transformer(parts["transformer"]), clip, t5
 
 

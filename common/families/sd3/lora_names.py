@@ -7,17 +7,21 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.sd3 import transformer_keys
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.networks.denoisers.sd3_dit import TABLE, SD3Config
+from qwenimg.common.networks.encoders import t5
+from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.parts.texts.text_lora_names import t5_names, text_part
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
 
 def names(checkpoint: Checkpoint) -> Names:
-    """Return the names of the layers of the transformer and of each text encoder."""
+    """Return the names of the layers of the transformer and of each text encoder, of T5 also where it is left out."""
     part = checkpoint["transformer"]
     texts = {name: text.plan.shapes for name, text in checkpoint.texts.items()}
-    tables = (t5_names(T5, of) if name == T5 else text_part(name, of, two=True) for name, of in texts.items())
-    return (_transformer(part.config, part.plan.shapes), *tables)
+    left_out = None if T5 in texts else t5.manifest(T5Config())
+    third = t5_names(T5, texts.pop(T5, {}), unused=left_out)
+    clips = (text_part(name, weights, two=True) for name, weights in texts.items())
+    return (_transformer(part.config, part.plan.shapes), *clips, third)
 
 
 def _transformer(config: SD3Config, weights: Manifest) -> ComponentNames:

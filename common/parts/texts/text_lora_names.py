@@ -16,19 +16,32 @@ _CLIP_L, _CLIP_G, _T5 = (
     "text_encoders_t5xxl_transformer_",
 )
 _ANY = ("text_encoders_transformer_", r"text_encoders_\w+?_transformer_")  # of the only text encoder
-_TABLE = "embeddings.position_embedding.weight"
-_PROJECTED = "text_projection.weight"
+_POSITIONS, _PROJECTED, _EMBEDDED = (
+    "embeddings.position_embedding.weight",
+    "text_projection.weight",
+    "embed_tokens.weight",
+)
 
 
-def text_part(name: str, weights: Manifest, *, two: bool) -> ComponentNames:
-    """Return the table of the CLIP `name`, the only one or one of two."""
+def text_part(name: str, weights: Manifest, *words: str, two: bool) -> ComponentNames:
+    """Return the table of the CLIP `name`, the only one or one of two text encoders, with more `words` in front."""
     second = name == "text_encoder_2"
-    words = ((*TEXT_2, _CLIP_G) if second else (*TEXT_1, _CLIP_L)) if two else (*TEXT_2, *TEXT, *_ANY)
-    # OpenAI's CLIP has a projection in other programs, which no image depends on
-    width = weights.get(_TABLE, (0, 0))[1]
-    unused: Manifest = {} if second or _PROJECTED in weights or not width else {_PROJECTED: (width, width)}
+    prefixes = ((*TEXT_2, _CLIP_G) if second else (*TEXT_1, _CLIP_L)) if two else (*TEXT_2, *TEXT, *_ANY)
+    unused = {} if second else _not_used(weights)
     paths = (name.removesuffix(".weight") for name in (*weights, *unused) if name.endswith(".weight"))
-    return component_names(name, weights, words, {path: list(_others(path)) for path in paths}, unused=unused)
+    others = {path: list(_others(path)) for path in paths}
+    return component_names(name, weights, (*prefixes, *words), others, unused=unused)
+
+
+def _not_used(weights: Manifest) -> Manifest:
+    """Return what other programs have of a CLIP and no image depends on: the projection of OpenAI's, and the last of
+    the 24 layers of OpenCLIP-H, which is cut to 23."""
+    width = weights.get(_POSITIONS, (0, 0))[1]
+    unused: Manifest = {} if _PROJECTED in weights or not width else {_PROJECTED: (width, width)}
+    if not any(name.startswith("encoder.layers.23.") for name in weights):
+        last = {name: shape for name, shape in weights.items() if name.startswith("encoder.layers.22.")}
+        unused |= {name.replace(".22.", ".23.", 1): shape for name, shape in last.items()}
+    return unused
 
 
 def _others(path: str) -> Iterator[str]:
@@ -39,15 +52,18 @@ def _others(path: str) -> Iterator[str]:
             yield f"{prefix}{match['owner']}.to_{match['letter']}"
 
 
-def t5_names(name: str, weights: Manifest, *words: str) -> ComponentNames:
-    """Return the table of the T5 `name`. kohya's number of it is 3 beside one CLIP too."""
-    return component_names(name, weights, (f"{name}_", "lora_te3_", "lycoris_te3_", _T5, *words))
+def t5_names(name: str, weights: Manifest, *words: str, unused: Manifest | None = None) -> ComponentNames:
+    """Return the table of the T5 `name`. kohya's number of it is 3 beside one CLIP too. `unused`: its manifest, where
+    the model does without it."""
+    return component_names(name, weights, (f"{name}_", "lora_te3_", "lycoris_te3_", _T5, *words), unused=unused)
 
 
 def language_model_names(weights: Manifest, *starts: str, stored: Manifest | None = None) -> ComponentNames:
     """Return the table of a text encoder that is a language model, whose names may have one of `starts` in front.
-    `stored`: its manifest, where the forward does not use all layers of it."""
-    unused = {name: shape for name, shape in (stored or {}).items() if name not in weights}
+    `stored`: its manifest, where the forward does not use all layers of it. The output layer has the embedding's
+    shape."""
+    output = {"lm_head.weight": weights[_EMBEDDED]} if _EMBEDDED in weights else {}
+    unused = {name: shape for name, shape in (output | (stored or {})).items() if name not in weights}
     paths = [name.removesuffix(".weight") for name in (*weights, *unused) if name.endswith(".weight")]
     others = {path: [start + path for start in starts] for path in paths}
     return component_names("text_encoder", weights, (*TEXT, *_ANY), others, unused=unused)
