@@ -68,7 +68,8 @@ def fit(lora: LoraFile, names: Names) -> Deltas:
         of_component = deltas.setdefault(target.component, {})
         if target.name in of_component:
             twice = of_component[target.name][0].module
-            raise bad(path, f"modules {first([module])} and '{clean(twice, 80)}' are of one weight")
+            both = f"modules {first([module])} and '{clean(twice, 80)}' are of one weight"
+            raise bad(path, f"{both}: keep one of them")
         of_component[target.name] = (delta_of_weight,)
     if not deltas:
         raise bad(path, f"changes only layers that this model does not use, such as {first(targets)}")

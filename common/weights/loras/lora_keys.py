@@ -96,13 +96,8 @@ def _parsed(path: Path, key: str) -> tuple[str, str]:
         raise _refused(path, key, what)
     for pattern, role in _ENDINGS:
         if match := pattern.fullmatch(key):
-            return unwrapped(match[1]).rstrip("_"), role or match["role"]
+            return _WRAPPED.sub("", match[1]).rstrip("_") or match[1], role or match["role"]
     raise bad(path, f"tensor {first([key])} is of no LoRA that is known: LoRA, LoCon, LoHa, LoKr and DoRA are read")
-
-
-def unwrapped(name: str) -> str:
-    """Return the name of a module without what wrappers of a model put into it."""
-    return _WRAPPED.sub("", name)
 
 
 def _matching(endings: tuple[tuple[re.Pattern[str], str], ...], key: str) -> str | None:
