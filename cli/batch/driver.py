@@ -15,6 +15,7 @@ from qwenimg.cli.batch.tasks import BatchTask
 from qwenimg.cli.serve.messages import Finished, PictureDrawn, Ready, Settings, Unusable
 from qwenimg.cli.serve.orders import PictureOrder
 from qwenimg.cli.serve.workers import Lost
+from qwenimg.common.base.errors import UsageError
 
 TRIES = 3  # workers that one picture may end
 STARTS = 3  # losses of a worker without a picture to draw, after which it is not started again
@@ -123,7 +124,11 @@ class Driver:
 
     async def _publish(self, task: BatchTask, drawn: PictureDrawn) -> None:
         replace = task.key in self.replaced
-        await asyncio.to_thread(self.journal.publish, task, drawn.data, drawn.seconds, replace=replace)
+        try:
+            await asyncio.to_thread(self.journal.publish, task, drawn.data, drawn.seconds, replace=replace)
+        except UsageError as error:  # such as a folder under the picture's name
+            self._give_up(task, str(error), error.exit_code, 1)
+            return
         self.outcome.done += 1
         self.report(task, "", drawn.seconds)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +18,8 @@ from qwenimg.common.pictures.containers import blocks, exif
 if TYPE_CHECKING:
     from qwenimg.common.pictures.pixels import Uint8
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+BATCH_KEY = b"qwenimg batch\0"  # the keyword of a text chunk with the key of a picture in its batch
 TEXT_LIMIT = 32 << 20  # bytes of a PNG that are searched for its text: two 3 MB prompts, escaped, fit
 ZLIB_LEVEL = 4  # on a smooth 1328x1328 image as small as level 6 in half the time
 
@@ -63,3 +67,29 @@ def read_text(path: Path) -> dict[str, str]:
     except Exception as error:
         raise bad(path, f"cannot be read as a PNG: {clean(error, 80)}") from None
     return texts | (exif.texts(block, path) if isinstance(block, bytes) else {})
+
+
+def with_batch_key(png: bytes, key: str) -> bytes:
+    """Return a PNG of ours with its key in a text chunk before the last one."""
+    end = len(png) - 12  # IEND has no data
+    assert png.startswith(SIGNATURE) and png[end + 4 : end + 8] == b"IEND", "not a PNG of ours"
+    chunk = b"tEXt" + BATCH_KEY + key.encode("ascii")
+    return png[:end] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[end:]
+
+
+def has_batch_key(png: bytes, key: str) -> bool:
+    """Return whether a file is a whole PNG, by the checksums of its chunks, with this key in its last text."""
+    if not png.startswith(SIGNATURE):
+        return False
+    at, last = len(SIGNATURE), b""
+    while at + 12 <= len(png):
+        length = int.from_bytes(png[at : at + 4])
+        chunk = memoryview(png)[at + 4 : at + 8 + length]
+        at += 12 + length
+        if at > len(png) or zlib.crc32(chunk) != int.from_bytes(png[at - 4 : at]):
+            return False
+        if chunk[:4] == b"IEND":
+            return at == len(png) and last == BATCH_KEY + key.encode("ascii")
+        if chunk[:4] == b"tEXt":
+            last = bytes(chunk[4:])
+    return False

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support.fake_worker import FakeWorker, at_once, settle
+from PIL import Image
+from support.fake_worker import PNG, FakeWorker, at_once, settle
 
 from qwenimg.cli.batch import driver as module
 from qwenimg.cli.batch.driver import STARTS, TRIES, BatchOutcome, Driver
-from qwenimg.cli.batch.record import BatchJournal
+from qwenimg.cli.batch.record import MAX_BYTES, MAX_LINE, BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
 from qwenimg.cli.serve.messages import PictureDrawn, Settings, Unusable
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.pictures.png import encode_png, has_batch_key, with_batch_key
 
+OTHER = encode_png(np.full((2, 2, 3), 9, np.uint8), {}, None)
 Body = Callable[[Driver, list[FakeWorker]], Awaitable[None]]
 
 
@@ -150,14 +155,14 @@ def test_a_signal_finishes_what_is_drawn(run) -> None:
 # The journal
 
 
-def drawn(data: bytes = b"PNG") -> PictureDrawn:
+def drawn(data: bytes = PNG) -> PictureDrawn:
     return PictureDrawn(order="x", index=0, data=data, recipe={}, seconds=0.1)
 
 
 def test_the_journal_forgets_a_torn_line_and_nothing_else(tmp_path: Path) -> None:
     journal = BatchJournal(tmp_path, (0, 1))
     for i in range(3):
-        journal.publish(task(i), b"PNG", 0.1, replace=False)
+        journal.publish(task(i), PNG, 0.1, replace=False)
     journal.close()
     whole = (tmp_path / "journal.jsonl").read_bytes()
     for cut in range(len(whole)):
@@ -169,37 +174,154 @@ def test_the_journal_forgets_a_torn_line_and_nothing_else(tmp_path: Path) -> Non
 
 
 def test_a_published_picture_is_adopted_and_a_changed_one_is_not_there(tmp_path: Path) -> None:
-    journal = BatchJournal(tmp_path, (0, 1))
+    journal, path, whole = BatchJournal(tmp_path, (0, 1)), tmp_path / task(1).name, with_batch_key(PNG, task(1).key)
     assert not journal.adopt(task(1))
-    (tmp_path / task(1).name).write_bytes(b"of a killed driver")
+    path.write_bytes(whole)  # of a killed driver
     assert journal.adopt(task(1))
     sha256 = journal.known().done[task(1).key]
     assert journal.is_there(task(1), sha256)
-    journal.publish(task(1), b"late", 0.1, replace=False)
-    assert (tmp_path / task(1).name).read_bytes() == b"of a killed driver", "the first one wins"
-    (tmp_path / task(1).name).write_bytes(b"changed")
+    journal.publish(task(1), OTHER, 0.1, replace=False)
+    assert path.read_bytes() == whole, "the first one wins"
+    path.write_bytes(b"changed")
     assert not journal.is_there(task(1), sha256)
-    journal.publish(task(1), b"again", 0.1, replace=True)
+    journal.publish(task(1), OTHER, 0.1, replace=True)
     assert journal.is_there(task(1), journal.known().done[task(1).key])
+    assert Image.open(path).getpixel((0, 0)) == (9, 9, 9), "a reader of PNG takes the text for what it is"
     journal.close()
+
+
+def test_only_a_whole_picture_with_its_key_is_adopted(tmp_path: Path) -> None:
+    """Every cut and every changed byte, the picture of another key, and one without."""
+    whole = with_batch_key(PNG, task(1).key)
+    assert has_batch_key(whole, task(1).key)
+    cuts = [whole[:cut] for cut in range(len(whole))]
+    changed = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))]
+    others = [PNG, with_batch_key(PNG, task(2).key), whole + b"x", PNG[:-12] + whole[-12:]]
+    assert not any(has_batch_key(data, task(1).key) for data in (*cuts, *changed, *others))
+    journal = BatchJournal(tmp_path, (0, 1))
+    for data in (b"", whole[:-1], PNG, b"a foreign file"):
+        (tmp_path / task(1).name).write_bytes(data)
+        assert not journal.adopt(task(1)) and not journal.known().done
+    journal.publish(task(1), PNG, 0.1, replace=False)
+    assert (tmp_path / task(1).name).read_bytes() == whole, "drawn anew"
+    journal.close()
+
+
+def special(path: Path, kind: str, elsewhere: Path) -> None:
+    """Put something that is no regular file at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match kind:
+        case "link":
+            path.symlink_to(elsewhere)
+        case "link to nothing":
+            path.symlink_to(path.with_name("nowhere"))
+        case "link to itself":
+            path.symlink_to(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+
+
+KINDS = ("link", "link to nothing", "link to itself", "endless", "pipe", "folder")
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "journal-1-of-2.jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_journal_is_a_regular_file(tmp_path: Path, kind: str, name: str) -> None:
+    """Its own, and that of another shard, which is only read."""
+    precious = tmp_path / "precious.txt"
+    precious.write_text("no line of a journal, and no line end")
+    special(tmp_path / "out" / name, kind, precious)
+    with pytest.raises(
+        UsageError, match=r"cannot be a batch's journal: .*; move it away, or give another -o$"
+    ) as found:
+        journal = BatchJournal(tmp_path / "out", (0, 1))
+        journal.known()
+    assert len(str(found.value)) <= 300 and "\n" not in str(found.value)
+    assert precious.read_text() == "no line of a journal, and no line end"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_under_a_pictures_name_is_no_picture(tmp_path: Path, run: Any, kind: str) -> None:
+    """A link is replaced and not followed; a folder or a pipe fails this picture alone."""
+    precious = tmp_path / "precious.png"
+    precious.write_bytes(with_batch_key(PNG, task(0).key))
+    special(tmp_path / "out" / task(0).name, kind, precious)
+
+    async def body(driver: Driver, workers: list[FakeWorker]) -> None:
+        assert not driver.journal.adopt(task(0))
+        await workers[0].get_ready()
+        await draw(workers[0])
+        await draw(workers[0])
+
+    outcome, ended = run(body, 2)
+    assert precious.read_bytes() == with_batch_key(PNG, task(0).key)
+    if kind in ("folder", "pipe"):
+        assert (outcome.done, outcome.failed) == (1, [2]) and "not a regular file" in ended[0][1]
+    else:
+        assert outcome.done == 2 and not (tmp_path / "out" / task(0).name).is_symlink()
 
 
 def test_shards_read_each_other_and_write_their_own(tmp_path: Path) -> None:
     first, second = BatchJournal(tmp_path, (0, 2)), BatchJournal(tmp_path, (1, 2))
-    first.publish(task(1), b"PNG", 0.1, replace=False)
+    first.publish(task(1), PNG, 0.1, replace=False)
     second.add(task(2), "failed", error="no", exit=1, tries=3)
     assert set(second.known().done) == {task(1).key} and set(first.known().failed) == {task(2).key}
     with pytest.raises(UsageError, match="another batch"):
         BatchJournal(tmp_path, (1, 2))
-    second.publish(task(2), b"PNG", 0.1, replace=False)
+    second.publish(task(2), PNG, 0.1, replace=False)
     assert not first.known().failed
     first.close()
     second.close()
 
 
-@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"key": 3, "state": "done"}', b"\xff", b"null"])
-def test_lines_that_are_none_of_ours_are_left_out(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "journal.jsonl").write_bytes(line + b"\n")
-    journal = BatchJournal(tmp_path, (0, 1))
-    assert journal.known().done == {}
-    journal.close()
+GOOD = {"key": "0" * 64, "state": "done", "file": "x.png", "line": "r:1", "seed": 1, "sha256": "1" * 64}
+DAMAGE: dict[str, bytes] = {
+    "no JSON": b"{",
+    "no object": b"[]",
+    "empty": b"{}",
+    "a blank line": b"",
+    "null": b"null",
+    "no UTF-8": b"\xff",
+    "zeros": b"\0" * 40,
+    "deep": b"[" * 100_000,
+    "a key twice": b'{"key": "%s", ' % (b"0" * 64) + json.dumps(GOOD).encode()[1:],
+    "a huge number": json.dumps(GOOD | {"seed": 0}).encode().replace(b'"seed": 0', b'"seed": ' + b"9" * 60_000),
+    "a key that is a number": json.dumps(GOOD | {"key": 3}).encode(),
+    "a short key": json.dumps(GOOD | {"key": "00"}).encode(),
+    "another state": json.dumps(GOOD | {"state": "drawn"}).encode(),
+    "no hash": json.dumps({name: value for name, value in GOOD.items() if name != "sha256"}).encode(),
+    "a hash that is none": json.dumps(GOOD | {"sha256": None}).encode(),
+    "an error that is none": json.dumps(GOOD | {"state": "failed", "error": ["x"]}).encode(),
+    "a long line": json.dumps(GOOD | {"line": "x" * MAX_LINE}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "journal-1-of-2.jsonl"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_line_is_named_and_nothing_is_changed(tmp_path: Path, damage: str, name: str) -> None:
+    data = json.dumps(GOOD).encode() + b"\n" + DAMAGE[damage] + b"\n" + json.dumps(GOOD).encode() + b"\n"
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ModelError, match=r"line 2 is not of a batch's journal; move the file away: ") as found:
+        journal = BatchJournal(tmp_path, (0, 1))
+        journal.known()
+    assert len(str(found.value)) <= 300 and str(found.value).isprintable()
+    assert (tmp_path / name).read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"a text without a line end", b"{}", b"\0\0", b"x" * (MAX_LINE + 2)])
+def test_a_last_line_that_is_not_torn_is_not_cut_off(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "journal.jsonl").write_bytes(data)
+    with pytest.raises(ModelError, match="line 1 is not of a batch's journal"):
+        BatchJournal(tmp_path, (0, 1))
+    assert (tmp_path / "journal.jsonl").read_bytes() == data
+
+
+def test_a_journal_has_a_largest_size(tmp_path: Path) -> None:
+    with (tmp_path / "journal.jsonl").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(ModelError, match="larger than any journal of a batch"):
+        BatchJournal(tmp_path, (0, 1))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.cli_runner import cli
+from support.fake_worker import PNG
 
 from qwenimg.cli.batch import driver as driving
 from qwenimg.cli.batch import ray_engine
@@ -48,7 +49,7 @@ class PretendRay:
     async def draw(self, order: Draw) -> list[Any]:
         if order.seeds == (POISON,):
             raise self.RayError("the actor died")
-        picture = PictureDrawn(order=order.order, index=0, data=b"PNG", recipe={}, seconds=0.1)
+        picture = PictureDrawn(order=order.order, index=0, data=PNG, recipe={}, seconds=0.1)
         return [picture, Finished(order=order.order)]
 
     def kill(self, actor: Any, no_restart: bool) -> None:

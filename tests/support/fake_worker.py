@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from qwenimg.cli.serve import dispatcher as module
@@ -19,7 +20,9 @@ from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.orders import PictureOrder
 from qwenimg.cli.serve.workers import Lost
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.pictures.png import encode_png
 
+PNG = encode_png(np.full((2, 2, 3), 200, np.uint8), {"parameters": "a ring"}, None)  # a picture
 SETTINGS = Settings(models={"one": Opening(), "two": Opening()}, queue=2, deadline=600.0)
 
 
@@ -67,7 +70,7 @@ class FakeWorker:
     async def picture(self, index: int = 0) -> None:
         assert self.order is not None
         recipe = {"prompt": self.order.fields["prompt"], "seed": self.order.seeds[index], "width": 8, "height": 8}
-        await self.say(PictureDrawn(order=self.order.id, index=index, data=b"PNG", recipe=recipe, seconds=0.1))
+        await self.say(PictureDrawn(order=self.order.id, index=index, data=PNG, recipe=recipe, seconds=0.1))
 
     async def finish(self, error: str = "", exit_code: int = 0, *, refused: bool = False) -> None:
         assert self.order is not None
