@@ -1,1 +1,1 @@
-"""Token ids and weights of prompts, and the tokenizers that give them."""
+"""Prompts: their parts and texts by step, weights and token ids, and the tokenizers that give them."""

@@ -3,14 +3,17 @@
 The grammar and its effects are those of the AUTOMATIC1111 web UI, for which prompts are shared:
 
 - `(word)` is 1.1 times the weight, `[word]` 1 / 1.1 times, `(word:1.3)` 1.3 times; they nest and multiply;
-- a backslash makes a bracket, or a backslash, plain text;
+- a backslash makes a bracket, or a backslash, plain text; before anything else it is left out;
 - an opening bracket that is never closed reaches to the end; a closing one without its opening is plain text;
+- round and square brackets are paired apart from each other, so that they may cross;
 - a prompt is cut into chunks of 75 tokens; each has its own start and end token and is padded to 77;
+- BREAK ends a chunk, within brackets too (where the web UI takes it for a word of a negative weight);
 - the states of all chunks follow each other; the pooled vector is the first chunk's;
 - a token's state is multiplied by its weight, then the chunk by one number that restores the mean over all its tokens
   and channels (the web UI's emphasis mode "Original"). Start, end and padding have weight 1.
 
-Not done here: BREAK, schedules such as `[a:b:0.5]`, and moving a chunk's end back to a comma.
+Schedules such as `[a:b:0.5]` are read before (`scheduled`), and AND before these (`composed`). Not done: moving a
+chunk's end back to a comma.
 
 A prompt without brackets and backslashes, of at most 75 tokens, gives exactly the ids of diffusers' pipelines.
 """
@@ -18,9 +21,9 @@ A prompt without brackets and backslashes, of at most 75 tokens, gives exactly t
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +37,7 @@ MAX_WEIGHT = 100.0  # brackets by the thousand must not overflow
 
 _FACTOR = {"(": 1.1, "[": 1 / 1.1}
 _OPENING = {")": "(", "]": "["}
+_BREAK = re.compile(r"\bBREAK\b")
 # A weight before a closing bracket, an escaped character, a bracket, or plain text.
 _TOKEN = re.compile(
     r":\s*(?P<weight>[+-]?(?:\d{1,6}(?:\.\d{0,12})?|\.\d{1,12}))\s*\)|\\(?P<escaped>[\\()\[\]])|[()\[\]]|[^\\()\[\]:]+|.",
@@ -49,29 +53,24 @@ class Chunk:
     weights: tuple[float, ...]
 
 
-def parse(prompt: str) -> list[tuple[str, float]]:
-    """Split `prompt` into parts of one weight each, without brackets and weights. No text is an error."""
-    tokens = list(_TOKEN.finditer(prompt))
-    factors, closes = _brackets(tokens)
-    parts: list[tuple[str, float]] = []
-    weights = [1.0]
-    for index, token in enumerate(tokens):
-        if index in factors:
-            weights.append(weights[-1] * factors[index])
-        elif index in closes:
-            del weights[-closes[index] :]
-        else:
-            weight = max(-MAX_WEIGHT, min(MAX_WEIGHT, weights[-1]))
-            text = token["escaped"] or token[0]
-            if parts and parts[-1][1] == weight:
-                text = parts.pop()[0] + text
-            parts.append((text, weight))
-    return parts
+def parse(prompt: str) -> list[list[tuple[str, float]]]:
+    """Split `prompt` at BREAK, and each section into parts of one weight each, without brackets and weights. No text is
+    an error."""
+    sections: list[list[tuple[str, float]]] = [[]]
+    for token, weight in _weights(prompt):
+        texts = [token["escaped"]] if token["escaped"] else _BREAK.split(token[0].removeprefix("\\"))
+        for i, text in enumerate(texts):
+            text = text.lstrip() if i else text
+            sections += [[]] if i else []
+            _append(sections[-1], text.rstrip() if i + 1 < len(texts) else text, weight)
+    return sections
 
 
-def plain(prompt: str) -> str:
-    """Return `prompt` without brackets and weights, for a text encoder that takes none."""
-    return "".join(text for text, _ in parse(prompt))
+def _append(parts: list[tuple[str, float]], text: str, weight: float) -> None:
+    if parts and parts[-1][1] == weight:
+        text = parts.pop()[0] + text
+    if text:
+        parts.append((text, weight))
 
 
 def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompt: str) -> list[list[Chunk]]:
@@ -84,11 +83,19 @@ def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompt: str) -> list[list
 
 def chunks(tokenizer: CLIPTokenizer, prompt: str) -> list[Chunk]:
     """Split `prompt` into one or more chunks. Raises UsageError."""
-    tokens = [(token, weight) for text, weight in parse(prompt) for token in tokenizer.words(text)]
-    size = LENGTH - 2
-    if len(tokens) > MAX_CHUNKS * size:
-        raise UsageError(f"the prompt has {len(tokens)} tokens, the limit is {MAX_CHUNKS * size}. Shorten it.")
-    return [_chunk(tokenizer, tokens[start : start + size]) for start in range(0, max(1, len(tokens)), size)]
+    *first, last = (
+        [(token, weight) for text, weight in parts for token in tokenizer.words(text)] for parts in parse(prompt)
+    )
+    size, sections = LENGTH - 2, [*first, last] if last or not first else first
+    count = sum(map(len, sections))
+    if count > MAX_CHUNKS * size:
+        raise UsageError(f"the prompt has {count} tokens, the limit is {MAX_CHUNKS * size}. Shorten it.")
+    rows = [tokens[start : start + size] for tokens in sections for start in range(0, max(1, len(tokens)), size)]
+    if len(rows) > MAX_CHUNKS:
+        raise UsageError(
+            f"the prompt has {len(rows)} chunks with its BREAKs, the limit is {MAX_CHUNKS}. Leave some out."
+        )
+    return [_chunk(tokenizer, tokens) for tokens in rows]
 
 
 def apply_weights(states: NDArray[np.float32], prompt: Sequence[Chunk]) -> NDArray[np.float32]:
@@ -116,32 +123,36 @@ def _chunk(tokenizer: CLIPTokenizer, tokens: Sequence[tuple[int, float]]) -> Chu
     return Chunk(ids, (1.0, *(weight for _, weight in tokens), 1.0, *[1.0] * padding))
 
 
-def _brackets(tokens: Sequence[re.Match[str]]) -> tuple[dict[int, float], dict[int, int]]:
-    """Return the factor of each opening bracket, and how many brackets each closing one closes: open ones inside
-    too."""
-    factors: dict[int, float] = {}
-    closes: dict[int, int] = {}
-    opened: list[int] = []
-    counts: Counter[str] = Counter()  # of `opened`, by kind: saves a search without a match
-    for index, kind, weight in _kinds(tokens):
-        if kind in _FACTOR:
-            factors[index] = _FACTOR[kind]
-            opened.append(index)
-            counts[kind] += 1
-        elif counts[_OPENING[kind]]:
-            depth = next(d for d, i in enumerate(reversed(opened), 1) if tokens[i][0] == _OPENING[kind])
-            if weight is not None:
-                factors[opened[-depth]] = weight
-            counts.subtract(tokens[i][0] for i in opened[-depth:])
-            del opened[-depth:]
-            closes[index] = depth
-    return factors, closes
-
-
-def _kinds(tokens: Sequence[re.Match[str]]) -> Iterator[tuple[int, str, float | None]]:
-    """Yield (index, bracket, weight) of the tokens that are brackets."""
+def _weights(prompt: str) -> list[tuple[re.Match[str], float]]:
+    """Return the tokens that are text, each with its weight."""
+    tokens = list(_TOKEN.finditer(prompt))
+    factors, closing = _brackets(tokens)
+    texts: list[tuple[re.Match[str], float]] = []
+    weights: dict[str, list[float]] = {"(": [1.0], "[": [1.0]}  # of all open brackets of a kind
     for index, token in enumerate(tokens):
-        if token["weight"] is not None:
-            yield index, ")", float(token["weight"])
-        elif token[0] in "()[]":
-            yield index, token[0], None
+        if index in factors:
+            weights[token[0]].append(weights[token[0]][-1] * factors[index])
+        elif index in closing:
+            weights[closing[index]].pop()
+        else:
+            weight = weights["("][-1] * weights["["][-1]
+            texts.append((token, 0.0 if isnan(weight) else max(-MAX_WEIGHT, min(MAX_WEIGHT, weight))))
+    return texts
+
+
+def _brackets(tokens: Sequence[re.Match[str]]) -> tuple[dict[int, float], dict[int, str]]:
+    """Return the factor of each opening bracket, and for each closing one which bracket it closes."""
+    factors: dict[int, float] = {}
+    closing: dict[int, str] = {}
+    opened: dict[str, list[int]] = {"(": [], "[": []}
+    for index, token in enumerate(tokens):
+        bracket = ")" if token["weight"] is not None else token[0]
+        opening = _OPENING.get(bracket, "")
+        if bracket in opened:
+            opened[bracket].append(index)
+            factors[index] = _FACTOR[bracket]
+        elif opening and opened[opening]:
+            start = opened[opening].pop()
+            factors[start] = _FACTOR[opening] if token["weight"] is None else float(token["weight"])
+            closing[index] = opening
+    return factors, closing

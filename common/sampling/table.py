@@ -50,6 +50,8 @@ class Sampler:
     results' distribution, a multistep sampler's the order of its rule, which the first steps do not have yet."""
     evaluations: str
     """The evaluations of the model in a step, in words."""
+    calls: int = 1
+    """The most evaluations in a step between two levels: prompts that change count them."""
     source: str
     function: Callable[..., States]
     stochastic: bool = False
@@ -111,27 +113,28 @@ _ALL = (
         function=sde.euler_ancestral, stochastic=True,
     ),
     Sampler(
-        name="heun", title="Heun", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.heun, rule=_TO_ZERO
+        name="heun", title="Heun", order=2, evaluations="2, last 1", calls=2, source=_KARRAS, function=ode.heun,
+        rule=_TO_ZERO,
     ),
     Sampler(
-        name="heunpp2", title="HeunPP2", order=1, evaluations="3, last 2 and 1", source="Carzit 2023",
+        name="heunpp2", title="HeunPP2", order=1, evaluations="3, last 2 and 1", calls=3, source="Carzit 2023",
         function=ode.heunpp2,
     ),
     Sampler(name="lms", title="LMS", order=4, evaluations="1", source=_CROWSON, function=multistep.lms, rule=_TO_ZERO),
     Sampler(
-        name="dpm2", title="DPM2", order=2, evaluations="2, last 1", source=_KARRAS, function=ode.dpm2,
+        name="dpm2", title="DPM2", order=2, evaluations="2, last 1", calls=2, source=_KARRAS, function=ode.dpm2,
         rule=_TO_ZERO_ROUNDED,
     ),
     Sampler(
-        name="dpm2_ancestral", title="DPM2 ancestral", order=2, evaluations="2, last 1", source=_CROWSON,
+        name="dpm2_ancestral", title="DPM2 ancestral", order=2, evaluations="2, last 1", calls=2, source=_CROWSON,
         function=sde.dpm2_ancestral, rule=_TO_ZERO_ROUNDED, stochastic=True,
     ),
     Sampler(
-        name="dpmpp_2s_ancestral", title="DPM++ 2S ancestral", order=2, evaluations="2, last 1", source=_LU_PP,
+        name="dpmpp_2s_ancestral", title="DPM++ 2S ancestral", order=2, evaluations="2, last 1", calls=2, source=_LU_PP,
         function=sde.dpmpp_2s_ancestral, stochastic=True,
     ),
     Sampler(
-        name="dpmpp_sde", title="DPM++ SDE", order=2, evaluations="2, last 1", source=_LU_PP,
+        name="dpmpp_sde", title="DPM++ SDE", order=2, evaluations="2, last 1", calls=2, source=_LU_PP,
         function=sde.dpmpp_sde, stochastic=True,
     ),
     Sampler(
@@ -197,7 +200,7 @@ _ALL = (
         function=cfgpp.euler_ancestral_cfgpp, stochastic=True,
     ),
     Sampler(
-        name="dpmpp_2s_ancestral_cfgpp", title="DPM++ 2S ancestral CFG++", order=2, evaluations="2, last 1",
+        name="dpmpp_2s_ancestral_cfgpp", title="DPM++ 2S ancestral CFG++", order=2, evaluations="2, last 1", calls=2,
         source=_CHUNG, function=cfgpp.dpmpp_2s_ancestral_cfgpp, stochastic=True,
     ),
     Sampler(

@@ -38,12 +38,13 @@ THRESHOLD = {"qwen": 1.0, "z-image": 1.0, "sd15": 0.3}
 
 def latents(folder: Path, group: ThreadGroup | None, asked: dict[str, Any]) -> np.ndarray | None:
     """Of a run on one rank; None where another one decodes."""
+    asked = {"prompt": "a red circle"} | asked
     with closing(opened(folder, group, precision="fp32")) as pipe:
-        request = pipe.check("a red circle", **asked)
+        request = pipe.check(**asked)
         if group is not None and group.rank:
             pipe.follow(request)
             return None
-        result = list(pipe.stream("a red circle", **asked))[-1]
+        result = list(pipe.stream(**asked))[-1]
         assert isinstance(result, Result)
         assert pipe.headline().startswith("cpu on CPU" if group is None else f"cpu on {group.size} x CPU")
         return result.latents
@@ -71,6 +72,15 @@ def test_branches_then_tokens_then_both(kind: str, tiny: dict[str, Path]) -> Non
     check(tiny[kind], 3, asked, False, expected)
     if kind == "qwen":
         check(tiny[kind], 6, asked, False, expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_parts_of_a_prompt_are_branches_and_change_together(tiny: dict[str, Path], ranks: int) -> None:
+    """Three branches, of which two ranks compute two and then the third."""
+    asked = SIZE | {"guidance": 3.0, "prompt": "a [red|blue] circle AND a small dog :0.5"}
+    expected = latents(tiny["sd15"], None, asked)
+    assert expected is not None
+    check(tiny["sd15"], ranks, asked, False, expected)
 
 
 def check_references(folder: Path, count: int) -> None:

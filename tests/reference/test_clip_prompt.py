@@ -29,7 +29,7 @@ EXAMPLES: dict[str, list[tuple[str, float]]] = {
     r"\(literal\]": [("(literal]", 1.0)],
     r"(a \(b\):1.5)": [("a (b)", 1.5)],
     r"one \\ backslash": [("one \\ backslash", 1.0)],
-    "a \\ alone": [("a \\ alone", 1.0)],
+    "a \\ alone": [("a  alone", 1.0)],
     "(unnecessary)(parens)": [("unnecessaryparens", 1.1)],
     "(word:1.2)": [("word", 1.2)],
     "(word: 1.2 )": [("word", 1.2)],
@@ -58,8 +58,9 @@ EXAMPLES: dict[str, list[tuple[str, float]]] = {
     "(a:1e9)": [("a:1e9", 1.1)],
     "[a:1.2]": [("a:1.2", 1 / 1.1)],
     "()": [],
-    # crossed: the outer one closes both
-    "([a)] b": [("a", 1.0), ("] b", 1.0)],
+    # crossed
+    "([a)] b": [("a b", 1.0)],
+    "(a [b) c]": [("a ", 1.1), ("b", 1.0), (" c", 1 / 1.1)],
     "(a:99999)": [("a", 100.0)],
 }
 
@@ -83,7 +84,7 @@ def test_brackets(prompt: str) -> None:
         if merged and merged[-1][1] == weight:
             text = merged.pop()[0] + text
         merged.append((text, weight))
-    found = parse(prompt)
+    [found] = parse(prompt)
     print(found)
     assert [text for text, _ in found] == [text for text, _ in merged]
     assert [weight for _, weight in found] == pytest.approx([weight for _, weight in merged], rel=1e-12)
@@ -92,7 +93,7 @@ def test_brackets(prompt: str) -> None:
 @settings(max_examples=400)
 @given(st.text(alphabet="ab ()[]\\:1.-", max_size=40))
 def test_no_text_fails(prompt: str) -> None:
-    parts = parse(prompt)
+    [parts] = parse(prompt)
     assert all(text and abs(weight) <= weighted.MAX_WEIGHT for text, weight in parts)
     if not set(prompt) & set("()[]\\"):
         assert parts == ([(prompt, 1.0)] if prompt else [])
@@ -132,6 +133,18 @@ def test_chunks_of_75(tokenizer: CLIPTokenizer) -> None:
     assert [chunk.ids[76] for chunk in found] == [tokenizer.eos, tokenizer.eos, tokenizer.pad]
     assert [weight for chunk in found for weight in chunk.weights] == [1.0, 2.0, *[1.0] * 229]
     assert len(chunks(tokenizer, "red " * 75)) == 1 and len(chunks(tokenizer, "red " * 76)) == 2
+
+
+def test_break_fills_the_chunk(tokenizer: CLIPTokenizer) -> None:
+    """Each BREAK ends a chunk, an empty one too; one at the end begins none."""
+    red, blue = chunks(tokenizer, "red"), chunks(tokenizer, "blue")
+    empty = chunks(tokenizer, "")
+    assert chunks(tokenizer, "red BREAK blue") == red + blue == chunks(tokenizer, "red\nBREAK\n\nblue BREAK")
+    assert chunks(tokenizer, "BREAK red BREAK BREAK blue") == empty + red + empty + blue
+    assert chunks(tokenizer, "BREAK") == empty and len(chunks(tokenizer, "red " * 75 + "BREAK blue")) == 2
+    assert chunks(tokenizer, "(red:1.5) BREAK blue")[1:] == blue
+    assert len(chunks(tokenizer, "red " * 76 + "BREAK " + "blue " * 76)) == 4
+    assert chunks(tokenizer, "aBREAK break BREAKS") == chunks(tokenizer, "abreak break breaks")
 
 
 def test_as_many_chunks_for_every_tokenizer(tmp_path: Path, tokenizer: CLIPTokenizer) -> None:

@@ -21,7 +21,6 @@ from qwenimg.common.parts.components import open_component, open_tokenizer, read
 from qwenimg.common.parts.texts.padded_texts import ClipPooled, T5Texts
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
-from qwenimg.common.prompts import weighted
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
@@ -208,17 +207,6 @@ def test_encoded_prompts_are_found_on_the_disk(folders: dict[str, Path], tmp_pat
         made.append([np.asarray(texts.states(["ka lo"])[0]), pooled.states(["ka lo"])[0]])
     assert len(told) == 2, "one loading of each"
     assert all(np.array_equal(first, second) for first, second in zip(*made, strict=True))
-
-
-# Weights in prompts
-
-
-def test_t5_reads_brackets_and_a_family_may_take_them_out(folders: dict[str, Path]) -> None:
-    texts = T5Texts(residents("cpu"), opened(folders["flux"]), "text_encoder_2", LENGTH)
-    prompt = r"a (red:1.3) [circle] \(small\) ((x"
-    assert weighted.plain(prompt) == "a red circle (small) x"
-    assert texts.fill(prompt).ids != texts.fill(weighted.plain(prompt)).ids
-    assert weighted.plain("no brackets: 3") == "no brackets: 3"
 
 
 def test_values_that_are_not_finite_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -236,8 +236,8 @@ def betas_linear(patch: Patch) -> None:
 
 
 def branches_swapped(patch: Patch) -> None:
-    def other_way(made: Any, expert: Any, request: Any) -> Any:
-        found = made(expert, request)
+    def other_way(made: Any, expert: Any, request: Any, texts: Any) -> Any:
+        found = made(expert, request, texts)
         added = None if found.added is None else found.added[::-1].copy()
         return replace(found, texts=found.texts[::-1].copy(), added=added)
 

@@ -5,31 +5,35 @@ of its steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.memory import operations
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.texts.clip_texts import ClipTexts
-from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
+from qwenimg.common.parts.texts.clip_texts import ClipKey, ClipTexts
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg, cfg_of_sum
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.prompts import composed, scheduled
+from qwenimg.common.prompts.scheduled import TimedText
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.group import ALONE
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.stages import Split, Stage
+from qwenimg.common.sampling import table
 from qwenimg.common.weights.loras.lora import Deltas
 
 UNET_BUFFERS = 30  # arrays of the UNet's first level that a step has in memory at its peak
-GUIDANCE = Guidance(formula=cfg)
+MAX_CHUNKS = 512  # of 77 tokens, of all texts that a prompt becomes: 320 MB of SDXL's states
 AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the prompt and for the negative branch
 
 
@@ -46,6 +50,25 @@ class Conditioning:
         return Conditioning(texts=self.texts[rows], added=None if self.added is None else self.added[rows])
 
 
+def _parts(request: Request) -> list[str]:
+    return [part.text for part in composed.parts(request.prompt)]
+
+
+GUIDANCE = Guidance(formula=cfg, parts=_parts)
+
+
+def guidance(request: Request) -> Guidance:
+    """Return the guidance of a run: of a prompt in several parts, towards their weighted sum."""
+    weights = [part.weight for part in composed.parts(request.prompt)]
+    return GUIDANCE if len(weights) == 1 else replace(GUIDANCE, formula=cfg_of_sum(weights))
+
+
+def schedules(request: Request, plan: SamplingPlan) -> list[tuple[TimedText, ...]]:
+    """Return the texts of each branch of guidance in a run. Raises UsageError."""
+    calls = request.steps * table.find(plan.sampler).calls
+    return [scheduled.texts(branch.prompt, calls) for branch in GUIDANCE.branches(request)]
+
+
 class Expert:
     """The model for one part of the schedule, the base or the refiner: its texts and its UNet."""
 
@@ -55,10 +78,10 @@ class Expert:
         self.unet_config: UNetConfig = checkpoint["unet"].config
         self.texts = ClipTexts(residents, checkpoint, penultimate=self.facts.sdxl)
 
-    def conditioning(self, request: Request) -> Conditioning:
-        prompts = [branch.prompt for branch in GUIDANCE.branches(request)]
-        states, pooled = self.texts.states(prompts, request.clip_skip)
-        if self.checkpoint.zeros_for_empty and prompts[1:2] == [""]:
+    def conditioning(self, request: Request, texts: Sequence[str]) -> Conditioning:
+        """Return the conditioning of the branches' `texts`."""
+        states, pooled = self.texts.states(texts, request.clip_skip)
+        if self.checkpoint.zeros_for_empty and request.negative_prompt == "" and len(texts) > 1:
             states[1], pooled[1] = 0, 0
         return Conditioning(texts=states, added=self._added(request, pooled))
 
@@ -68,9 +91,10 @@ class Expert:
         if not self.facts.sdxl:
             return None
         sizes: list[float] = [request.height, request.width, 0, 0]
-        last = [[AESTHETIC], [POOR_AESTHETIC]] if self.facts.refiner else [[request.height, request.width]] * 2
+        target = [request.height, request.width]
+        last = [[POOR_AESTHETIC if i == 1 else AESTHETIC] if self.facts.refiner else target for i in range(len(pooled))]
         channels = self.unet_config.addition_time_embed_dim or 256
-        rows = [sinusoids(self.unet_config, [*sizes, *last[i]], channels).reshape(-1) for i in range(len(pooled))]
+        rows = [sinusoids(self.unet_config, [*sizes, *one], channels).reshape(-1) for one in last]
         return np.concatenate([pooled, np.stack(rows)], axis=1).astype(np.float32)
 
     def adapt(self, deltas: Deltas) -> None:
@@ -87,10 +111,30 @@ class Expert:
         """Check the UNet's weights once before it is loaded."""
         self.residents.check_weights(self.name, self.checkpoint["unet"])
 
-    def encoding(self, request: Request, counted: bool) -> list[Stage]:
-        """Return the stages that encode the texts of `request`; if not `counted`, for one chunk of each."""
-        keys = self.texts.keys([branch.prompt for branch in GUIDANCE.branches(request)], request.clip_skip)
-        return [] if self.texts.has(keys) else self.texts.stages(keys, counted)
+    def keys(self, request: Request, plan: SamplingPlan) -> list[ClipKey]:
+        """Return the keys of all texts of a run. Raises UsageError."""
+        texts = dict.fromkeys(one.text for schedule in schedules(request, plan) for one in schedule)
+        return self.texts.keys(list(texts), request.clip_skip)
+
+    def encoding(self, request: Request, plan: SamplingPlan, counted: bool) -> list[Stage]:
+        """Return the stages that encode the texts of a run; if not `counted`, for one chunk of each. Raises
+        UsageError."""
+        keys = self.keys(request, plan)
+        if self.texts.has(keys):
+            return []
+        if counted:
+            self._check_chunks(keys)
+        return self.texts.stages(keys, counted)
+
+    def _check_chunks(self, keys: Sequence[ClipKey]) -> None:
+        count = 0
+        for prompt, _ in keys:
+            count += len(self.texts.chunks(prompt)[0])
+            if count > MAX_CHUNKS:
+                raise UsageError(
+                    f"the prompt becomes {len(keys)} texts, of more than {MAX_CHUNKS} chunks of 75 tokens in all; "
+                    "give fewer alternations, or shorten it"
+                )
 
     def steps(self, request: Request, shape: LatentShape, plan: SamplingPlan, segment: int) -> Stage:
         """Return the stage of the UNet in a `segment` of the plan: all branches of guidance go in one batch if that

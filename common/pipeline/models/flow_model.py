@@ -30,6 +30,7 @@ from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial, strategy
 from qwenimg.common.pipeline.steps.guidance import Branch, Guidance
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
+from qwenimg.common.prompts import web_syntax
 from qwenimg.common.request.few_steps import FewSteps
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime import group
@@ -104,6 +105,8 @@ class FlowModel(ABC):
         named = zip(("prompt", "negative prompt"), self.prompts(request), strict=False)
         cuts = [(name, self.texts.cut(prompt)) for name, prompt in named]
         lines = [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
+        words = (web_syntax.warning(branch.prompt) for branch in self.guidance.branches(request))
+        lines += [line for line in words if line][:1]
         if self.checkpoint.distilled and request.guidance > 1:
             lines.append("guidance has no effect: this model is distilled to draw without it")
         return lines

@@ -53,14 +53,17 @@ class Denoiser:
         blend: Blend | None = None,
         control: Callable[[Array, float], Control] | None = None,
         evaluate: Evaluate = serial,
+        next_phases: Callable[[], Sequence[Phase]] | None = None,
     ):
         """Set the parts. phases: from the highest noise level on. denoised: makes the denoised latents of x,
         sigma and a prediction. combined: makes the prediction of those of the branches, the prompt's first. control:
-        makes the changes by control networks for x and sigma, once for all branches."""
+        makes the changes by control networks for x and sigma, once for all branches. next_phases: called once for each
+        evaluation, makes its phases where the texts change."""
         self.runtime, self.title, self.phases, self.denoised = runtime, title, phases, denoised
         self.combined, self.blend, self.control, self.evaluate = combined, blend, control, evaluate
+        self.next_phases = next_phases
         self.cache: StepCache | None = None  # of the run
-        self.recent: deque[tuple[Array, float]] = deque(maxlen=RECENT)
+        self.recent: deque[tuple[Sequence[Pass], Array, float]] = deque(maxlen=RECENT)
         self.latest: Array = None  # the denoised latents of the last evaluation, for a preview
 
     def __call__(self, x: Array, sigma: float) -> Array:
@@ -90,12 +93,14 @@ class Denoiser:
         if group is not None and group.shares_tokens:
             text = "a value that is not finite; on one device the error names its operation"
             return NumericsError(f"{self.title}, step {step}: {text}")
-        again = (partial(self._again, one, x, sigma) for x, sigma in self.recent for one in self._phase(sigma).passes)
+        again = (partial(self._again, one, x, sigma) for passes, x, sigma in self.recent for one in passes)
         return self.runtime.explain(self.title, step, again)
 
     def _predictions(self, x: Array, sigma: float) -> list[Array]:
-        self.recent.append((x, sigma))
+        if self.next_phases is not None:
+            self.phases = self.next_phases()
         phase, control = self._phase(sigma), self._controlled(x, sigma)
+        self.recent.append((phase.passes, x, sigma))
         if self.cache is None:
             results = self.evaluate(phase.passes, x, sigma, control)
         else:

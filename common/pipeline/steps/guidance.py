@@ -33,6 +33,10 @@ def _guidance(request: Request) -> float:
     return request.guidance
 
 
+def _undivided(request: Request) -> Sequence[str]:
+    return (request.prompt,)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
     """The guidance of a family."""
@@ -42,11 +46,12 @@ class Guidance:
     off: float = 1.0  # the scale up to which only the prompt's branch is computed; infinite for a model without others
     scale: Callable[[Request], float] = _guidance
     until: Callable[[Request], float] = lambda request: 1.0  # of the unconditional branch
+    parts: Callable[[Request], Sequence[str]] = _undivided  # of the prompt, each with a branch of its own
     more: Callable[[Request], tuple[Branch, ...]] = lambda request: ()  # branches after the unconditional one
 
     def is_on(self, request: Request) -> bool:
-        """Return whether the unconditional branch is computed."""
-        return self.scale(request) > self.off
+        """Return whether the unconditional branch is computed; a sum of parts needs it at any scale."""
+        return self.scale(request) > self.off or len(self.parts(request)) > 1
 
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call with guidance in place of `true_cfg`, a scale of classifier-free guidance
@@ -70,13 +75,13 @@ class Guidance:
         return f"at {self.name} {self.scale(request):g}"
 
     def branches(self, request: Request) -> tuple[Branch, ...]:
-        """Return the branches of a step, the prompt's first and the unconditional one second."""
-        prompt = Branch(prompt=request.prompt)
+        """Return the branches of a step: the prompt's, the unconditional one, and those of the prompt's other parts."""
+        prompt, *others = (Branch(prompt=part) for part in self.parts(request))
         if not self.is_on(request):
             return (prompt,)
         steps, until = (0.0, request.cfg_end), self.until(request)
         unconditional = Branch(prompt=request.negative_prompt, steps=steps, until=until)
-        return (prompt, unconditional, *self.more(request))
+        return (prompt, unconditional, *others, *self.more(request))
 
     def combined(self, engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
         """Return the prediction of a step, combined from the branches'; a single branch's is unchanged."""
@@ -89,7 +94,25 @@ class Guidance:
 def cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
     """Apply classifier-free guidance, with the deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
     conditional, unconditional = predictions
-    guided = unconditional + request.guidance * (conditional - unconditional)
+    return _guided(engine, request, conditional, unconditional, request.guidance)
+
+
+def cfg_of_sum(weights: Sequence[float]) -> Formula:
+    """Return classifier-free guidance towards the weighted sum of several parts of a prompt (N. Liu et al., 2022):
+    unconditional + sum of weight (part - unconditional). A scale below 1 is 1, for the sum itself."""
+
+    def formula(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+        first, unconditional, *others = predictions
+        conditional = unconditional
+        for weight, part in zip(weights, (first, *others), strict=True):
+            conditional = conditional + weight * (part - unconditional)
+        return _guided(engine, request, conditional, unconditional, max(request.guidance, 1.0))
+
+    return formula
+
+
+def _guided(engine: Engine, request: Request, conditional: Array, unconditional: Array, scale: float) -> Array:
+    guided = unconditional + scale * (conditional - unconditional)
     share = request.guidance_rescale
     return engine.rescale(guided, conditional, share) if share else guided
 

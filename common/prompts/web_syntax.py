@@ -1,0 +1,45 @@
+"""The prompt syntax of the AUTOMATIC1111 web UI in prompts for models that read it as words."""
+
+from __future__ import annotations
+
+import re
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.prompts import scheduled
+
+_WEIGHT = re.compile(r"\([^()\[\]:]{1,200}:\s?[+-]?(?:\d{1,3}(?:\.\d{0,6})?|\.\d{1,6})\s?\)")
+_WORDS = re.compile(r"(?:(?<=[\s,.])|^)(?:AND|BREAK)(?=[\s,.:]|$)")
+_NEAR = 40  # characters in which a word's neighbour is sought
+_CAPITALS = re.compile(r"[A-Z][A-Z'-]*")  # LOVE AND PEACE is a text to draw
+
+
+def warning(prompt: str) -> str | None:
+    """Return a warning about the first such thing in `prompt` for a model that reads it as words, or None."""
+    syntax = _first(prompt)
+    if syntax is None:
+        return None
+    return (
+        f"this model reads {clean(syntax, 40)} as words: weights, schedules, alternations, AND and BREAK are for "
+        "Stable Diffusion; write what the picture shows in a sentence, without brackets and numbers"
+    )
+
+
+def _first(prompt: str) -> str | None:
+    try:
+        change = scheduled.first_change(prompt)
+    except UsageError:  # more than would be read
+        return "[...|...]"
+    weight = _WEIGHT.search(prompt)
+    return change or (weight[0] if weight else None) or _word(prompt)
+
+
+def _word(prompt: str) -> str | None:
+    """Return AND or BREAK if it stands alone, in no text of capitals."""
+    for word in _WORDS.finditer(prompt):
+        start, end = word.span()
+        before, after = prompt[max(0, start - _NEAR) : start].split()[-1:], prompt[end : end + _NEAR].split()[:1]
+        near = [text.strip("\"'.,:;!?") for text in (*before, *after)]
+        if not any(_CAPITALS.fullmatch(text) and len(text) > 1 for text in near):
+            return word[0]
+    return None
