@@ -43,7 +43,7 @@ class Known:
     failed: Mapping[str, str]  # the error
 
 
-class Row(NamedTuple):
+class JournalRow(NamedTuple):
     """A line of a journal."""
 
     key: str
@@ -161,7 +161,7 @@ def _refused(path: Path, reason: str) -> UsageError:
     return UsageError(f"{shown_path(path)}: cannot be a batch's journal: {reason}; move it away, or give another -o")
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[JournalRow]:
     """Read the whole lines of a journal. Raises UsageError, and ModelError for a file that no batch has written."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
@@ -175,7 +175,7 @@ def _rows(path: Path) -> Iterator[Row]:
                 raise _damaged(path, number)  # a killed driver's last line begins like any other
 
 
-def _row(line: bytes, end: int, path: Path, number: int) -> Row:
+def _row(line: bytes, end: int, path: Path, number: int) -> JournalRow:
     try:
         row = strict_json(line, path, depth=1, values=40)
     except ModelError:
@@ -184,7 +184,7 @@ def _row(line: bytes, end: int, path: Path, number: int) -> Row:
         is_done = row.get("state") == "done"
         text = row.get("sha256" if is_done else "error")
         if isinstance(text, str) and (_HASH.fullmatch(text) if is_done else row.get("state") == "failed"):
-            return Row(key, is_done, text, end)
+            return JournalRow(key, is_done, text, end)
     raise _damaged(path, number)
 
 
