@@ -14,14 +14,23 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 
 MAX_DIGITS = 20  # the digits of 2**64
+MAX_FLOAT = 400  # characters of a number with a fraction or an exponent
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int, infinities: bool = False) -> object:
+def strict_json(
+    raw: bytes, path: Path | str, *, depth: int, values: int, infinities: bool = False, halves: bool = True
+) -> object:
     """Parse `raw` as JSON: UTF-8 without byte order mark, no duplicate key, no NaN, no infinity unless `infinities`,
-    integers of at most 20 digits, nested at most `depth` deep, at most about `values` values. Raises ModelError."""
+    integers of at most 20 digits, nested at most `depth` deep, at most about `values` values. Without `halves`, no half
+    of a surrogate pair, which is no character; recipes have some, for names of files. Raises ModelError."""
     if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise bad(path, "starts with a byte order mark: save it as UTF-8 without one")
-    _check_structure(raw, path, depth, values)
+    unescaped = raw.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+    if not halves and b"\\u" in unescaped and _SURROGATE.search(_PAIR.sub(b"", unescaped)):
+        raise bad(path, "has half of a surrogate pair (\\ud800 to \\udfff), which is no character; leave it out")
+    _check_structure(unescaped, path, depth, values)
     try:
         data: object = json.loads(
             raw.decode("utf-8"),
@@ -39,9 +48,8 @@ def strict_json(raw: bytes, path: Path | str, *, depth: int, values: int, infini
     return data
 
 
-def _check_structure(raw: bytes, path: Path | str, depth: int, values: int) -> None:
+def _check_structure(unescaped: bytes, path: Path | str, depth: int, values: int) -> None:
     """Check depth and number of values before the parser, which recurses and allocates. Raises ModelError."""
-    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     crowded = unescaped.count(b'"') > values
     structure = b"" if crowded else re.sub(rb'"[^"]*"', b"", unescaped).translate(None, _NOT_STRUCTURE)
     if crowded or len(structure) > 2 * values:
@@ -72,6 +80,8 @@ def _int(digits: str) -> int:
 
 
 def _float(digits: str) -> float:
+    if len(digits) > MAX_FLOAT:
+        raise ValueError(f"a number has {len(digits)} characters")
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"{clean(digits, 30)} is too large")

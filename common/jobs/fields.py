@@ -66,6 +66,10 @@ def said_in(data: Mapping[str, Any]) -> Fields:
             raise OptionFault(key, f"unknown field {clean(key, 40)!r}; known are {', '.join(SAID)}")
         if not isinstance(value, SAID[key].types) or isinstance(value, bool):
             raise OptionFault(key, f"{key} is {clean(value, 40)!r}; expected {SAID[key].expected}")
+        try:
+            SAID[key].check_length(value)
+        except UsageError as error:
+            raise OptionFault(key, str(error)) from None
     return dict(data) | ({"seed": str(data["seed"])} if "seed" in data else {})
 
 
@@ -132,6 +136,7 @@ def seeds(said: Fields, chance: int) -> tuple[int, ...]:
 
 def parse_seeds(text: str) -> tuple[int, ...] | None:
     """Return the seeds of `7`, `1,2,3`, `1-4` or a mix; None for -1, a random one. Raises UsageError."""
+    SAID["seed"].check_length(text)
     if text.strip() == "-1":
         return None
     numbers: list[int] = []

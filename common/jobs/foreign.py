@@ -133,9 +133,9 @@ def plain(name: str) -> str:
 
 def known_sampler(name: str) -> tuple[str | None, str]:
     """Return our sampler for another program's name, or None, and the schedule at the end of the name, or ""."""
-    ending = next((end for end in _ENDINGS if plain(name).endswith(end)), "")
     if len(name) > MAX_NAME:
         return None, ""
+    ending = next((end for end in _ENDINGS if plain(name).endswith(end)), "")
     text = name.lower().replace("_", " ")
     for words in (ending, "sgm uniform", "align your steps") if ending else ():
         text = text.removesuffix(words)

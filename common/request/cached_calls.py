@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request import number_ranges
 
 NONE = "none"
 
@@ -15,12 +15,9 @@ def parse(text: str) -> frozenset[int]:
     """Return the numbers of `text`, from 1. Raises UsageError."""
     if text == NONE:
         return frozenset()
-    numbers = set[int]()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([1-9][0-9]{0,3})\s*(?:-\s*([1-9][0-9]{0,3})\s*)?", part)
-        if match is None or int(match[1]) > int(match[2] or match[1]):
-            raise UsageError(f"cached-calls is {clean(text, 60)!r}; expected numbers of calls, as 3-5,7, or {NONE}")
-        numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    numbers = number_ranges.parse(text)
+    if numbers is None or numbers[0] == 0:
+        raise UsageError(f"cached-calls is {clean(text, 60)!r}; expected numbers of calls, as 3-5,7, or {NONE}")
     return frozenset(numbers)
 
 

@@ -62,10 +62,10 @@ def parse_files(text: str) -> tuple[NamedControl, ...]:
 
 
 def _parsed(text: str, is_file: Callable[[str], bool]) -> tuple[NamedControl, ...]:
-    controls = tuple(_one(part.strip(), is_file) for part in text.split(";") if part.strip())
-    if len(controls) > MOST:
-        raise UsageError(f"--control: {len(controls)} controls; at most {MOST} are taken")
-    return controls
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if len(parts) > MOST:  # before a file is looked for
+        raise UsageError(f"--control: {len(parts)} controls; at most {MOST} are taken")
+    return tuple(_one(part, is_file) for part in parts)
 
 
 def _one(text: str, is_file: Callable[[str], bool]) -> NamedControl:

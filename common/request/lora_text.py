@@ -31,10 +31,10 @@ class NamedLora(NamedTuple):
 
 def parse(text: str) -> tuple[NamedLora, ...]:
     """Return the LoRAs of `text`, in its order. Raises UsageError."""
-    loras = tuple(_one(part.strip()) for part in text.split(";") if part.strip() not in ("", NONE))
-    if len(loras) > MOST:
-        raise UsageError(f"--lora: {len(loras)} LoRAs; at most {MOST} are added")
-    return loras
+    parts = [part.strip() for part in text.split(";") if part.strip() not in ("", NONE)]
+    if len(parts) > MOST:  # before a file is looked for
+        raise UsageError(f"--lora: {len(parts)} LoRAs; at most {MOST} are added")
+    return tuple(map(_one, parts))
 
 
 def mode(text: str) -> Mode:

@@ -99,6 +99,7 @@ class Option:
 
     def converted(self, value: object) -> object:
         """Return `value` as an int, a float or a text; an array unchanged. Raises UsageError."""
+        self.check_length(value)
         if self.kind is int:
             return whole(self.name, value)
         if self.kind is float:
@@ -109,8 +110,17 @@ class Option:
             raise UsageError(f"{self.name} is {type(value).__name__}; expected a text")
         return value
 
+    def check_length(self, value: object) -> None:
+        """Raise UsageError for a text, or a list of texts, that is longer than its schema says. Every way in calls it
+        before anything reads the text."""
+        texts = value if isinstance(value, (list, tuple)) else (value,)
+        length = sum(len(text) for text in texts if isinstance(text, str))
+        if length > self.longest:
+            raise UsageError(f"{self.label} has {length:,} characters; at most {self.longest:,} are taken")
+
     def check(self, value: Any) -> None:
         """Raise UsageError for a value, of the right type, that no model accepts."""
+        self.check_length(value)
         if self.checks is not None:
             self.checks(value)
         if self.least is None or self.most is None:

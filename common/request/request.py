@@ -187,8 +187,8 @@ class Request:
     seed: int = option(0, Option(
         help="a number, a list such as 1,2,3 or a range such as 1-4; random by default",
         call="0 to 2**64 - 1; by chance unless given, and then in the result",
-        section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, checks=_check_seed,
-        recorded="always",
+        section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, longest=20_000,
+        checks=_check_seed, recorded="always",
     ))  # fmt: skip
     lora: str = option("", Option(
         help="a LoRA file or hub id, with its strength; may be repeated",

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request import number_ranges
+
+MOST = 999
 
 
 def parse(text: str) -> tuple[int, ...]:
     """Return the numbers of `text` in order; none of an empty text. Raises UsageError."""
-    numbers = set[int]()
-    for part in text.split(",") if text else ():
-        match = re.fullmatch(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", part, re.ASCII)
-        if match is None or int(match[1]) > int(match[2] or match[1]):
-            raise UsageError(f"skip-layers is {clean(text, 60)!r}; expected numbers of layers from 0, as 7-9 or 7,8,9")
-        numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(numbers))
+    numbers = number_ranges.parse(text) if text else ()
+    if numbers is None or (numbers and numbers[-1] > MOST):
+        raise UsageError(f"skip-layers is {clean(text, 60)!r}; expected numbers of layers from 0, as 7-9 or 7,8,9")
+    return numbers
 
 
 def check(text: str, count: int, caches: bool) -> None:
