@@ -11,7 +11,7 @@ import click
 
 from qwenimg.cli import elsewhere, environment, help, streams
 from qwenimg.common.base.errors import QwenimgError, disk_full, out_of_memory
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import clean, short
 
 SCHEMA = 1  # of the events of --json
 PARTIAL = 7
@@ -22,7 +22,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, QwenimgError):
         return error.exit_code, str(error)
     if isinstance(error, click.ClickException):
-        return 2, _usage(error)
+        return 2, short(_usage(error))
     if out_of_memory(error):
         return 4, "out of memory: close other programs, or choose a smaller --size"
     if isinstance(error, BrokenPipeError):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 
+from qwenimg.common.base.text import short
+
 # Parts of the messages of torch's CPU allocator, MLX, Metal, libraries of CUDA and Python's threads in a bare
 # RuntimeError, and of the loader of libraries in an ImportError.
 _NO_MEMORY = (
@@ -31,6 +33,9 @@ class QwenimgError(Exception):
     """Base of all errors that are shown as one line."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return short(super().__str__())
 
 
 class UsageError(QwenimgError, ValueError):

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 
 BITS = 1024  # a larger integer is not written out
+LONGEST = 300  # characters of a refusal
+_END = 100  # of them at its end, where it says what to do
 
 
 def clean(text: object, limit: int = 200) -> str:
@@ -16,6 +18,11 @@ def clean(text: object, limit: int = 200) -> str:
     lists or an integer of thousands of digits, which Python refuses to convert, are not written out."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def short(text: str) -> str:
+    """Return a refusal in at most LONGEST characters: a longer one keeps its start and its end."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - _END - 3]} … {text[-_END:]}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
