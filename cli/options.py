@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,16 @@ class _Texts(click.types.StringParamType):
 
 
 TEXTS = _Texts()
+
+
+class Number(click.FloatRange):
+    """A number in a range, and never NaN or infinity, which pass through click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{clean(value, 40)} is no finite number.", param, ctx)
+        return number
 
 
 class Backend(click.Choice[str]):

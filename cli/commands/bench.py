@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qwenimg.cli import places
+from qwenimg.cli.options import Number
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.opening import Opening
 
@@ -30,9 +31,7 @@ _FEW = 2  # steps of the shorter run
     metavar="N",
     help="The steps of the longer of two runs; default 6.",
 )
-@click.option(
-    "--guidance", type=click.FloatRange(0, 100), metavar="X", help="Default the model's; 1 is without guidance."
-)
+@click.option("--guidance", type=Number(0, 100), metavar="X", help="Default the model's; 1 is without guidance.")
 @places.declared("backend")
 @places.declared("precision", help="The number format, as for generate; default auto.")
 @places.declared(

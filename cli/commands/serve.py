@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from qwenimg.cli import places, streams
-from qwenimg.cli.options import FILE
+from qwenimg.cli.options import FILE, Number
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean, shown_path
@@ -53,7 +53,7 @@ _NEEDED = ("starlette", "uvicorn", "python_multipart", "prometheus_client")
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=600.0,
     metavar="SECONDS",
     help="The longest time for a request; default 600.",

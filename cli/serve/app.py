@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,27 +15,33 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from qwenimg.cli.serve.apis.images_api import ImagesApi
 from qwenimg.cli.serve.apis.jobs_api import JobsApi
 from qwenimg.cli.serve.apis.sdapi import PREFIX, SdApi, sdapi_answer
+from qwenimg.cli.serve.connections import ACCEPTED, HastyProtocol, listen, room
 from qwenimg.cli.serve.dispatcher import Dispatcher
-from qwenimg.cli.serve.guards import Guards, HastyProtocol, plain_answer
+from qwenimg.cli.serve.guards import Guards, plain_answer
 from qwenimg.cli.serve.journal import Journal
+from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.cli.serve.page import Page
+from qwenimg.common.base.text import clean
 
-CONNECTIONS = 256  # at once
 LINGER = 10  # seconds for answers to be sent, beyond those for orders to be drawn
 
 
 class QuietServer(uvicorn.Server):
-    """A server whose signals the command line watches."""
+    """A server whose signals the command line watches, and that accepts a few connections at a time."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        listen(sockets or [])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,19 +66,25 @@ class Service:
             *JobsApi(dispatcher, dispatcher.journal, settings).routes(),
             *SdApi(dispatcher, settings).routes(),
         ]
-        handlers = {Fault: _answer_fault, HTTPException: _answer_http, Exception: _answer_bug}
+        handlers = {
+            Fault: _answer_fault,
+            HTTPException: _answer_http,
+            sqlite3.Error: self._answer_busy,
+            Exception: _answer_bug,
+        }
         app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+        app.state.large = asyncio.Lock()  # of the body that is parsed in a thread
         return Guards(app, settings, answer)
 
     async def health(self, request: HttpRequest) -> Response:
         """Say that the process lives."""
-        return JSONResponse({"status": "ok"})
+        return JsonAnswer({"status": "ok"})
 
     async def ready(self, request: HttpRequest) -> Response:
         """Say whether requests are taken. Raises Fault."""
         if not self.dispatcher.is_ready:
             raise self.dispatcher.not_ready()
-        return JSONResponse({"status": "ready"})
+        return JsonAnswer({"status": "ready"})
 
     async def metrics(self, request: HttpRequest) -> Response:
         """Return the figures for Prometheus."""
@@ -80,6 +94,11 @@ class Service:
             metrics.up.labels(str(number)).set(worker.state == "ready")
             metrics.peak.labels(str(number)).set(worker.peak)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _answer_busy(self, request: HttpRequest, error: Exception) -> Response:
+        self.dispatcher.say(f"error: the gallery's database: {clean(error, 120)}")
+        fault = Fault(503, "the gallery cannot be used now; the server's log says why", kind="server_error", after=5.0)
+        return answer(request.url.path, fault)
 
 
 def answer(path: str, fault: Fault) -> Response:
@@ -112,6 +131,8 @@ async def serve(
 
     say: prints a line. watch: calls its argument, in any thread, when a signal comes within its context."""
     loop = asyncio.get_running_loop()
+    for name in ("uvicorn.error", "asyncio"):  # they warn of clients, who could fill the log
+        logging.getLogger(name).setLevel(logging.ERROR)
     with contextlib.closing(Journal(folder)) as journal:
         dispatcher = Dispatcher(settings, journal, Metrics(), say)
         server = QuietServer(
@@ -124,7 +145,8 @@ async def serve(
                 ws="none",
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=CONNECTIONS,
+                backlog=ACCEPTED,
+                limit_concurrency=room() + 1,
                 timeout_graceful_shutdown=round(settings.patience) + LINGER,
             )
         )

@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from statistics import fmean
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Finished, ModelOpened, PictureDrawn, Ready, Settings, Stepped, Unusable
@@ -21,9 +21,13 @@ from qwenimg.cli.serve.workers import Lost, Worker
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.text import clean
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before a lost worker is started again
 MANY, WITHIN = 3, 300.0  # so many losses within so many seconds, and a worker is not started again
 DEADLY = 2  # losses of workers by one request, before it is refused
+AGAIN, EVERY = 60.0, 0.5  # seconds for which a change that fails is tried again, and between two tries
 TURN = 60.0  # seconds that orders of other models may be drawn before the oldest order
 _BUSY = "server_error"
 
@@ -35,6 +39,8 @@ class Dispatcher:
         """Create a dispatcher. say: prints a line for who runs the server."""
         self.settings, self.journal, self.metrics, self.say = settings, journal, metrics, say
         self.waiting: list[PictureOrder] = []
+        self._entering: list[PictureOrder] = []  # jobs that are being written into the journal
+        self._ending: dict[PictureOrder, asyncio.Task[None]] = {}  # jobs whose end is being written
         self.workers = [Worker(backend, settings) for backend in settings.backends]
         self.is_stopping = False
         self.unusable: asyncio.Future[Unusable] = asyncio.get_running_loop().create_future()
@@ -46,6 +52,7 @@ class Dispatcher:
         self._once_ready = False
         self.schema: Mapping[str, Any] = {}  # of a request, once a worker is ready
         self.watchers: set[asyncio.Queue[tuple[PictureOrder, Event]]] = set()  # of all jobs
+        self.streams: set[object] = set()  # of events, to clients
         for order in journal.unfinished():
             order.listener = self._tell
             if order.model in settings.models:
@@ -66,36 +73,65 @@ class Dispatcher:
         return [worker.order for worker in self.workers if worker.order is not None and not worker.order.ended.is_set()]
 
     def order(self, name: str) -> PictureOrder | None:
-        """Return the order of an id that has not ended."""
-        return next((order for order in [*self.drawing, *self.waiting] if order.id == name), None)
+        """Return the order of an id that has not ended, or whose end is not in the journal yet."""
+        known = [*self.drawing, *self.waiting, *self._ending]
+        return next((order for order in known if order.id == name), None)
 
     def position(self, order: PictureOrder) -> int:
         """Return how many orders are drawn before this one starts; 0 if it has started."""
         return self.waiting.index(order) + 1 if order in self.waiting else 0
 
-    def submit(self, order: PictureOrder) -> None:
-        """Put an order in line. Raises Fault."""
-        if not self.is_ready:
-            raise self.not_ready()
-        if self._deaths[order.fingerprint] >= DEADLY:
-            raise Fault(507, f"this request has ended a worker {DEADLY} times and is refused", kind=_BUSY)
-        is_idle = any(worker.state == "ready" and worker.order is None for worker in self.workers)
-        if len(self.waiting) >= self.settings.queue and not is_idle:
-            after = (fmean(self._seconds) if self._seconds else 10.0) * (len(self.waiting) + 1)
-            text = f"{len(self.waiting)} requests are waiting already; try again later"
-            raise Fault(429, text, kind="rate_limit_error", code="queue_full", after=after)
-        mine = sum(order.client == other.client for other in self.waiting)
-        if order.client and mine >= self.settings.share:
-            text = f"{mine} requests of yours are waiting already; try again later"
-            raise Fault(429, text, kind="rate_limit_error", code="client_limit", after=10.0)
+    async def submit(self, order: PictureOrder) -> None:
+        """Put an order in line, a job once the journal has it. Raises Fault."""
+        self._check_room(order)
+        if order.is_kept:
+            self._entering.append(order)
+            try:
+                await self._lasting("a job cannot be stored", self.journal.add, order)
+            except (OSError, sqlite3.Error):
+                raise Fault(503, "the job cannot be stored: the server's log says why", kind=_BUSY, after=5.0) from None
+            finally:
+                self._entering.remove(order)
         self.waiting.append(order)
         if order.is_kept:
-            self.journal.add(order)
             order.listener = self._tell
             order.tell("state", state=order.state)
         else:
             self._set_timer(order)
         self._assign()
+
+    def _check_room(self, order: PictureOrder) -> None:
+        """Raise Fault for an order that is not taken now."""
+        if not self.is_ready:
+            raise self.not_ready()
+        if self._deaths and self._deaths[order.fingerprint] >= DEADLY:
+            raise Fault(507, f"this request has ended a worker {DEADLY} times and is refused", kind=_BUSY)
+        line = [*self.waiting, *self._entering]
+        is_idle = any(worker.state == "ready" and worker.order is None for worker in self.workers)
+        if len(line) >= self.settings.queue + (is_idle and not self._entering):
+            after = (fmean(self._seconds) if self._seconds else 10.0) * (len(line) + 1)
+            text = f"{len(line)} requests are waiting already; try again later"
+            raise Fault(429, text, kind="rate_limit_error", code="queue_full", after=after)
+        mine = sum(order.client == other.client for other in line)
+        if order.client and mine >= self.settings.share:
+            text = f"{mine} requests of yours are waiting already; try again later"
+            raise Fault(429, text, kind="rate_limit_error", code="client_limit", after=10.0)
+
+    async def _lasting(self, fault: str, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
+        """Return the result of a change of the journal, which is tried again for a minute while it fails, as for too
+        many open files, a lock of another program, or a full disk. Raises QwenimgError, OSError and sqlite3.Error."""
+        loop = asyncio.get_running_loop()
+        until, is_said = loop.time() + AGAIN, False
+        while True:
+            try:
+                return await self.journal.writing(change, *given, **named)
+            except (QwenimgError, OSError, sqlite3.Error) as error:
+                if not is_said:
+                    self.say(f"error: {fault}: {clean(error, 200)}; it is tried again for {AGAIN:g} seconds")
+                is_said = True
+                if loop.time() >= until:
+                    raise
+            await asyncio.sleep(EVERY)
 
     def _tell(self, order: PictureOrder, event: Event) -> None:
         """Give news of a job to all who watch. One who does not read them is dropped, and asks anew."""
@@ -146,6 +182,10 @@ class Dispatcher:
         for task in [*self._tasks, *running]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._ending:
+            await asyncio.wait([*self._ending.values()], timeout=self.settings.patience)
+        for task in self._ending.values():  # the next server notes it: it has nothing left to draw
+            task.cancel()
         await asyncio.gather(*(worker.close() for worker in self.workers))
 
     # Workers
@@ -154,10 +194,7 @@ class Dispatcher:
         """Start a worker, do what it says, and start it again when it is lost, until it is lost too often."""
         losses: list[float] = []
         while True:
-            inbox = worker.start()
-            while not isinstance(message := await inbox.get(), Lost):
-                await self._receive(worker, message)
-            self._lose(worker, message)
+            self._lose(worker, await self._watch(worker))
             now = time.monotonic()
             losses = [at for at in losses if now - at < WITHIN] + [now]
             if len(losses) >= MANY:
@@ -168,6 +205,17 @@ class Dispatcher:
                 return
             await asyncio.sleep(PAUSES[min(len(losses), len(PAUSES)) - 1])
             self.metrics.restarts.inc()
+
+    async def _watch(self, worker: Worker) -> Lost:
+        """Start a worker and do what it says, until its end."""
+        try:
+            inbox = worker.start()
+        except OSError as error:
+            self.say(f"error: a worker cannot be started: {clean(error.strerror or error, 80)}")
+            return Lost(1)
+        while not isinstance(message := await inbox.get(), Lost):
+            await self._receive(worker, message)
+        return message
 
     def _tended(self, task: asyncio.Task[None]) -> None:
         """Have a bug in this class end the server, and not its one worker in silence."""
@@ -185,7 +233,10 @@ class Dispatcher:
                 self.say(f"ready: {worker.headline}")
                 self._assign()
             case Unusable():
-                if not self._once_ready and not self.unusable.done():
+                if self._once_ready:  # it opened its model before: it may do so again
+                    self.say(f"error: the worker on {worker.backend} cannot open its model: {message.text}")
+                    worker.end()
+                elif not self.unusable.done():
                     self.unusable.set_result(message)
             case Stepped() if order is not None:
                 order.index, order.step, order.steps = message.index, message.step, message.steps
@@ -206,11 +257,12 @@ class Dispatcher:
             order.tell("picture", index=drawn.index)
             return
         try:
-            kept = await asyncio.to_thread(self.journal.keep, order, drawn)
-        except (QwenimgError, OSError, sqlite3.Error) as error:  # a full disk
-            self.say(f"error: a picture cannot be stored: {clean(error, 200)}")
+            kept = await self._lasting("a picture cannot be stored", self.journal.keep, order, drawn)
+        except (QwenimgError, OSError, sqlite3.Error):
+            self.say(f"error: a picture was not stored within {AGAIN:g} seconds: it is given up")
             self.cancel(order, Fault(507, "the picture cannot be stored: the server's log says why", kind=_BUSY))
             return
+        order.first = drawn.index + 1
         order.tell("picture", **kept.described())
 
     def _finish(self, worker: Worker, order: PictureOrder, message: Finished) -> None:
@@ -235,8 +287,6 @@ class Dispatcher:
             return
         self._deaths[order.fingerprint] += 1
         if order.is_kept and self._deaths[order.fingerprint] < DEADLY:
-            kept = self.journal.job(order.id)
-            order.first = 0 if kept is None else len(kept["pictures"])
             order.enter("waiting")
             self.waiting.insert(0, order)
         elif lost.code == -signal.SIGKILL:
@@ -283,10 +333,18 @@ class Dispatcher:
         self.metrics.orders.labels(state).inc()
         self.metrics.waiting.set(len(self.waiting))
         if order.is_kept:
+            self._ending[order] = asyncio.create_task(self._note_end(order))
+
+    async def _note_end(self, order: PictureOrder) -> None:
+        """Write the end of a job into the journal, however long that takes."""
+        is_noted = False
+        while not is_noted:
             try:
-                self.journal.end(order)
-            except sqlite3.Error as error:  # a full disk: the next server draws what is missing
-                self.say(f"error: the journal cannot be written: {clean(error, 80)}")
+                await self._lasting("the end of a job cannot be stored", self.journal.end, order)
+                is_noted = True
+            except (OSError, sqlite3.Error):
+                await asyncio.sleep(EVERY)
+        del self._ending[order]
 
     def not_ready(self) -> Fault:
         """Return why orders are not taken."""

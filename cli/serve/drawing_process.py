@@ -141,6 +141,7 @@ class DrawingProcess:
         try:
             pipe = self._opened(order.model)
             is_checking = True
+            _check_count(pipe, order)
             job, notes = _job(order)
             wanted = [completed(_picture(order, index), pipe, job) for index in range(len(order.seeds))]
             wanted = wanted[order.first // max(1, wanted[0].layers) :]  # layers are kept one by one
@@ -259,6 +260,15 @@ def _thumbnail(pixels: Uint8) -> bytes:
 def _picture(order: messages.Draw, index: int) -> Picture:
     asked = {name: order.fields[name] for name in OPTIONS if name in order.fields} | {"seed": order.seeds[index]}
     return Picture(index=index + 1, where="", asked=asked, aspect=order.fields.get("aspect"), path=None)
+
+
+def _check_count(pipe: Pipeline, order: messages.Draw) -> None:
+    """Raise UsageError for pictures that the model does not take, before one is decoded: each can take 108 MB."""
+    from qwenimg.common.pipeline.start import check_images
+
+    check_images(pipe.model, pipe.model_name, len(order.images))
+    for one in control_text.parse(order.fields.get("control", "")):
+        pipe.controls.check_taken(one.model)
 
 
 def _job(order: messages.Draw) -> tuple[Job, tuple[str, ...]]:

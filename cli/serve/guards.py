@@ -9,17 +9,17 @@ import hmac
 from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from qwenimg.cli.serve.connections import SLOW
+from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault
 
 MAX_BODY = 32 << 20  # bytes
 MAX_BODIES = 256 << 20  # bytes of all bodies that are being received
 MAX_IGNORED = 128 << 20  # bytes of a body that is too large, after which the connection is closed
-SLOW = 30.0  # seconds for the head of a request, and for its body
 LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 OPEN = ("/health", "/ready", "/internal/ping")  # paths that need no token
 _ALWAYS = {
@@ -121,34 +121,6 @@ class Guards:
             raise
 
 
-class HastyProtocol(H11Protocol):
-    """A connection that is closed if it stays without a request, or in the middle of the head of one."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._wait()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _wait(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self.loop.call_later(SLOW, self._give_up)
-
-    def _give_up(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
-
-
 def _too_large() -> Fault:
     return Fault(413, f"a request has at most {MAX_BODY >> 20} MiB", code="too_large")
 
@@ -183,4 +155,4 @@ async def _refuse(send: Callable[[Message], Awaitable[None]]) -> None:
 def plain_answer(fault: Fault) -> Response:
     """Return a fault in OpenAI's form, which our own API shares."""
     error = {"message": fault.text, "type": fault.kind, "param": fault.param, "code": fault.code}
-    return JSONResponse({"error": error}, fault.status, headers=fault.headers)
+    return JsonAnswer({"error": error}, fault.status, headers=fault.headers)

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
+import re
 import sqlite3
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from qwenimg.cli.serve.messages import PictureDrawn
 from qwenimg.cli.serve.orders import PictureOrder
 from qwenimg.common.base import atomic_files
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean, shown_path
+from qwenimg.common.jobs import fields
+from qwenimg.common.request.request import MAX_SEED
 
-FORMAT = 3  # of the database
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+NAME = "gallery.sqlite3"
+FORMAT = 4  # of the database
+PATIENCE = 10.0  # seconds that one try waits for another program's lock on the database
+_FILE = re.compile(r"[0-9a-f]{16}-[0-9]{1,6}(\.png|\.jpg|\.webp)")  # of a picture
 _IMAGES = ("images", "control_images")  # the fields of an order with files of pictures
 _TABLES = """
 create table jobs (
     number integer primary key, id text unique not null, state text not null, model text not null,
     request text not null, mask blob, mask_alpha integer not null, deadline real not null,
-    created real not null, ended real, error text
+    created real not null, ended real, error text, drawn integer not null default 0
 );
 create table images (
     job text not null, field text not null, place integer not null, data blob not null, primary key (job, field, place)
@@ -48,7 +63,7 @@ class GalleryPicture:
     job: str
     name: str  # of its file
     recipe: dict[str, Any]
-    created: float
+    created: float | str | None
 
     def described(self) -> dict[str, Any]:
         """Return what clients are told."""
@@ -60,34 +75,44 @@ class Journal:
     """A folder with pictures, and the SQLite database beside them. One server uses it at a time.
 
     A change is on the disk when its call returns. A picture's file is written before its row, under a name that follows
-    from its job: a server that was killed between the two writes the same file again."""
+    from its job: a server that was killed between the two writes the same file again.
+
+    One connection changes the database and another one reads it, each in a thread of its own once the server runs:
+    `writing` and `reading`. A lock of another program on the database makes changes wait, and nobody else."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the journal in `folder`, which is made if it is missing. Raises UsageError."""
+        """Open the journal in `folder`, which is made if it is missing, readable by this user alone. Raises
+        UsageError."""
         self.folder = folder
+        is_new = not os.path.lexists(folder)
         atomic_files.make_folder(folder, parents=True)
-        folder.chmod(0o700)
+        if is_new:
+            folder.chmod(0o700)
         atomic_files.sweep(folder)
-        self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = _locked(folder)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            with _told(folder):
+                self._base = _opened(folder / NAME)
+                self._view = _connected(folder / NAME)
+        except BaseException:
             os.close(self._lock)
-            raise UsageError(
-                f"{shown_path(folder)}: another server keeps its pictures there; give another -o"
-            ) from None
-        try:
-            self._base = _opened(folder / "gallery.sqlite3")
-        except sqlite3.Error as error:
-            os.close(self._lock)
-            raise UsageError(
-                f"{shown_path(folder)}: gallery.sqlite3 cannot be used: {clean(error, 80)}; move it away, or give "
-                "another -o"
-            ) from None
+            raise
+        self._writer, self._reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     def close(self) -> None:
+        self._writer.shutdown()
+        self._reader.shutdown()
         self._base.close()
+        self._view.close()
         os.close(self._lock)
+
+    async def writing(self, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
+        """Return the result of a method that changes something. Raises its errors."""
+        return await in_thread(self._writer, change, *given, **named)
+
+    async def reading(self, look: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
+        """Return the result of a method that changes nothing. Raises its errors."""
+        return await in_thread(self._reader, look, *given, **named)
 
     # Jobs
 
@@ -112,18 +137,27 @@ class Journal:
         with self._base:
             self._base.execute(
                 "update jobs set state = ?, error = ?, ended = ?, mask = null where id = ?",
-                (order.state, None if order.fault is None else order.fault.text, time.time(), order.id),
+                (order.state, None if order.fault is None else order.fault.text, order.finished, order.id),
             )
             self._base.execute("delete from images where job = ?", (order.id,))
 
     def unfinished(self) -> list[PictureOrder]:
-        """Return the jobs that have no last state, the oldest first."""
-        rows = self._base.execute(
-            "select id, model, request, mask, mask_alpha, deadline, created,"
-            " (select coalesce(max(place) + 1, 0) from pictures where job = jobs.id) as first"
-            " from jobs where ended is null order by number"
-        ).fetchall()
-        return [_order(row, {field: self._images(row["id"], field) for field in _IMAGES}) for row in rows]
+        """Return the jobs that have no last state, the oldest first. One whose row is damaged fails. Raises
+        UsageError."""
+        orders = list[PictureOrder]()
+        with _told(self.folder):
+            for row in self._base.execute("select * from jobs where ended is null order by number").fetchall():
+                try:
+                    images = {field: self._images(row["id"], field) for field in _IMAGES}
+                    orders.append(_order(row, images))
+                except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+                    text = f"its row in the database is damaged: {clean(error, 80)}"
+                    with self._base:
+                        self._base.execute(
+                            "update jobs set state = 'failed', error = ?, ended = ? where number = ?",
+                            (text, time.time(), row["number"]),
+                        )
+        return orders
 
     def _images(self, job: str, field: str) -> tuple[bytes, ...]:
         find = "select data from images where job = ? and field = ? order by place"
@@ -131,18 +165,18 @@ class Journal:
 
     def jobs(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest jobs, described for clients."""
-        rows = self._base.execute("select * from jobs order by number desc limit ?", (limit,)).fetchall()
+        rows = self._view.execute("select * from jobs order by number desc limit ?", (limit,)).fetchall()
         return [self._described(row) for row in rows]
 
     def job(self, name: str) -> dict[str, Any] | None:
         """Return a job, described for clients; None if there is none of that id."""
-        row = self._base.execute("select * from jobs where id = ?", (name,)).fetchone()
+        row = self._view.execute("select * from jobs where id = ?", (name,)).fetchone()
         return None if row is None else self._described(row)
 
     def _described(self, row: sqlite3.Row) -> dict[str, Any]:
-        names = self._base.execute("select id from pictures where job = ? order by place", (row["id"],)).fetchall()
-        about = {name: row[name] for name in ("id", "state", "model", "created", "ended", "error")}
-        return about | {"request": json.loads(row["request"]), "pictures": [name["id"] for name in names]}
+        names = self._view.execute("select id from pictures where job = ? order by place", (row["id"],)).fetchall()
+        about = {name: _plain(row[name]) for name in ("id", "state", "model", "created", "ended", "error")}
+        return about | {"request": _object(row["request"]), "pictures": [_plain(name["id"]) for name in names]}
 
     # Pictures
 
@@ -160,25 +194,34 @@ class Journal:
                 " values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
-        kept = self.picture(name)
-        assert kept is not None
-        return kept
+            self._base.execute("update jobs set drawn = ? where id = ?", (drawn.index + 1, order.id))
+            number = self._base.execute("select number from pictures where id = ?", (name,)).fetchone()[0]
+        return GalleryPicture(number, name, order.id, file, dict(drawn.recipe), row[-2])
 
-    def pictures(self, before: int | None, limit: int) -> list[GalleryPicture]:
-        """Return pictures, the newest first; with `before`, those whose number is smaller."""
-        rows = self._base.execute(
+    def pictures(self, before: int | None, limit: int) -> tuple[list[GalleryPicture], int | None]:
+        """Return pictures, the newest first, without those whose row is damaged; with `before`, those whose number is
+        smaller. Also return the number of the last one."""
+        rows = self._view.execute(
             "select * from pictures where number < ? order by number desc limit ?", (before or 2**62, limit)
         ).fetchall()
-        return [_kept(row) for row in rows]
+        return [kept for kept in map(_kept, rows) if kept is not None], rows[-1]["number"] if rows else None
 
     def picture(self, name: str) -> GalleryPicture | None:
-        row = self._base.execute("select * from pictures where id = ?", (name,)).fetchone()
+        row = self._view.execute("select * from pictures where id = ?", (name,)).fetchone()
         return None if row is None else _kept(row)
+
+    def file(self, kept: GalleryPicture) -> Path | None:
+        """Return the file of a picture; None if it is gone, or something else is there, such as a link."""
+        file = self.folder / kept.name
+        try:
+            return file if stat.S_ISREG(file.lstat().st_mode) else None
+        except OSError:
+            return None
 
     def thumbnail(self, kept: GalleryPicture) -> bytes:
         """Return a small JPEG of a picture, empty if there is none."""
-        row = self._base.execute("select thumbnail from pictures where id = ?", (kept.id,)).fetchone()
-        return b"" if row is None else bytes(row["thumbnail"])
+        row = self._view.execute("select thumbnail from pictures where id = ?", (kept.id,)).fetchone()
+        return row["thumbnail"] if row is not None and isinstance(row["thumbnail"], bytes) else b""
 
     def remove(self, kept: GalleryPicture) -> None:
         """Remove a picture's row, then its file."""
@@ -187,46 +230,145 @@ class Journal:
         (self.folder / kept.name).unlink(missing_ok=True)
 
 
+async def in_thread(thread: ThreadPoolExecutor, function: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*given, **named))
+
+
+# The files
+
+
+def _locked(folder: Path) -> int:
+    """Return the descriptor of the folder's lock, which this process has now. Raises UsageError."""
+    file = folder / ".lock"
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        what = "is a link" if file.is_symlink() else f"cannot be opened: {clean(error.strerror or error, 80)}"
+        raise UsageError(f"{shown_path(file)}: {what}; remove it, or give another -o") from None
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise UsageError(f"{shown_path(file)}: is no regular file; remove it, or give another -o")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UsageError(f"{shown_path(folder)}: another server keeps its pictures there; give another -o") from None
+    except OSError as error:
+        os.close(lock)
+        raise UsageError(f"{shown_path(file)}: {clean(error.strerror or error, 80)}; give another -o") from None
+    except UsageError:
+        os.close(lock)
+        raise
+    return lock
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Turn an error of the database into a UsageError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise UsageError(
+            f"{shown_path(folder)}: {NAME} cannot be used: {clean(error, 80)}; move it away, or give another -o"
+        ) from None
+
+
 def _opened(file: Path) -> sqlite3.Connection:
-    base = sqlite3.connect(file, check_same_thread=False)
-    base.row_factory = sqlite3.Row
+    for path in (file, *(file.with_name(f"{file.name}{end}") for end in ("-wal", "-shm", "-journal"))):
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise sqlite3.DatabaseError(f"{path.name} is no regular file")
+    base = _connected(file)
     try:
         base.execute("pragma journal_mode = wal")
         base.execute("pragma synchronous = full")
         [version] = base.execute("pragma user_version").fetchone()
-        if version == 0:
+        tables = _tables(base)
+        if version == 0 and not tables:
             base.executescript(f"begin; {_TABLES} pragma user_version = {FORMAT}; commit;")
         elif version != FORMAT:
             raise sqlite3.DatabaseError(f"it has format {version}, and this version reads {FORMAT}")
+        elif tables != _expected():
+            raise sqlite3.DatabaseError("its tables are not those of a gallery")
+        file.chmod(0o600)
     except sqlite3.Error:
         base.close()
         raise
-    file.chmod(0o600)
     return base
 
 
+def _connected(file: Path) -> sqlite3.Connection:
+    base = sqlite3.connect(file, check_same_thread=False, timeout=PATIENCE)
+    base.row_factory = sqlite3.Row
+    return base
+
+
+def _expected() -> set[tuple[str, str]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as base:
+        base.executescript(_TABLES)
+        return _tables(base)
+
+
+def _tables(base: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Return each table with its definition."""
+    found = base.execute("select name, sql from sqlite_master where name not like 'sqlite_%'")
+    return {(str(name), str(sql)) for name, sql in found}
+
+
+# Rows, which a damaged database may hold anything in
+
+
 def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> PictureOrder:
-    asked = json.loads(row["request"])
-    seeds = tuple(asked.pop("seeds"))
+    """Return the job of a row. Raises ValueError, TypeError, KeyError or ArithmeticError for one that is damaged."""
+    asked = _object(row["request"])
+    seeds = asked.pop("seeds")
+    if not seeds or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds):
+        raise ValueError("seeds")
+    fields.said_in(asked)
+    fields.check(asked)
     if "aspect" in asked:
         asked["aspect"] = Fraction(asked["aspect"])
+    files = (*images["images"], *images["control_images"], *([] if row["mask"] is None else [row["mask"]]))
+    if not all(isinstance(file, bytes) for file in files) or not isinstance(asked["prompt"], str):
+        raise TypeError("a picture, or the prompt")
+    deadline, created, drawn = float(row["deadline"]), float(row["created"]), int(row["drawn"])
+    if not (0 < deadline < math.inf and math.isfinite(created) and 0 <= drawn <= 10**6):
+        raise ValueError("a time")
     return PictureOrder(
-        id=row["id"],
-        model=row["model"],
+        id=str(row["id"]),
+        model=str(row["model"]),
         fields=asked,
-        seeds=seeds,
-        first=row["first"],
+        seeds=tuple(seeds),
+        first=drawn,
         images=images["images"],
         control_images=images["control_images"],
         preview_suffix=".jpg",
         mask=row["mask"],
         mask_alpha=bool(row["mask_alpha"]),
-        deadline=row["deadline"],
-        created=row["created"],
+        deadline=deadline,
+        created=created,
         kind="job",
     )
 
 
-def _kept(row: sqlite3.Row) -> GalleryPicture:
-    recipe = json.loads(row["recipe"])
-    return GalleryPicture(row["number"], row["id"], row["job"], row["name"], recipe, row["created"])
+def _kept(row: sqlite3.Row) -> GalleryPicture | None:
+    name, created = _plain(row["name"]), _plain(row["created"])
+    if not isinstance(name, str) or not _FILE.fullmatch(name) or name.partition(".")[0] != row["id"]:
+        return None
+    recipe = _object(row["recipe"])
+    if not isinstance(recipe.get("prompt"), str):
+        recipe["prompt"] = ""
+    return GalleryPicture(row["number"], row["id"], str(row["job"]), name, recipe, created)
+
+
+def _object(text: object) -> dict[str, Any]:
+    """Return the JSON object in a text, or an empty one."""
+    try:
+        data = strict_json(text.encode(), NAME, depth=8, values=10_000) if isinstance(text, str) else {}
+    except (ModelError, UnicodeEncodeError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _plain(value: object) -> str | float | None:
+    """Return a text or a number as JSON can have it; None for anything else."""
+    is_plain = isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else None  # type: ignore[return-value]

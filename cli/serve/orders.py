@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qwenimg.cli.serve.messages import Draw, PictureDrawn
+from qwenimg.common.base.text import short
 from qwenimg.common.jobs.fields import Fields
 
 State = Literal["waiting", "drawing", "done", "failed", "cancelled"]
@@ -31,6 +32,7 @@ class Fault(Exception):
     ) -> None:
         """Create a fault. kind: OpenAI's type. param: the field that is wrong. after: seconds until another try may
         succeed; without it the same request would fail again."""
+        text = short(text)
         super().__init__(text)
         self.status, self.text, self.kind, self.param, self.code, self.after = status, text, kind, param, code, after
 
@@ -78,7 +80,8 @@ class PictureOrder:
     preview: bytes = b""  # the last one of the picture that is drawn
     size: tuple[int, int] = (0, 0)  # of the pictures, once a step is done
     pictures: list[PictureDrawn] = field(default_factory=list)  # of a job, those that are kept are not here
-    first: int = 0  # the number of pictures of a job that an earlier server has kept
+    first: int = 0  # the number of pictures of a job that are in the gallery, or were and are removed
+    finished: float | None = None  # the time of its end
     fault: Fault | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     timer: asyncio.TimerHandle | None = None
@@ -121,10 +124,13 @@ class PictureOrder:
         )
 
     def tell(self, name: Literal["state", "step", "picture", "end"], **data: Any) -> None:
-        """Send an event to all who watch."""
+        """Send an event to all who watch. One who does not read them is dropped."""
         event = Event(name, data)
-        for watcher in self.watchers:
-            watcher.put_nowait(event)
+        for watcher in [*self.watchers]:
+            try:
+                watcher.put_nowait(event)
+            except asyncio.QueueFull:
+                self.watchers.discard(watcher)
         if self.listener is not None:
             self.listener(self, event)
 
@@ -137,7 +143,7 @@ class PictureOrder:
         """Begin the last state; a second call does nothing."""
         if self.ended.is_set():
             return
-        self.state, self.fault = state, fault
+        self.state, self.fault, self.finished = state, fault, time.time()
         if self.timer is not None:
             self.timer.cancel()
         self.ended.set()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import queue
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Literal
 
 from qwenimg.cli.serve.messages import End, FromWorker, Halt, ModelFacts, Settings, Start, ToWorker
 from qwenimg.cli.serve.orders import PictureOrder
+from qwenimg.common.base.safe_files import closed_on_error
 
 _CODE = "import sys; from qwenimg.cli.serve.drawing_process import main; main(int(sys.argv[1]))"
 
@@ -39,23 +41,27 @@ class Worker:
         self.headline = ""
         self.peak = 0  # bytes
         self._start = Start(models=settings.models, backend=backend)
-        self._pipe: Connection | None = None
+        self._outbox: queue.SimpleQueue[ToWorker | None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> asyncio.Queue[FromWorker | Lost]:
-        """Start the process, and return the queue that gets all that it says. The last is Lost."""
+        """Start the process, and return the queue that gets all that it says. The last is Lost. Raises OSError."""
         inbox: asyncio.Queue[FromWorker | Lost] = asyncio.Queue()
         ours, theirs = multiprocessing.Pipe()
         descriptor = theirs.fileno()
         command = [sys.executable, "-c", _CODE, str(descriptor)]
         environment = os.environ | ({"OMP_NUM_THREADS": str(self._threads)} if self._threads else {})
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(descriptor,), env=environment)
-        theirs.close()
         self.state, self.order, self.model = "loading", None, None
-        self._pipe, self._process = ours, process
+        with closing(theirs), closed_on_error(ours):
+            self._process = process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(descriptor,), env=environment
+            )
+        self._outbox = queue.SimpleQueue()
         self._send(self._start)
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=_read, args=(ours, process, loop, inbox), daemon=True).start()
+        writer = threading.Thread(target=_write, args=(ours, self._outbox), daemon=True)
+        writer.start()
+        news = _News(asyncio.get_running_loop(), inbox)
+        threading.Thread(target=_read, args=(ours, process, news, self._outbox, writer), daemon=True).start()
         return inbox
 
     def draw(self, order: PictureOrder) -> None:
@@ -65,33 +71,57 @@ class Worker:
     def halt(self, order: PictureOrder, *, skip: bool = False) -> None:
         self._send(Halt(order=order.id, skip=skip))
 
+    def end(self) -> None:
+        """Have the process end by itself."""
+        self._send(End())
+
     async def close(self) -> None:
         """End the process. A kill while a GPU works may leak its memory, so it is the last resort."""
         if self._process is None:
             return
-        self._send(End())
+        self.end()
         try:
             await asyncio.to_thread(self._process.wait, _GRACE)
         except subprocess.TimeoutExpired:
             self._process.kill()
 
     def _send(self, message: ToWorker) -> None:
-        assert self._pipe is not None
-        with suppress(OSError):  # it has ended, and Lost will say so
-            self._pipe.send(message)
+        assert self._outbox is not None
+        self._outbox.put(message)
+
+
+def _write(pipe: Connection, outbox: queue.SimpleQueue[ToWorker | None]) -> None:
+    """Send all of `outbox` to a worker, in a thread: one that does not read, as a stopped one, stops nobody else."""
+    with suppress(OSError):  # it has ended, and Lost will say so
+        while (message := outbox.get()) is not None:
+            pipe.send(message)
 
 
 def _read(
     pipe: Connection,
     process: subprocess.Popen[bytes],
-    loop: asyncio.AbstractEventLoop,
-    inbox: asyncio.Queue[FromWorker | Lost],
+    news: _News,
+    outbox: queue.SimpleQueue[ToWorker | None],
+    writer: threading.Thread,
 ) -> None:
-    """Put all that a worker says into `inbox`, until its end."""
+    """Put all that a worker says into `news`, until its end."""
     with suppress(RuntimeError):  # the loop is closed: the server has ended
         try:
             while True:
-                loop.call_soon_threadsafe(inbox.put_nowait, pipe.recv())
+                news.put(pipe.recv())
         except (EOFError, OSError):
+            outbox.put(None)
+            writer.join()
             pipe.close()
-            loop.call_soon_threadsafe(inbox.put_nowait, Lost(process.wait()))
+            news.put(Lost(process.wait()))
+
+
+@dataclass(frozen=True)
+class _News:
+    """The inbox of a worker, for a thread."""
+
+    loop: asyncio.AbstractEventLoop
+    inbox: asyncio.Queue[FromWorker | Lost]
+
+    def put(self, message: FromWorker | Lost) -> None:
+        self.loop.call_soon_threadsafe(self.inbox.put_nowait, message)

@@ -132,9 +132,14 @@ class Controls:
             net.close()
         self._opened.clear()
 
-    def _open(self, name: str) -> Controller:
+    def check_taken(self, name: str) -> None:
+        """Raise UsageError for the control `name` of a model that takes none."""
         if self._open_net is None:
             raise UsageError(f"--control {clean(name, 60)}: {self._refusal}")
+
+    def _open(self, name: str) -> Controller:
+        self.check_taken(name)
+        assert self._open_net is not None
         path = self._find(name)
         before = self._opened.pop(name, None)
         if before is None or before[0] != path or any(file.is_replaced() for file in before[1].files):

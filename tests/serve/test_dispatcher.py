@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_worker import FakeWorker, dispatching, order, settle
+from support.fake_worker import SETTINGS, FakeWorker, dispatching, order, settle
 
 from qwenimg.cli.serve import dispatcher as module
+from qwenimg.cli.serve import journal as journal_module
+from qwenimg.cli.serve.apis.jobs_api import JobsApi
 from qwenimg.cli.serve.dispatcher import MANY, Dispatcher
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Stepped, Unusable
+from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.families.opening import Opening
 
 Body = Callable[[Dispatcher, FakeWorker], Awaitable[None]]
@@ -38,9 +42,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return runs
 
 
-def refused(dispatcher: Dispatcher, one: PictureOrder) -> Fault:
+async def refused(dispatcher: Dispatcher, one: PictureOrder) -> Fault:
     with pytest.raises(Fault) as caught:
-        dispatcher.submit(one)
+        await dispatcher.submit(one)
     return caught.value
 
 
@@ -48,7 +52,7 @@ def test_orders_are_drawn_one_by_one_in_their_order(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         orders = [order(str(i)) for i in range(3)]
         for one in orders:
-            dispatcher.submit(one)
+            await dispatcher.submit(one)
         assert worker.drawn == orders[:1] and [dispatcher.position(one) for one in orders] == [0, 1, 2]
         for one in orders:
             await worker.step()
@@ -64,7 +68,7 @@ def test_orders_are_drawn_one_by_one_in_their_order(run) -> None:
 def test_a_preview_is_that_of_the_picture_that_is_drawn(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         one = order(seeds=(1, 2))
-        dispatcher.submit(one)
+        await dispatcher.submit(one)
         news: asyncio.Queue[Any] = asyncio.Queue()
         one.watchers.add(news)
         await worker.say(Stepped(order=one.id, index=0, step=1, steps=4, seconds=0.1, preview=b"A"))
@@ -83,12 +87,12 @@ def test_who_does_not_read_the_news_is_dropped(run) -> None:
         reads, sleeps = asyncio.Queue[Any](), asyncio.Queue[Any](2)
         dispatcher.watchers |= {reads, sleeps}
         one = order(kind="job")
-        dispatcher.submit(one)
+        await dispatcher.submit(one)
         for step in (1, 2, 3):
             await worker.step(step)
         assert dispatcher.watchers == {reads}
         assert [reads.get_nowait()[1].name for _ in range(5)] == ["state", "state", "step", "step", "step"]
-        dispatcher.submit(order())
+        await dispatcher.submit(order())
         assert reads.empty(), "requests of other APIs are nobody's news"
 
     run(body)
@@ -97,13 +101,13 @@ def test_who_does_not_read_the_news_is_dropped(run) -> None:
 def test_a_full_queue_refuses_and_says_when_to_come_again(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for i in range(3):  # one is drawn, two wait
-            dispatcher.submit(order(str(i)))
-        fault = refused(dispatcher, order("one more"))
+            await dispatcher.submit(order(str(i)))
+        fault = await refused(dispatcher, order("one more"))
         assert (fault.status, fault.code) == (429, "queue_full") and 1 <= int(fault.headers["retry-after"]) <= 120
         await worker.finish()
-        dispatcher.submit(order("now"))
+        await dispatcher.submit(order("now"))
         dispatcher._seconds.append(1e6)
-        assert refused(dispatcher, order("far")).headers["retry-after"] == "120"
+        assert (await refused(dispatcher, order("far"))).headers["retry-after"] == "120"
 
     run(body)
 
@@ -111,23 +115,23 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(run) -> None:
 def test_one_client_of_another_machine_has_a_share(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for i in range(3):
-            dispatcher.submit(order(str(i), client="10.0.0.7"))
-        assert refused(dispatcher, order("y", client="10.0.0.7")).code == "client_limit"
-        dispatcher.submit(order("y", client="10.0.0.8"))
+            await dispatcher.submit(order(str(i), client="10.0.0.7"))
+        assert (await refused(dispatcher, order("y", client="10.0.0.7"))).code == "client_limit"
+        await dispatcher.submit(order("y", client="10.0.0.8"))
 
     run(body, queue=10, share=2)
 
 
 def test_nothing_is_taken_before_the_warm_up_nor_after_stop(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
-        fault = refused(dispatcher, order())
+        fault = await refused(dispatcher, order())
         assert fault.status == 503 and "loading" in fault.text and "retry-after" in fault.headers
         await worker.get_ready()
         first, second, kept = order("1"), order("2"), order("3", kind="job")
         for one in (first, second, kept):
-            dispatcher.submit(one)
+            await dispatcher.submit(one)
         dispatcher.stop()
-        assert refused(dispatcher, order()).status == 503
+        assert (await refused(dispatcher, order())).status == 503
         assert second.fault is not None and second.fault.status == 503, "an order that waits is refused at once"
         closing = asyncio.create_task(dispatcher.close())
         await settle()
@@ -145,7 +149,7 @@ def test_a_cancelled_order_frees_its_place_and_halts_the_worker(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         orders = [order(str(i)) for i in range(3)]
         for one in orders:
-            dispatcher.submit(one)
+            await dispatcher.submit(one)
         dispatcher.cancel(orders[1])
         assert orders[1].state == "cancelled" and dispatcher.waiting == [orders[2]] and not worker.halts
         dispatcher.cancel(orders[0])
@@ -162,8 +166,8 @@ def test_a_cancelled_order_frees_its_place_and_halts_the_worker(run) -> None:
 def test_the_deadline_counts_waiting_too(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         drawn, waits = order("1", deadline=0.0), order("2", deadline=0.0)
-        dispatcher.submit(drawn)
-        dispatcher.submit(waits)
+        await dispatcher.submit(drawn)
+        await dispatcher.submit(waits)
         await asyncio.gather(drawn.ended.wait(), waits.ended.wait())
         for one in (drawn, waits):
             assert one.fault is not None and (one.fault.status, one.fault.code) == (504, "deadline")
@@ -176,7 +180,7 @@ def test_the_deadline_counts_waiting_too(run) -> None:
 def test_halting_keeps_what_is_finished_and_skipping_goes_on(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         one = order(seeds=(1, 2, 3))
-        dispatcher.submit(one)
+        await dispatcher.submit(one)
         await worker.picture(0)
         dispatcher.halt(one, skip=True)
         dispatcher.halt(one, skip=False)
@@ -191,8 +195,8 @@ def test_halting_keeps_what_is_finished_and_skipping_goes_on(run) -> None:
 def test_a_lost_worker_is_answered_at_once_and_started_again(run, code: int, status: int) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         one, other = order("1"), order("2")
-        dispatcher.submit(one)
-        dispatcher.submit(other)
+        await dispatcher.submit(one)
+        await dispatcher.submit(other)
         await worker.die(code)
         assert one.fault is not None and one.fault.status == status
         assert one.fault.headers == {"x-should-retry": "false"}
@@ -206,12 +210,12 @@ def test_a_lost_worker_is_answered_at_once_and_started_again(run, code: int, sta
 def test_a_request_that_ends_workers_is_refused(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for _ in range(2):
-            dispatcher.submit(order("poison", seeds=(3,)))
+            await dispatcher.submit(order("poison", seeds=(3,)))
             await worker.die()
             await worker.get_ready()
-        fault = refused(dispatcher, order("poison", seeds=(4,)))
+        fault = await refused(dispatcher, order("poison", seeds=(4,)))
         assert fault.status == 507 and "x-should-retry" in fault.headers
-        dispatcher.submit(order("healthy"))
+        await dispatcher.submit(order("healthy"))
 
     run(body)
 
@@ -221,7 +225,7 @@ def test_a_worker_that_is_lost_again_and_again_stays_down(run) -> None:
         for _ in range(MANY):
             await worker.die()
         assert worker.starts == MANY and worker.state == "down"
-        fault = refused(dispatcher, order())
+        fault = await refused(dispatcher, order())
         assert fault.status == 503 and fault.headers == {"x-should-retry": "false"}
 
     run(body)
@@ -230,7 +234,7 @@ def test_a_worker_that_is_lost_again_and_again_stays_down(run) -> None:
 def test_a_job_is_drawn_again_once_after_a_loss_without_what_is_kept(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         job = order(kind="job", seeds=(1, 2))
-        dispatcher.submit(job)
+        await dispatcher.submit(job)
         await worker.picture(0)
         await worker.die()
         assert job.state == "waiting" and job.first == 1
@@ -250,7 +254,7 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
     async def first(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for i in range(2):
             asked.append(order(str(i), kind="job", seeds=(5, 6), images=(b"in", b"two")))
-            dispatcher.submit(asked[-1])
+            await dispatcher.submit(asked[-1])
         await worker.picture(0)
         for task in dispatcher._tasks:
             task.cancel()  # as after kill -9: nothing is noted
@@ -261,7 +265,7 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
         await worker.picture(1)
         await worker.finish()
         assert worker.order is not None and (worker.order.id, worker.order.first) == (asked[1].id, 0)
-        names = [kept.name for kept in dispatcher.journal.pictures(None, 10)]
+        names = [kept.name for kept in dispatcher.journal.pictures(None, 10)[0]]
         assert names == [f"{asked[0].id}-1.png", f"{asked[0].id}-0.png"]
 
     run(first)
@@ -270,9 +274,9 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
 
 def test_a_job_of_a_model_that_is_not_served_any_more_fails(run) -> None:
     async def first(dispatcher: Dispatcher, worker: FakeWorker) -> None:
-        dispatcher.submit(order("1", kind="job"))
+        await dispatcher.submit(order("1", kind="job"))
         job = order("2", kind="job", model="two")
-        dispatcher.submit(job)
+        await dispatcher.submit(job)
         for task in dispatcher._tasks:
             task.cancel()
 
@@ -290,11 +294,11 @@ def test_orders_of_the_open_model_come_first_but_not_for_ever(run, monkeypatch: 
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         first, other, same = order("1"), order("2", model="two"), order("3")
         for one in (first, other, same):
-            dispatcher.submit(one)
+            await dispatcher.submit(one)
         await worker.finish()
         assert worker.order is same
         late = order("4")
-        dispatcher.submit(late)
+        await dispatcher.submit(late)
         monkeypatch.setattr(module, "TURN", -1.0)
         await worker.finish()
         assert worker.order is other
@@ -309,7 +313,7 @@ def test_orders_of_the_open_model_come_first_but_not_for_ever(run, monkeypatch: 
 def test_errors_of_workers_have_a_status_and_no_path(run, exit_code: int, refused: bool, status: int) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         one = order()
-        dispatcher.submit(one)
+        await dispatcher.submit(one)
         await worker.finish("/home/me/models/x.safetensors: is broken", exit_code, refused=refused)
         assert one.fault is not None and one.fault.status == status
         assert "/home" not in one.fault.text and one.fault.headers == {"x-should-retry": "false"}
@@ -328,7 +332,7 @@ def test_a_model_that_does_not_open_ends_the_server(run) -> None:
 def test_a_bug_in_the_dispatcher_ends_the_server(run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         monkeypatch.setattr(dispatcher, "_finish", None)
-        dispatcher.submit(order())
+        await dispatcher.submit(order())
         await worker.finish()
         assert isinstance(dispatcher.unusable.exception(), TypeError)
 
@@ -341,13 +345,13 @@ def test_a_full_disk_ends_the_job_and_not_the_server(run, monkeypatch: pytest.Mo
 
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         job = order(kind="job")
-        dispatcher.submit(job)
+        await dispatcher.submit(job)
         monkeypatch.setattr(Journal, "keep", full)
         await worker.picture()
         await job.ended.wait()
         assert job.fault is not None and job.fault.status == 507 and worker.halts == [(job.id, False)]
         await worker.finish()
-        dispatcher.submit(order())
+        await dispatcher.submit(order())
         assert dispatcher.is_ready
 
     run(body)
@@ -358,8 +362,167 @@ def test_two_workers_draw_at_once(run) -> None:
         other: Any = dispatcher.workers[1]
         await other.get_ready("two")
         first, second = order("1"), order("2", model="two")
-        dispatcher.submit(first)
-        dispatcher.submit(second)
+        await dispatcher.submit(first)
+        await dispatcher.submit(second)
         assert worker.order is first and other.order is second and dispatcher.drawing == [first, second]
 
     run(body, backends=("cpu", "mlx"))
+
+
+def test_a_worker_that_cannot_open_its_model_again_is_a_loss(run) -> None:
+    """The first time the server ends with the error; later the worker is started again, and then stays down."""
+
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        for count in range(1, MANY + 1):
+            await worker.say(Unusable(exit_code=5, text="x.safetensors: ends early"))
+            assert worker.ends == count and not dispatcher.unusable.done()
+            await worker.die(0)
+        assert worker.starts == MANY and worker.state == "down"
+        assert (await refused(dispatcher, order())).status == 503
+        assert any("ends early" in line for line in dispatcher.lines)  # type: ignore[attr-defined]
+
+    run(body)
+
+
+def test_a_worker_whose_process_cannot_be_started_is_a_loss(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        start, tries = worker.start, [1]
+
+        def no_more() -> Any:
+            if tries:
+                raise OSError(24, f"Too many open files ({tries.pop()})")
+            return start()
+
+        monkeypatch.setattr(worker, "start", no_more)
+        await worker.die()
+        await worker.get_ready()
+        assert worker.state == "ready" and not tries and worker.starts == 2
+
+    run(body)
+
+
+def test_a_job_whose_picture_was_removed_goes_on_after_a_loss(run) -> None:
+    """With the next picture, not with the number that is left: else one index would be given twice."""
+
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        job = order(kind="job", seeds=(1, 2, 3))
+        await dispatcher.submit(job)
+        for index in (0, 1):
+            await worker.picture(index)
+        for kept in dispatcher.journal.pictures(None, 9)[0]:
+            dispatcher.journal.remove(kept)
+        await worker.die()
+        await worker.get_ready()
+        assert worker.order is job and job.draw().first == 2
+        assert dispatcher.journal.unfinished()[0].first == 2, "and in the next server"
+        await worker.picture(2)
+        await worker.finish()
+        row = dispatcher.journal.job(job.id)
+        assert row is not None and (row["state"], row["pictures"]) == ("done", [f"{job.id}-2"])
+
+    run(body)
+
+
+PASSING = [
+    OSError(24, "Too many open files"),
+    OSError(28, "No space left on device"),
+    PermissionError(13, "denied"),
+    sqlite3.OperationalError("database is locked"),
+    DoesNotFit("disk full"),
+    UsageError("cannot be written"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+def test_what_cannot_be_stored_for_a_while_is_tried_again(
+    run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The job, its picture and its end: each fails twice. A file's own errors come with a picture alone."""
+
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        monkeypatch.setattr(module, "AGAIN", 1e6)
+        journal = dispatcher.journal
+        for name in ("add", "keep", "end") if isinstance(error, (OSError, sqlite3.Error)) else ("keep",):
+            monkeypatch.setattr(journal, name, failing(getattr(journal, name), [error, error]))
+        job = order(kind="job")
+        await dispatcher.submit(job)
+        await worker.picture()
+        await worker.finish()
+        await settle()
+        row = journal.job(job.id)
+        assert row is not None and (row["state"], len(row["pictures"])) == ("done", 1)
+        assert dispatcher.order(job.id) is None, "its end is written"
+
+    run(body)
+
+
+def failing(change: Callable[..., Any], errors: list[Exception]) -> Callable[..., Any]:
+    """Return `change`, which raises each of `errors` first."""
+
+    def changed(*given: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return change(*given)
+
+    return changed
+
+
+def test_a_job_that_cannot_be_stored_is_not_drawn(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        def locked(*_: object) -> None:
+            raise sqlite3.OperationalError("database is locked")
+
+        monkeypatch.setattr(dispatcher.journal, "add", locked)
+        fault = await refused(dispatcher, order(kind="job"))
+        assert fault.status == 503 and "retry-after" in fault.headers
+        assert not worker.drawn and not dispatcher.waiting and not dispatcher._entering
+
+    run(body)
+
+
+def test_a_job_whose_end_is_not_written_yet_has_ended_for_clients(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        def locked(*_: object) -> None:
+            raise sqlite3.OperationalError("database is locked")
+
+        job = order(kind="job")
+        await dispatcher.submit(job)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher.journal, "end", locked)
+            await worker.finish()
+            row = dispatcher.journal.job(job.id)
+            shown = JobsApi(dispatcher, dispatcher.journal, dispatcher.settings)._live(row or {})
+            assert (shown["state"], shown["ended"]) == ("done", job.finished)
+        await settle()
+        row = dispatcher.journal.job(job.id)
+        assert row is not None and row["state"] == "done"
+
+    run(body)
+
+
+def test_another_programs_lock_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real threads: a change waits for the lock, and the gallery is read meanwhile."""
+    monkeypatch.setattr(journal_module, "PATIENCE", 0.01)
+
+    async def whole() -> None:
+        journal = Journal(tmp_path)
+        other = sqlite3.connect(tmp_path / journal_module.NAME, isolation_level=None)
+        other.execute("begin immediate")
+
+        def unlocks(line: str) -> None:
+            assert "database is locked" in line
+            other.execute("rollback")
+
+        monkeypatch.setattr(module, "Worker", FakeWorker)
+        monkeypatch.setattr(module, "EVERY", 0.0)
+        dispatcher = Dispatcher(SETTINGS, journal, Metrics(), unlocks)
+        job = order(kind="job")
+        adding = asyncio.create_task(dispatcher._lasting("it cannot be stored", journal.add, job))
+        assert await journal.reading(journal.jobs, 9) == []
+        await adding
+        assert [row["id"] for row in await journal.reading(journal.jobs, 9)] == [job.id]
+        await dispatcher.close()
+        journal.close()
+        other.close()
+
+    asyncio.run(whole())

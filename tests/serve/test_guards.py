@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import uvicorn
 from support.fake_worker import SETTINGS
 
 from qwenimg.cli.serve import guards
 from qwenimg.cli.serve.app import answer
-from qwenimg.cli.serve.guards import MAX_BODY, MAX_IGNORED, Guards, HastyProtocol
+from qwenimg.cli.serve.guards import MAX_BODY, MAX_IGNORED, Guards
 
 TOKEN = "a-token-of-the-tests"
 HERE = ("host", "127.0.0.1:7860")
@@ -182,29 +180,6 @@ def test_a_client_that_goes_while_it_sends_costs_nothing() -> None:
     app = Guards(echo, SETTINGS, answer)
     assert asked(HERE, chunks=(b"x", b"x"), then=gone, app=app)[0] == 499
     assert app._receiving == 0
-
-
-@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHo"])
-def test_a_connection_without_a_request_is_closed(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else 256 of them would take all places."""
-
-    async def answered() -> bytes:
-        server = uvicorn.Server(uvicorn.Config(echo, port=0, http=HastyProtocol, lifespan="off", log_config=None))
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0)
-        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
-        writer.write(begun)
-        rest = b""
-        with contextlib.suppress(ConnectionResetError):  # it may be closed before what was sent is read
-            rest = await reader.read()
-        writer.close()
-        server.should_exit = True
-        await serving
-        return rest
-
-    monkeypatch.setattr(guards, "SLOW", 0.0)
-    assert asyncio.run(answered()) == b""
 
 
 def test_a_websocket_is_closed() -> None:

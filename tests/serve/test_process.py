@@ -74,13 +74,15 @@ def test_a_killed_server_leaves_no_worker_and_the_next_one_goes_on(tmp_path: Pat
         )
         base.execute(
             "insert into pictures (id, job, place, name, sha256, recipe, seconds, created, thumbnail)"
-            " values ('drawn-0', 'drawn', 0, 'drawn-0.png', '', '{\"seed\": 5}', 1, 1, x'')"
+            " values ('0123456789abcdef-0', 'drawn', 0, '0123456789abcdef-0.png', '', '{\"seed\": 5}', 1, 1, x'')"
         )
+        base.execute("update jobs set drawn = 1 where id = 'drawn'")
     with serving(tmp_path / "g") as server, server.http as http:
         assert (
-            until_end(http, "drawn")["pictures"] == ["drawn-0"] and http.get("/api/pictures/drawn-0").status_code == 404
+            until_end(http, "drawn")["pictures"] == ["0123456789abcdef-0"]
+            and http.get("/api/pictures/0123456789abcdef-0").status_code == 404
         )
-        http.delete("/api/pictures/drawn-0")
+        http.delete("/api/pictures/0123456789abcdef-0")
         done = [until_end(http, job["id"]) for job in (first, second)]
         assert [job["state"] for job in done] == ["done", "done"]
         assert [len(job["pictures"]) for job in done] == [3, 1]
@@ -430,7 +432,8 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
         (["--host", "192.168.0.3"], "--token-file"), (["--host", "no.such.host.invalid"], "--token-file"),
         (["--token-file", "short"], "16 printable"), (["--token-file", "missing"], "missing"),
         (["--token-file", "."], "folder"), (["--port", "70000"], "--port"), (["--queue", "0"], "--queue"),
-        (["--deadline", "0"], "--deadline"), (["--lora", "missing.safetensors"], "no such file"),
+        (["--deadline", "0"], "--deadline"), (["--deadline", "nan"], "--deadline"), (["--deadline", "inf"], "finite"),
+        (["--lora", "missing.safetensors"], "no such file"),
         (["--control", "missing"], "no such file"), (["--control", "a=b"], "no such file"),
         (["-m", "shapes", "-m", "shapes"], "served as shapes"),
         (["--served-name", "shapes"], "served model already"),

@@ -96,7 +96,7 @@ PIXEL = base64.b64encode(b"PNG").decode()
         ({"image": PIXEL, "model": "x", "mask": PIXEL}, "mask"),
         ({"image": {"image": PIXEL, "mask": PIXEL}, "model": "x"}, "mask"),
         ({"image": PIXEL, "model": "x", "control_mode": "ControlNet is more important"}, "control_mode"),
-        ({"image": PIXEL, "model": "x", "weight": "1"}, "weight"),
+        ({"image": PIXEL, "model": "x", "weight": "one"}, "weight"),
     ],
 )  # fmt: skip
 def test_what_a_unit_of_controlnet_cannot_ask_for(http: httpx2.Client, unit: dict[str, Any], words: str) -> None:

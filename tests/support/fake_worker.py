@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from qwenimg.cli.serve import dispatcher as module
+from qwenimg.cli.serve import journal as journal_module
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Finished, ModelFacts, ModelOpened, PictureDrawn, Ready, Settings, Stepped
@@ -35,6 +36,7 @@ class FakeWorker:
         self.drawn: list[PictureOrder] = []
         self.halts: list[tuple[str, bool]] = []
         self.closed = False
+        self.ends = 0
 
     def start(self) -> asyncio.Queue[Any]:
         self.starts += 1
@@ -48,6 +50,9 @@ class FakeWorker:
 
     def halt(self, order: PictureOrder, *, skip: bool = False) -> None:
         self.halts.append((order.id, skip))
+
+    def end(self) -> None:
+        self.ends += 1
 
     async def close(self) -> None:
         self.closed = True
@@ -91,6 +96,11 @@ async def at_once(function: Callable[..., Any], *given: Any, **named: Any) -> An
     return function(*given, **named)
 
 
+async def unthreaded(thread: object, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """In place of `journal.in_thread`."""
+    return function(*given, **named)
+
+
 @asynccontextmanager
 async def dispatching(
     folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any
@@ -98,7 +108,10 @@ async def dispatching(
     """A dispatcher over fake workers, with a journal in `folder`, and pauses of no time before a worker's new start."""
     monkeypatch.setattr(module, "Worker", FakeWorker)
     monkeypatch.setattr(module, "PAUSES", (0.0,))
+    monkeypatch.setattr(module, "AGAIN", 0.0)
+    monkeypatch.setattr(module, "EVERY", 0.0)
     monkeypatch.setattr(asyncio, "to_thread", at_once)
+    monkeypatch.setattr(journal_module, "in_thread", unthreaded)
     journal, lines = Journal(folder), list[str]()
     dispatcher = Dispatcher(replace(SETTINGS, **changed), journal, Metrics(), lines.append)
     dispatcher.lines = lines  # type: ignore[attr-defined]

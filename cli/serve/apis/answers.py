@@ -9,12 +9,14 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.orders import Event, Fault, PictureOrder
 
 ALIVE = 15.0  # seconds without an event, after which a comment keeps the connection open
 PAUSE = 1.0  # the same for the stream of all jobs, which notices then that the server stops
+LISTENERS = 64  # streams of events at once
 BEHIND = 500  # events that wait for one reader
 
 
@@ -40,14 +42,15 @@ async def _until_gone(request: HttpRequest) -> None:
 
 
 async def events(order: PictureOrder) -> AsyncGenerator[Event | None, None]:
-    """Yield the order's events until its end, which is the last; None after a while without one."""
-    watcher: asyncio.Queue[Event] = asyncio.Queue()
+    """Yield the order's events until its end, which is the last; None after a while without one. They end sooner for a
+    reader that falls far behind."""
+    watcher: asyncio.Queue[Event] = asyncio.Queue(BEHIND)
     order.watchers.add(watcher)
     try:
         if order.ended.is_set():
             yield Event("end", {"state": order.state} | ({} if order.fault is None else {"error": order.fault.text}))
             return
-        while True:
+        while watcher in order.watchers:
             try:
                 event = await asyncio.wait_for(watcher.get(), ALIVE)
             except TimeoutError:
@@ -80,6 +83,23 @@ def event_line(data: Mapping[str, Any], name: str = "") -> str:
     return f"{f'event: {name}' + chr(10) if name else ''}data: {json.dumps(data)}\n\n"
 
 
-def event_stream(lines: AsyncIterator[str]) -> StreamingResponse:
-    """Return a response of server-sent events. When the client goes, `lines` is closed."""
-    return StreamingResponse(lines, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+class EventStream(StreamingResponse):
+    """A response of server-sent events, which is counted while it is sent. When the client goes, its lines are
+    closed."""
+
+    def __init__(self, lines: AsyncIterator[str], streams: set[object]) -> None:
+        super().__init__(lines, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        self.streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.streams.add(self)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.streams.discard(self)
+
+
+def check_listeners(dispatcher: Dispatcher) -> None:
+    """Raise Fault if as many clients as can listen do so: they would take all connections."""
+    if len(dispatcher.streams) >= LISTENERS:
+        raise Fault(503, f"{LISTENERS} clients listen already; try again later", kind="server_error", after=5.0)

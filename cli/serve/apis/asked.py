@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +20,13 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.jobs import fields as said
 from qwenimg.common.jobs.fields import SAID, Fields, OptionFault
 from qwenimg.common.request import control_text
-from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import random_seed
 
 _OURS = {"guidance_scale": "guidance"}  # names of other servers that are no alias on the command line
 IMAGES = 16  # of a request
+LARGE = 64 << 10  # bytes of a body that is parsed apart
+_WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+_NUMBER = re.compile(r"-?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 CONTROL_IMAGE = "control_image"  # the field with the pictures of `control`
 _CONTROL = re.compile(  # NETWORK=PICTURE with its numbers, where the picture is a number too and never a file
     rf"(?P<name>[^=;]{{1,200}})=\s*(?P<before>(?:(?:{'|'.join(control_text.PREPROCESSORS)})@)?)(?P<picture>[1-9])"
@@ -38,12 +42,22 @@ async def json_object(request: HttpRequest) -> dict[str, Any]:
     if kind != "application/json" and (body or kind):
         raise Fault(415, "the content type is application/json here", code="content_type")
     try:
-        data = strict_json(body or b"{}", "the request", depth=8, values=10_000)
+        data = await _parsed(request, body or b"{}")
     except ModelError as error:
         raise Fault(400, str(error)) from None
     if not isinstance(data, dict):
         raise Fault(400, "the request is not a JSON object")
     return {name: value for name, value in data.items() if value is not None}
+
+
+async def _parsed(request: HttpRequest, body: bytes) -> object:
+    """Return a body's JSON; a large one is parsed in a thread, one at a time, so that others are answered meanwhile.
+    Raises ModelError."""
+    parsing = functools.partial(strict_json, body, "the request", depth=8, values=10_000, halves=False)
+    if len(body) <= LARGE:
+        return parsing()
+    async with request.app.state.large:
+        return await asyncio.to_thread(parsing)
 
 
 def spelled() -> dict[str, str]:
@@ -55,18 +69,16 @@ def spelled() -> dict[str, str]:
     return names
 
 
-def options(data: Mapping[str, Any], *, texts: bool = False) -> Fields:
-    """Return the options in `data` by our names. texts: they come from a form, where numbers are texts. Raises Fault
-    for an unknown name, a value of another type, and two names of one option with two values."""
+def options(data: Mapping[str, Any]) -> Fields:
+    """Return the options in `data` by our names; a number may be a text, as in a form. Raises Fault for an unknown
+    name, a value of another type, and two names of one option with two values."""
     names, values, origin = spelled(), dict[str, Any](), dict[str, str]()
     for key, value in data.items():
         if key not in names:
             raise Fault(400, f"unknown field {clean(key, 40)!r}", param=clean(key, 40), code="unknown_parameter")
         name = names[key]
-        if texts and isinstance(value, str):
-            value = _from_text(SAID[name], value)
-        elif SAID[name].kind is int and isinstance(value, float) and value.is_integer():
-            value = int(value)
+        if not SAID[name].several:
+            value = number(value, SAID[name].kind)
         if name in values and values[name] != value:
             raise Fault(400, f"{origin[name]} and {key} say different things", param=key)
         values[name], origin[name] = value, key
@@ -146,12 +158,14 @@ def picture_bytes(value: object, name: str) -> bytes:
     return data
 
 
-def _from_text(one: Option, value: str) -> Any:
-    """Return a form's text as a number, where the option is one; else the text, for which its check has the words."""
-    try:
-        return one.kind(value) if one.kind in (int, float) and not one.several else value
-    except ValueError:
+def number(value: object, kind: type | None) -> Any:
+    """Return a text that is a number as one, and a number that is whole as an int, where an int or a float is wanted;
+    any other value unchanged, for which a check has the words."""
+    if kind not in (int, float):
         return value
+    if isinstance(value, str) and (_NUMBER if kind is float else _WHOLE).fullmatch(value.strip()[:100]):
+        return kind(value)
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
 def _loras(text: str, settings: Settings) -> str:

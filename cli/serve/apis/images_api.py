@@ -7,6 +7,8 @@ the size of the picture.
 from __future__ import annotations
 
 import base64
+import json
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -17,11 +19,12 @@ from typing import Any
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from qwenimg.cli.serve.apis import answers, asked
 from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import PictureDrawn, Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 
@@ -61,13 +64,13 @@ class ImagesApi:
     async def models(self, request: HttpRequest) -> Response:
         """List the served models."""
         names = [*self.settings.models, *self.settings.aliases]
-        return JSONResponse({"object": "list", "data": [self._row(name) for name in names]})
+        return JsonAnswer({"object": "list", "data": [self._row(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model. Raises Fault."""
         name = request.path_params["name"]
         asked.model_named(name, self.settings)
-        return JSONResponse(self._row(name))
+        return JsonAnswer(self._row(name))
 
     def _row(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self.created, "owned_by": "qwenimg"}
@@ -76,7 +79,7 @@ class ImagesApi:
         """Draw pictures of a prompt. Raises Fault."""
         data = await asked.json_object(request)
         files = Files(control_images=asked.pictures(data, asked.CONTROL_IMAGE))
-        return await self._answer(request, data, "image_generation", files, texts=False)
+        return await self._answer(request, data, "image_generation", files)
 
     async def edit(self, request: HttpRequest) -> Response:
         """Draw pictures that start from one, or see several, given as a form. Raises Fault."""
@@ -86,37 +89,38 @@ class ImagesApi:
         try:
             async with request.form(max_files=20, max_fields=200) as form:
                 data, files = await _parts(form)
+                json.dumps([*data.items()], ensure_ascii=False).encode()  # a charset can make what is no character
         except HTTPException as error:  # of the parser
             raise Fault(400, f"the form cannot be read: {error.detail}") from None
-        return await self._answer(request, data, "image_edit", files, texts=True)
+        except UnicodeError:
+            raise Fault(400, "the form cannot be read: its texts are not UTF-8") from None
+        return await self._answer(request, data, "image_edit", files)
 
-    async def _answer(
-        self, request: HttpRequest, data: Mapping[str, Any], kind: str, files: Files, *, texts: bool
-    ) -> Response:
+    async def _answer(self, request: HttpRequest, data: Mapping[str, Any], kind: str, files: Files) -> Response:
         data = dict(data)
         streams = str(data.pop("stream", False)).lower() == "true"
         partial = data.get("partial_images", 0)
-        order = self._order(request, data, files, texts=texts)
+        order = self._order(request, data, files)
         order.partial = int(partial) if streams else 0
         order.preview_suffix = order.suffix if order.partial else ""
-        self.dispatcher.submit(order)
+        await self.dispatcher.submit(order)
         if streams:
-            return answers.event_stream(self._stream(order, kind))
+            return answers.EventStream(self._stream(order, kind), self.dispatcher.streams)
         await answers.wait(self.dispatcher, order, request)
         body = {"created": int(time.time()), "data": [_image(drawn) for drawn in order.pictures]}
-        return JSONResponse(body | _about(order))
+        return JsonAnswer(body | _about(order))
 
-    def _order(self, request: HttpRequest, data: dict[str, Any], files: Files, *, texts: bool) -> PictureOrder:
+    def _order(self, request: HttpRequest, data: dict[str, Any], files: Files) -> PictureOrder:
         """Return the order that `data` asks for. Raises Fault."""
         model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         suffix = self._suffix(data)
-        _check_fixed(data, texts)
+        _check_fixed(data)
         deadline = deadline_of(data, self.settings)
         if data.get("size") == "auto":
             del data["size"]
         if "n" in data:
             data["num_images"] = data.pop("n")
-        options = asked.options(data, texts=texts)
+        options = asked.options(data)
         fields, seeds = asked.ordered(
             options,
             self.settings,
@@ -140,7 +144,7 @@ class ImagesApi:
 
     def _suffix(self, data: dict[str, Any]) -> str:
         name = data.pop("output_format", "png")
-        if name not in _SUFFIXES:
+        if not isinstance(name, str) or name not in _SUFFIXES:
             raise Fault(400, f"output_format is one of {', '.join(_SUFFIXES)}", param="output_format")
         return _SUFFIXES[name]
 
@@ -184,14 +188,10 @@ def client_of(request: HttpRequest) -> str:
 
 def deadline_of(data: dict[str, Any], settings: Settings) -> float:
     """Take `deadline`, seconds, out of `data`; no request has more than the server gives. Raises Fault."""
-    value = data.pop("deadline", settings.deadline)
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if isinstance(value, bool) or not seconds > 0:
+    seconds = asked.number(data.pop("deadline", settings.deadline), float)
+    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
         raise Fault(400, "deadline is a number of seconds above 0", param="deadline")
-    return min(seconds, settings.deadline)
+    return min(float(seconds), settings.deadline)
 
 
 async def _parts(form: FormData) -> tuple[dict[str, Any], Files]:
@@ -216,13 +216,13 @@ async def _parts(form: FormData) -> tuple[dict[str, Any], Files]:
     return texts, Files(images=tuple(images), mask=masks[0] if masks else None, control_images=tuple(controls))
 
 
-def _check_fixed(data: dict[str, Any], texts: bool) -> None:
+def _check_fixed(data: dict[str, Any]) -> None:
     """Take out of `data` what has no meaning here. Raises Fault for a value that cannot be given."""
     for name in IGNORED:
         data.pop(name, None)
     for name, values in _ONLY.items():
         value = data.pop(name, values[0])
-        if value not in values and not (texts and value in map(str, values)):
+        if value not in values and value not in [*map(str, values)]:
             raise Fault(400, f"{name} is {' or '.join(map(str, values))} here", param=name)
 
 

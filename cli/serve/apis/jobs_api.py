@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from qwenimg.cli.serve.apis import answers, asked
 from qwenimg.cli.serve.apis.images_api import client_of, deadline_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.journal import GalleryPicture, Journal
+from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.cli.serve.public import named
@@ -83,68 +84,72 @@ class JobsApi:
             client=client_of(request),
             deadline=deadline,
         )
-        self.dispatcher.submit(order)
-        return JSONResponse(self._described(order.id), 202, headers={"location": f"/api/jobs/{order.id}"})
+        await self.dispatcher.submit(order)
+        return JsonAnswer(await self._described(order.id), 202, headers={"location": f"/api/jobs/{order.id}"})
 
     async def list_jobs(self, request: HttpRequest) -> Response:
         """List the newest jobs."""
-        rows = self.journal.jobs(_number(request, "limit", LISTED, LISTED))
-        return JSONResponse({"jobs": [self._live(row) for row in rows]})
+        rows = await self.journal.reading(self.journal.jobs, _number(request, "limit", LISTED, LISTED))
+        return JsonAnswer({"jobs": [self._live(row) for row in rows]})
 
     async def job(self, request: HttpRequest) -> Response:
         """Describe a job. Raises Fault."""
-        return JSONResponse(self._described(request.path_params["id"]))
+        return JsonAnswer(await self._described(request.path_params["id"]))
 
     async def cancel(self, request: HttpRequest) -> Response:
         """End a job that has not ended. Raises Fault."""
         name = request.path_params["id"]
-        self._described(name)
+        await self._described(name)
         if (order := self.dispatcher.order(name)) is not None:
             self.dispatcher.cancel(order)
-        return JSONResponse(self._described(name))
+        return JsonAnswer(await self._described(name))
 
     async def events(self, request: HttpRequest) -> Response:
         """Stream what happens to a job. Raises Fault."""
-        about = self._described(request.path_params["id"])
-        return answers.event_stream(self._news(about))
+        about = await self._described(request.path_params["id"])
+        answers.check_listeners(self.dispatcher)
+        return answers.EventStream(self._news(about["id"]), self.dispatcher.streams)
 
-    async def _news(self, about: dict[str, Any]) -> AsyncIterator[str]:
+    async def _news(self, name: str) -> AsyncIterator[str]:
         """Yield the job as it is now, and every event until its end."""
-        yield answers.event_line(self._described(about["id"]), "job")
-        order = self.dispatcher.order(about["id"])
+        order = self.dispatcher.order(name)
         if order is None:
-            yield answers.event_line({"state": self._described(about["id"])["state"]}, "end")
+            now = await self._described(name)
+            yield answers.event_line(now, "job")
+            yield answers.event_line({"state": now["state"]}, "end")
             return
         async with aclosing(answers.events(order)) as news:
+            yield answers.event_line(await self._described(name), "job")
             async for event in news:
                 yield ": waiting\n\n" if event is None else answers.event_line(event.data, event.name)
 
     async def all_events(self, request: HttpRequest) -> Response:
-        """Stream what happens to all jobs, with the id of each."""
-        return answers.event_stream(self._all_news())
+        """Stream what happens to all jobs, with the id of each. Raises Fault."""
+        answers.check_listeners(self.dispatcher)
+        return answers.EventStream(self._all_news(), self.dispatcher.streams)
 
     async def _all_news(self) -> AsyncIterator[str]:
         """Yield the unfinished jobs, and again whenever one changes its state or ends; in between yield all other
         events."""
         async with aclosing(answers.all_events(self.dispatcher)) as news:
-            yield answers.event_line({"jobs": self._unfinished()}, "jobs")
+            yield answers.event_line({"jobs": await self._unfinished()}, "jobs")
             async for pair in news:
                 if pair is None:
                     yield ": waiting\n\n"
                 elif pair[1].name in ("state", "end"):
-                    ended = {"ended": self._described(pair[0].id)} if pair[1].name == "end" else {}
-                    yield answers.event_line({"jobs": self._unfinished()} | ended, "jobs")
+                    ended = {"ended": await self._described(pair[0].id)} if pair[1].name == "end" else {}
+                    yield answers.event_line({"jobs": await self._unfinished()} | ended, "jobs")
                 else:
                     yield answers.event_line({"id": pair[0].id} | pair[1].data, pair[1].name)
 
-    def _unfinished(self) -> list[dict[str, Any]]:
+    async def _unfinished(self) -> list[dict[str, Any]]:
         """Return the jobs that are drawn and that wait, in their order."""
         orders = [*self.dispatcher.drawing, *self.dispatcher.waiting]
-        return [self._described(order.id) for order in orders if order.is_kept]
+        return [await self._described(order.id) for order in orders if order.is_kept]
 
-    def _described(self, name: str) -> dict[str, Any]:
+    async def _described(self, name: str) -> dict[str, Any]:
         """Return a job for clients. Raises Fault."""
-        row = self.journal.job(name)
+        row = await self.journal.reading(self.journal.job, name)
         if row is None:
             raise Fault(404, "there is no job of this id", code="not_found")
         return self._live(row)
@@ -153,10 +158,13 @@ class JobsApi:
         """Return a row of the journal with how far the job is."""
         for option, files in (("lora", self.settings.loras), ("control", self.settings.controls)):
             if option in row["request"]:  # the paths of files are not shown
-                row["request"][option] = named(row["request"][option], files)
+                row["request"][option] = named(str(row["request"][option]), files)
         order = self.dispatcher.order(row["id"])
         if order is None:
             return row
+        if order.ended.is_set():
+            about = {"state": order.state, "ended": order.finished}
+            return row | about | {"error": None if order.fault is None else order.fault.text}
         now: dict[str, Any] = {"state": order.state, "position": self.dispatcher.position(order)}
         if order.preview:
             now["preview"] = base64.b64encode(order.preview).decode()
@@ -167,49 +175,52 @@ class JobsApi:
     async def list_pictures(self, request: HttpRequest) -> Response:
         """List pictures, the newest first. before: the value of `next` in the previous answer. Raises Fault."""
         before = _number(request, "before", 0, 2**62)
-        pictures = self.journal.pictures(before or None, _number(request, "limit", LISTED, LISTED))
-        after = pictures[-1].number if pictures else None
-        return JSONResponse({"pictures": [kept.described() for kept in pictures], "next": after})
+        limit = _number(request, "limit", LISTED, LISTED)
+        pictures, after = await self.journal.reading(self.journal.pictures, before or None, limit)
+        return JsonAnswer({"pictures": [kept.described() for kept in pictures], "next": after})
 
     async def picture(self, request: HttpRequest) -> Response:
         """Send a picture's file. Raises Fault."""
-        kept = self._kept(request)
-        file = self.journal.folder / kept.name
-        if not file.is_file():
-            raise Fault(404, "the file of this picture is gone", code="not_found")
+        file = self._file(await self._kept(request))
         return FileResponse(file, media_type=_TYPES[file.suffix], headers={"cache-control": _FOREVER})
 
     async def thumbnail(self, request: HttpRequest) -> Response:
         """Send a small JPEG of a picture. Raises Fault."""
-        data = self.journal.thumbnail(self._kept(request))
+        data = await self.journal.reading(self.journal.thumbnail, await self._kept(request))
         if not data:
             raise Fault(404, "this picture has no thumbnail", code="not_found")
         return Response(data, media_type="image/jpeg", headers={"cache-control": _FOREVER})
 
     async def options(self, request: HttpRequest) -> Response:
         """Send the options that draw a picture of the gallery again. Raises Fault."""
-        file = self.journal.folder / self._kept(request).name
-        return JSONResponse(await asyncio.to_thread(options_in, file))
+        file = self._file(await self._kept(request))
+        return JsonAnswer(await asyncio.to_thread(options_in, file))
 
     async def read_recipe(self, request: HttpRequest) -> Response:
         """Read the recipe in a picture that is sent, ours or another program's, as options of a job. Raises Fault."""
         data = await asked.json_object(request)
         file = asked.picture_bytes(data.get("image"), "image")
-        return JSONResponse(await asyncio.to_thread(sent_recipe, file))
+        return JsonAnswer(await asyncio.to_thread(sent_recipe, file))
 
     async def recipe(self, request: HttpRequest) -> Response:
         """Send a picture's recipe. Raises Fault."""
-        return JSONResponse(self._kept(request).recipe)
+        return JsonAnswer((await self._kept(request)).recipe)
 
     async def remove(self, request: HttpRequest) -> Response:
         """Remove a picture and its file. Raises Fault."""
-        kept = self._kept(request)
+        kept = await self._kept(request)
         with suppress(OSError):
-            await asyncio.to_thread(self.journal.remove, kept)
+            await self.journal.writing(self.journal.remove, kept)
         return Response(status_code=204)
 
-    def _kept(self, request: HttpRequest) -> GalleryPicture:
-        kept = self.journal.picture(request.path_params["id"])
+    def _file(self, kept: GalleryPicture) -> Path:
+        file = self.journal.file(kept)
+        if file is None:
+            raise Fault(404, "the file of this picture is gone", code="not_found")
+        return file
+
+    async def _kept(self, request: HttpRequest) -> GalleryPicture:
+        kept = await self.journal.reading(self.journal.picture, request.path_params["id"])
         if kept is None:
             raise Fault(404, "there is no picture of this id", code="not_found")
         return kept
@@ -220,7 +231,7 @@ class JobsApi:
         """Send the JSON Schema of the options of a picture. Raises Fault."""
         if not self.dispatcher.schema:
             raise self.dispatcher.not_ready()
-        return JSONResponse(dict(self.dispatcher.schema))
+        return JsonAnswer(dict(self.dispatcher.schema))
 
     async def models(self, request: HttpRequest) -> Response:
         """List the served models, with the facts of those that are open."""
@@ -230,7 +241,7 @@ class JobsApi:
             | ({key: value for key, value in asdict(is_open[name]).items() if key != "name"} if name in is_open else {})
             for name in self.settings.models
         ]
-        return JSONResponse({"models": rows, "loras": [*self.settings.loras], "controls": [*self.settings.controls]})
+        return JsonAnswer({"models": rows, "loras": [*self.settings.loras], "controls": [*self.settings.controls]})
 
 
 def sent_recipe(data: bytes) -> dict[str, Any]:

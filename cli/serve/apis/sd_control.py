@@ -44,6 +44,7 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
         for unit in listed:
             unit = {name: value for name, value in unit.items() if value is not None}
             if unit.get("enabled", True):
+                asked.check_count(len(texts) + 1, asked.CONTROL_IMAGE)
                 pictures.append(_picture(unit, images))
                 texts.append(_text(unit, len(pictures)))
     return ControlUnits(texts=tuple(texts), pictures=tuple(pictures))
@@ -66,12 +67,13 @@ def _text(unit: Mapping[str, Any], number: int) -> str:
     if module not in MODULES:
         text = f"module {clean(module, 40)!r} is not here, but {' and '.join(MODULES)}: send its picture, with none"
         raise Fault(400, text, param=_PARAM, code="unsupported")
-    thresholds = tuple(unit.get(name, -1) for name in ("threshold_a", "threshold_b"))
+    thresholds = tuple(asked.number(unit.get(name, -1), float) for name in ("threshold_a", "threshold_b"))
     if module == "canny" and thresholds not in _THRESHOLDS:
         raise _unsupported("a threshold of canny but 100 and 200")
     if unit.get("control_mode", 0) not in _BALANCED:
         raise _unsupported(f"control_mode {clean(unit['control_mode'], 40)!r}")
-    weight, start, end = unit.get("weight", 1), unit.get("guidance_start", 0), unit.get("guidance_end", 1)
+    usual = {"weight": 1, "guidance_start": 0, "guidance_end": 1}
+    weight, start, end = (asked.number(unit.get(name, value), float) for name, value in usual.items())
     if not all(type(one) in (int, float) for one in (weight, start, end)):
         raise Fault(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
     name = _HASH.sub("", str(unit.get("model")))

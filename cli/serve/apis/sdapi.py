@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from qwenimg.cli.serve.apis import answers, asked, sd_control
 from qwenimg.cli.serve.apis.images_api import client_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.common.base.errors import ModelError
@@ -147,24 +148,27 @@ class SdApi:
             client=client_of(request),
             deadline=self.settings.deadline,
         )
-        self.dispatcher.submit(order)
+        await self.dispatcher.submit(order)
         await answers.wait(self.dispatcher, order, request)
         sent = {name: value for name, value in data.items() if name not in _PICTURES}
         pictures = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
-        return JSONResponse({"images": pictures, "parameters": sent, "info": json.dumps(_info(order))})
+        return JsonAnswer({"images": pictures, "parameters": sent, "info": json.dumps(_info(order))})
 
     def _values(self, data: Mapping[str, Any], overrides: Mapping[str, Any], *, with_image: bool) -> Fields:
         """Return the options that `data` gives, by our names. Raises Fault."""
         values = {ours: data[name] for name, ours in _NAMES.items() if name in data}
         if with_image and "denoising_strength" in data:
             values["strength"] = data["denoising_strength"]
-        counts = [data.get(name, 1) for name in ("batch_size", "n_iter")]
+        counts = [asked.number(data.get(name, 1), int) for name in ("batch_size", "n_iter")]
         if not all(type(count) is int and count >= 1 for count in counts):
             raise Fault(400, "batch_size and n_iter are whole numbers from 1 on", param="batch_size")
         if counts[0] * counts[1] > 1:
             values["num_images"] = counts[0] * counts[1]
         values |= _sampler(data.get("sampler_name") or data.get("sampler_index"), data.get("scheduler"))
-        if isinstance(skip := overrides.get("CLIP_stop_at_last_layers"), int) and skip > 1:
+        skip = asked.number(overrides.get("CLIP_stop_at_last_layers") or 0, int)
+        if type(skip) is not int:
+            raise Fault(400, "CLIP_stop_at_last_layers is a whole number", param="override_settings")
+        if skip > 1:
             values["clip_skip"] = skip - 1
         return values
 
@@ -184,7 +188,7 @@ class SdApi:
     def _halted(self, *, skip: bool) -> Response:
         for order in self._mine():
             self.dispatcher.halt(order, skip=skip)
-        return JSONResponse({})
+        return JsonAnswer({})
 
     def _mine(self) -> list[PictureOrder]:
         return [order for order in self.dispatcher.drawing if order.kind == "sdapi"]
@@ -210,7 +214,7 @@ class SdApi:
         left = spent * (1 - share) / share if share else 0.0
         skips = request.query_params.get("skip_current_image", "").lower() in ("true", "1")
         preview = base64.b64encode(order.preview).decode() if order and order.preview and not skips else None
-        return JSONResponse(
+        return JsonAnswer(
             {"progress": share, "eta_relative": left, "state": state, "current_image": preview, "textinfo": None}
         )
 
@@ -218,13 +222,13 @@ class SdApi:
         """Return the recipe in a picture, as A1111's text. Raises Fault."""
         data = await asked.json_object(request)
         texts = await asyncio.to_thread(_texts, asked.picture_bytes(data.get("image"), "image"))
-        return JSONResponse({"info": texts.get("parameters", ""), "items": texts, "parameters": {}})
+        return JsonAnswer({"info": texts.get("parameters", ""), "items": texts, "parameters": {}})
 
     # Lists
 
     async def options(self, request: HttpRequest) -> Response:
         """Return the settings that clients read."""
-        return JSONResponse(
+        return JsonAnswer(
             {
                 "sd_model_checkpoint": self.chosen,
                 "sd_checkpoint_hash": "",
@@ -241,7 +245,7 @@ class SdApi:
             self.chosen = self._model(data.get("sd_model_checkpoint"))
         except Fault as fault:  # clients take a 404 for a missing route
             raise Fault(400, fault.text, param="sd_model_checkpoint", code=fault.code) from None
-        return JSONResponse(None)
+        return JsonAnswer(None)
 
     async def models(self, request: HttpRequest) -> Response:
         """List the served models."""
@@ -249,46 +253,46 @@ class SdApi:
             {"title": name, "model_name": name, "hash": None, "sha256": None, "filename": name, "config": None}
             for name in self.settings.models
         ]
-        return JSONResponse(rows)
+        return JsonAnswer(rows)
 
     async def loras(self, request: HttpRequest) -> Response:
         """List the served LoRAs."""
-        return JSONResponse([{"name": n, "alias": n, "path": n, "metadata": {}} for n in self.settings.loras])
+        return JsonAnswer([{"name": n, "alias": n, "path": n, "metadata": {}} for n in self.settings.loras])
 
     async def scripts(self, request: HttpRequest) -> Response:
         """List the scripts: by their names clients see whether there are control networks."""
         names = [sd_control.NAME, f"{sd_control.NAME} m2m"] if self.settings.controls else []
-        return JSONResponse({"txt2img": names, "img2img": names})
+        return JsonAnswer({"txt2img": names, "img2img": names})
 
     async def controlnet(self, request: HttpRequest) -> Response:
         """List the served control networks and the preprocessors, and say which version of the extension this is."""
         about = {"version": 2, "model_list": [*self.settings.controls], "module_list": [*sd_control.MODULES]}
-        return JSONResponse(about)
+        return JsonAnswer(about)
 
     async def samplers(self, request: HttpRequest) -> Response:
         """List the samplers by A1111's names of them."""
         rows = [{"name": one.title, "aliases": [one.name, f"k_{one.name}"], "options": {}} for one in SAMPLERS.values()]
-        return JSONResponse(rows)
+        return JsonAnswer(rows)
 
     async def schedulers(self, request: HttpRequest) -> Response:
         """List the schedules."""
         names = ("automatic", *OURS)
         about = {"aliases": None, "default_rho": -1, "need_inner_model": False}
-        return JSONResponse([{"name": name, "label": name.replace("_", " ").title()} | about for name in names])
+        return JsonAnswer([{"name": name, "label": name.replace("_", " ").title()} | about for name in names])
 
     async def empty(self, request: HttpRequest) -> Response:
         """Return a list that is empty here."""
-        return JSONResponse(EMPTY[request.url.path.removeprefix(f"{PREFIX}/")])
+        return JsonAnswer(EMPTY[request.url.path.removeprefix(f"{PREFIX}/")])
 
     async def nothing(self, request: HttpRequest) -> Response:
         """Return that all is well."""
-        return JSONResponse({})
+        return JsonAnswer({})
 
 
 def sdapi_answer(fault: Fault) -> Response:
     """Return a fault in A1111's form."""
     about = {"error": fault.code or fault.kind, "detail": fault.text, "body": "", "errors": fault.text}
-    return JSONResponse(about, fault.status, headers=fault.headers)
+    return JsonAnswer(about, fault.status, headers=fault.headers)
 
 
 def _check_off(data: Mapping[str, Any]) -> None:
@@ -307,7 +311,9 @@ def _sampler(name: object, scheduler: object) -> Fields:
         if known is None:
             raise Fault(404, f"Sampler not found: {clean(name, 60)}", param="sampler_name")
         values["sampler"] = known
-    wanted = plain(scheduler) if isinstance(scheduler, str) else ""
+    if scheduler is not None and not isinstance(scheduler, str):
+        raise Fault(404, f"Scheduler not found: {clean(scheduler, 60)}", param="scheduler")
+    wanted = plain(scheduler or "")
     wanted = ending if wanted in ("", "automatic") else wanted
     if wanted in SCHEDULES or wanted in OURS:
         values["schedule"] = SCHEDULES.get(wanted, wanted)
