@@ -14,14 +14,17 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
+from support.drawing_here import drawing
 from support.fake_worker import order
 from support.processes import pixels, qwenimg
 from support.servers import LONG, RunningServer, events, until_end
 
 from qwenimg.cli.serve.journal import Journal
-from qwenimg.cli.serve.messages import PictureDrawn
+from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.jobs.schema import request_schema
+from qwenimg.common.pictures import input as pictures_input
+from qwenimg.common.pipeline.controls import Controls
 
 FEW = {"steps": 2, "size": "64x64"}
 
@@ -283,3 +286,18 @@ def test_a_picture_whose_row_was_lost_is_written_again(tmp_path: Path) -> None:
     journal.end(job)
     assert journal.unfinished() == [] and len(journal.pictures(None, 9)[0]) == 1
     journal.close()
+
+
+def test_pictures_that_the_model_does_not_take_are_refused_before_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 of 36 megapixels took 1.46 GB before the refusal."""
+
+    def reads(*_: object) -> None:
+        raise AssertionError("a picture was read")
+
+    monkeypatch.setattr(pictures_input, "read_image", reads)
+    worker, sent = drawing(Path("shapes"))
+    worker.draw(Draw(order="o", model="tiny", fields={"prompt": "x"}, seeds=(1,), images=(b"",) * 16))
+    ended = sent[-1]
+    assert isinstance(ended, Finished) and ended.refused and "16 pictures" in ended.error, ended
+    with pytest.raises(UsageError, match="no control"):
+        Controls(refusal="this family has no control networks").check_taken("net")

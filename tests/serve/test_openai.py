@@ -17,6 +17,7 @@ import openai
 import psutil
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from support.processes import pixels, qwenimg
 from support.servers import LONG, RunningServer, until_end, until_step
 
@@ -182,6 +183,10 @@ def test_requests_of_open_webui(server: RunningServer) -> None:
         ({"response_format": "url"}, "response_format", None), ({"n": 11}, "num_images", None),
         ({"size": "100000x1"}, "size", None), ({"extra_body": {"deadline": "soon"}}, "deadline", None),
         ({"extra_body": {"lora": "/etc/passwd"}}, "lora", None),
+        ({"extra_body": {"output_format": []}}, "output_format", None),
+        ({"extra_body": {"deadline": "nan"}}, "deadline", None),
+        ({"extra_body": {"deadline": "inf"}}, "deadline", None),
+        ({"extra_body": {"cached_calls": "1-9999," * 20_000}}, "cached_calls", None),
     ],
 )  # fmt: skip
 def test_a_bad_request_names_its_field(client: openai.OpenAI, asked: Any, param: str, code: str | None) -> None:
@@ -225,6 +230,7 @@ def test_forms_with_other_files(server: RunningServer, files: Any, param: str | 
         ("application/json", b"{", 400), ("application/json", b"[]", 400), ("application/json", b"\xff", 400),
         ("application/json", b'{"prompt":"x","prompt":"y"}', 400), ("application/json", b'{"steps":NaN}', 400),
         ("application/json", b"[" * 10_000, 400), ("application/json", b'{"a":' * 900 + b"1" + b"}" * 900, 400),
+        ("application/json", b'{"prompt":"\\ud800"}', 400), ("application/json", b'{"zzz":["\\udfff"]}', 400),
         ("application/json", b'{"prompt":' + b"9" * 9000 + b"}", 400), ("application/json", b"", 400),
         ("text/plain", b'{"prompt":"x"}', 415), ("application/x-www-form-urlencoded", b"prompt=x", 415),
         ("multipart/form-data; boundary=x", b"--x\r\n", 415),
@@ -243,6 +249,9 @@ def test_hostile_json(server: RunningServer, kind: str, body: bytes, status: int
     [
         ("multipart/form-data", b"x"), ("multipart/form-data; boundary=", b"x"),
         ("multipart/form-data; boundary=x", b"garbage"),
+        ("multipart/form-data; boundary=x; charset=unicode_escape",
+         b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n\\ud800\r\n--x\r\n'
+         b'Content-Disposition: form-data; name="image"; filename="x"\r\n\r\nP\r\n--x--\r\n'),
         ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--\r\n"),
         ("multipart/form-data; boundary=x",
          b"".join(b'--x\r\nContent-Disposition: form-data; name="f%d"\r\n\r\n1\r\n' % i for i in range(500))
@@ -265,6 +274,53 @@ def test_a_body_that_is_too_large_is_answered(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client.images.generate(prompt="x" * (33 << 20))
     assert (caught.value.status_code, caught.value.code) == (413, "too_large")
+
+
+def test_numbers_may_be_texts(server: RunningServer) -> None:
+    """In every API, as a seed may be."""
+    few = {"prompt": "x", "steps": "1", "seed": "7", "width": "64", "height": "64", "cfg_scale": "1"}
+    asked = {
+        "/v1/images/generations": {**few, "n": "2", "deadline": "60"},
+        "/sdapi/v1/txt2img": {**few, "batch_size": "2", "n_iter": "1",
+                              "override_settings": {"CLIP_stop_at_last_layers": "1"}},
+    }  # fmt: skip
+    with server.http as http:
+        for path, data in asked.items():
+            answer = http.post(path, json=data)
+            assert answer.status_code == 200, answer.text
+            assert len(answer.json().get("data") or answer.json()["images"]) == 2
+        job = http.post("/api/jobs", json=few | {"num_images": "2"}).json()
+        assert (job["request"]["steps"], job["request"]["seeds"]) == (1, [7, 8])
+        http.delete(f"/api/jobs/{job['id']}")
+
+
+def test_a_recipe_with_half_of_a_surrogate_pair_is_sent(server: RunningServer) -> None:
+    """A recipe may have one, in the name of a file; the answer has it too, and is ASCII."""
+    file = io.BytesIO()
+    about = PngInfo()
+    about.add_text("parameters", "x\nSteps: 3, Seed: 5")
+    about.add_text("prompt", '{"1": {"class_type": "CLIPTextEncode", "inputs": {"text": "\\ud800"}}}')
+    Image.new("RGB", (8, 8)).save(file, "PNG", pnginfo=about)
+    with server.http as http:
+        data = {"image": base64.b64encode(file.getvalue()).decode()}
+        for path in ("/api/recipe", "/sdapi/v1/png-info"):
+            answer = http.post(path, json=data)
+            assert answer.status_code in (200, 400) and answer.text.isascii(), answer.text
+
+
+def test_a_large_request_stops_nobody(server: RunningServer) -> None:
+    """Of 31 MB: it is parsed apart, and no text of it is read that is too long. Others are answered meanwhile."""
+    with server.http as http, ThreadPoolExecutor(1) as pool:
+        body = b'{"prompt": "x", "cached_calls": "' + b"1-9999," * (31 << 17) + b'1"}'
+        kind = {"content-type": "application/json"}
+        large = pool.submit(server.http.post, "/v1/images/generations", content=body, headers=kind)
+        answered = 0
+        while not large.done():
+            assert http.get("/health").status_code == 200
+            answered += 1
+        print(f"{len(body):,} bytes; {answered} answers to others meanwhile")
+        assert large.result().status_code == 400 and large.result().json()["error"]["param"] == "cached_calls"
+        assert answered > 1
 
 
 def test_a_client_that_goes_frees_the_worker(server: RunningServer, client: openai.OpenAI) -> None:
