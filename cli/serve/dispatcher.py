@@ -87,7 +87,7 @@ class Dispatcher:
         if order.is_kept:
             self._entering.append(order)
             try:
-                await self._lasting("a job cannot be stored", self.journal.add, order)
+                await self._retried("a job cannot be stored", self.journal.add, order)
             except (OSError, sqlite3.Error):
                 raise Fault(503, "the job cannot be stored: the server's log says why", kind=_BUSY, after=5.0) from None
             finally:
@@ -117,18 +117,18 @@ class Dispatcher:
             text = f"{mine} requests of yours are waiting already; try again later"
             raise Fault(429, text, kind="rate_limit_error", code="client_limit", after=10.0)
 
-    async def _lasting(self, fault: str, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
+    async def _retried(self, fault: str, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
         """Return the result of a change of the journal, which is tried again for a minute while it fails, as for too
         many open files, a lock of another program, or a full disk. Raises QwenimgError, OSError and sqlite3.Error."""
         loop = asyncio.get_running_loop()
-        until, is_said = loop.time() + AGAIN, False
+        until, is_reported = loop.time() + AGAIN, False
         while True:
             try:
                 return await self.journal.writing(change, *given, **named)
             except (QwenimgError, OSError, sqlite3.Error) as error:
-                if not is_said:
+                if not is_reported:
                     self.say(f"error: {fault}: {clean(error, 200)}; it is tried again for {AGAIN:g} seconds")
-                is_said = True
+                is_reported = True
                 if loop.time() >= until:
                     raise
             await asyncio.sleep(EVERY)
@@ -257,7 +257,7 @@ class Dispatcher:
             order.tell("picture", index=drawn.index)
             return
         try:
-            kept = await self._lasting("a picture cannot be stored", self.journal.keep, order, drawn)
+            kept = await self._retried("a picture cannot be stored", self.journal.keep, order, drawn)
         except (QwenimgError, OSError, sqlite3.Error):
             self.say(f"error: a picture was not stored within {AGAIN:g} seconds: it is given up")
             self.cancel(order, Fault(507, "the picture cannot be stored: the server's log says why", kind=_BUSY))
@@ -340,7 +340,7 @@ class Dispatcher:
         is_noted = False
         while not is_noted:
             try:
-                await self._lasting("the end of a job cannot be stored", self.journal.end, order)
+                await self._retried("the end of a job cannot be stored", self.journal.end, order)
                 is_noted = True
             except (OSError, sqlite3.Error):
                 await asyncio.sleep(EVERY)

@@ -91,7 +91,7 @@ class Journal:
         atomic_files.sweep(folder)
         self._lock = _locked(folder)
         try:
-            with _told(folder):
+            with _as_usage_error(folder):
                 self._base = _opened(folder / NAME)
                 self._view = _connected(folder / NAME)
         except BaseException:
@@ -145,7 +145,7 @@ class Journal:
         """Return the jobs that have no last state, the oldest first. One whose row is damaged fails. Raises
         UsageError."""
         orders = list[PictureOrder]()
-        with _told(self.folder):
+        with _as_usage_error(self.folder):
             for row in self._base.execute("select * from jobs where ended is null order by number").fetchall():
                 try:
                     images = {field: self._images(row["id"], field) for field in _IMAGES}
@@ -262,7 +262,7 @@ def _locked(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _as_usage_error(folder: Path) -> Iterator[None]:
     """Turn an error of the database into a UsageError."""
     try:
         yield
@@ -309,8 +309,8 @@ def _expected() -> set[tuple[str, str]]:
 
 def _tables(base: sqlite3.Connection) -> set[tuple[str, str]]:
     """Return each table with its definition."""
-    found = base.execute("select name, sql from sqlite_master where name not like 'sqlite_%'")
-    return {(str(name), str(sql)) for name, sql in found}
+    rows = base.execute("select name, sql from sqlite_master where name not like 'sqlite_%'")
+    return {(str(name), str(sql)) for name, sql in rows}
 
 
 # Rows, which a damaged database may hold anything in

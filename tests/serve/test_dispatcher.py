@@ -517,7 +517,7 @@ def test_another_programs_lock_stops_nobody(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(module, "EVERY", 0.0)
         dispatcher = Dispatcher(SETTINGS, journal, Metrics(), unlocks)
         job = order(kind="job")
-        adding = asyncio.create_task(dispatcher._lasting("it cannot be stored", journal.add, job))
+        adding = asyncio.create_task(dispatcher._retried("it cannot be stored", journal.add, job))
         assert await journal.reading(journal.jobs, 9) == []
         await adding
         assert [row["id"] for row in await journal.reading(journal.jobs, 9)] == [job.id]
