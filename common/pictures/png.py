@@ -84,12 +84,12 @@ def has_batch_key(png: bytes, key: str) -> bool:
     at, last = len(SIGNATURE), b""
     while at + 12 <= len(png):
         length = int.from_bytes(png[at : at + 4])
-        chunk = memoryview(png)[at + 4 : at + 8 + length]
+        name, chunk = png[at + 4 : at + 8], memoryview(png)[at + 4 : at + 8 + length]
         at += 12 + length
         if at > len(png) or zlib.crc32(chunk) != int.from_bytes(png[at - 4 : at]):
             return False
-        if chunk[:4] == b"IEND":
+        if name == b"IEND":
             return at == len(png) and last == BATCH_KEY + key.encode("ascii")
-        if chunk[:4] == b"tEXt":
+        if name == b"tEXt":
             last = bytes(chunk[4:])
     return False
