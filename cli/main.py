@@ -74,10 +74,11 @@ def _run(args: list[str], stop: Stop) -> int:
 
 
 def _answer(args: list[str], stop: Stop) -> int:
-    from qwenimg.cli import streams
+    from qwenimg.cli import options, streams
 
     try:
         streams.make_safe()
+        args = options.with_bare_values(args)
         if instruction := os.environ.get(COMPLETE_VAR):
             code = _complete(instruction)
         else:

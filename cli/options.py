@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,19 @@ def of_picture(one: Option) -> Callable[[_F], _F]:
     spelled, shown = described(one)
     repeated = bool(one.joined) or (one.several and kind is FILE)
     return click.option(one.name, *spelled, type=kind, multiple=repeated, **shown)
+
+
+def with_bare_values(args: Sequence[str]) -> list[str]:
+    """Return `args` with the value of each option that may stand without one, where no number follows it: so a prompt
+    may follow."""
+    bare = {f"--{one.dashed}": one.bare for one in ALL.values() if one.bare is not None}
+    filled, following = list[str](), [*args[1:], ""]
+    for arg, after in zip(args, following, strict=False):
+        value = bare.get(f"--{known_name(arg[2:])}") if arg.startswith("--") else None
+        filled.append(arg if value is None or after.isdecimal() else f"{arg}={value}")
+        if arg == "--":
+            return [*filled, *args[len(filled) :]]
+    return filled
 
 
 def described(one: Option) -> tuple[list[str], dict[str, Any]]:

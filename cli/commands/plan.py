@@ -276,24 +276,28 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     from qwenimg.common.jobs.replay import read_replay
     from qwenimg.common.jobs.run import Job, completed
     from qwenimg.common.pictures.input import read_image
-    from qwenimg.common.pipeline import start
+    from qwenimg.common.pipeline import masked_area, start
     from qwenimg.common.request.request import OPTIONS
 
     texts = {name: given[name] or None if given[name] == () else given[name] for name in image_fields.SAID}
     asked = image_fields.fields({**texts, "seed": None, "num_images": None})
-    asked = image_fields.merged({} if given["replay"] is None else read_replay(given["replay"]).fields, asked)
+    recorded = {} if given["replay"] is None else read_replay(given["replay"]).fields
+    if given["mask"] is None:  # the part is then unknown, and what is drawn has the recorded size
+        recorded.pop("only_masked", None)
+    asked = image_fields.merged(recorded, asked)
     counted = "prompt" in asked
     asked.setdefault("prompt", "" if given["image"] and pipe.model.writes_prompts else PROMPT)
     image_fields.check(asked)
     job = Job(images=tuple(read_image(path)[0] for path in given["image"]))
     images: dict[str, Any] = {"image": job.images} if job.images else start.stand_in(pipe.model)
-    images |= {"mask": given["mask"]} if given["mask"] is not None and asked.get("control") else {}
+    masked = given["mask"] is not None and (job.images or asked.get("control"))
+    images |= {"mask": given["mask"]} if masked else {}
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
     picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
     asked = picture.asked
     if given["few_steps"] and not given["lora"]:
         asked = without_missing_loras(asked)
-    return pipe.check(**asked, **images), counted
+    return masked_area.split(pipe.check(**asked, **images)).drawn, counted
 
 
 def _as_json(planned: _Plan) -> dict[str, object]:

@@ -171,8 +171,8 @@ class DrawingProcess:
         from qwenimg.common.pipeline.result import Result
 
         seconds, index = 0.0, (picture.index - 1) * max(1, picture.layers)
-        size = picture.said("width"), picture.said("height")
-        previews = Previews(order.preview_suffix, order.partial, pipe.model.scale, size)
+        size, drawn = job.size(picture), (picture.said("width"), picture.said("height"))
+        previews = Previews(order.preview_suffix, order.partial, pipe.model.scale, drawn)
         with closing(pipe.stream(**job.asked(picture))) as events:
             for event in events:
                 if isinstance(event, Result):
@@ -302,7 +302,7 @@ def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:
     from qwenimg.common.pipeline import encode
 
     texts = picture.prompt + (picture.said("negative_prompt") or "")
-    encode.check(suffix, picture.said("width"), picture.said("height"), texts)
+    encode.check(suffix, *job.size(picture), texts)
     if picture.layers:
         layer_files.check(suffix)
     estimated(pipe, job, picture)

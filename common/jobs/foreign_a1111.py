@@ -13,6 +13,7 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.jobs.foreign import Foreign
+from qwenimg.common.request.names import FILLS_THERE
 
 MAX_TEXT = 500_000  # characters: two prompts of the largest size, and the fields
 MAX_LINE = 200_000  # characters of the line of fields
@@ -73,6 +74,7 @@ def _put_fields(recipe: Foreign, line: str) -> None:
     recipe.put_model(values.get("Model"))
     _put_size(recipe, values.get("Size"))
     _put_picture(recipe, values)
+    masked = _put_mask(recipe, values)
     _note_noise(recipe, values.get("RNG"))
     if "Clip skip" in values:
         skip = number(values["Clip skip"])
@@ -82,7 +84,7 @@ def _put_fields(recipe: Foreign, line: str) -> None:
     for words in ("BREAK", "AND"):
         if re.search(rf"\b{words}\b", recipe.fields.get("prompt", "")):
             recipe.notes.append(f"{words} in its prompt is drawn as a word")
-    known = (*_ONCE, *_ABOUT, "Denoising strength") if recipe.picture else (*_ONCE, *_ABOUT)
+    known = (*_ONCE, *_ABOUT, *masked, *(("Denoising strength",) if recipe.picture else ()))
     recipe.left_out += [f"{name} {value}".strip() for name, value in pairs if name not in known]
 
 
@@ -102,6 +104,24 @@ def _put_picture(recipe: Foreign, values: dict[str, str]) -> None:
         recipe.picture = True
         recipe.put("strength", number(values["Denoising strength"]))
     recipe.mask = any(name in values for name in _MASKED)
+
+
+def _put_mask(recipe: Foreign, values: dict[str, str]) -> list[str]:
+    """Set the options of a mask, and return the fields that say them."""
+    words = {
+        "Mask mode": {"Inpaint masked": ("mask_mode", "inside"), "Inpaint not masked": ("mask_mode", "outside")},
+        "Masked content": {there: ("mask_fill", ours) for there, ours in FILLS_THERE.items()},
+    }
+    known = [name for name in words if values.get(name) in words[name]]
+    for name in known:
+        recipe.put(*words[name][values[name]])
+    if "Mask blur" in values:
+        recipe.put("mask_blur", number(values["Mask blur"]))
+        known.append("Mask blur")
+    if values.get("Inpaint area") == "Only masked":
+        recipe.put("only_masked", number(values.get("Masked area padding", "0")))
+        known += ["Inpaint area", "Masked area padding"]
+    return known
 
 
 def _note_noise(recipe: Foreign, rng: str | None) -> None:

@@ -82,10 +82,18 @@ def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
 
 
 def read_pictures(
-    images: Sequence[Path], mask: Path | None, strength: object, *, controlled: bool = False
+    images: Sequence[Path],
+    mask: Path | None,
+    strength: object,
+    *,
+    controlled: bool = False,
+    only_masked: bool = False,
 ) -> tuple[Any, Any, list[str]]:
     """Return the images and the mask of the first as arrays, and a line for each conversion. controlled: there is a
-    control; without images the mask is its picture's, and the file is returned. Raises UsageError and ModelError."""
+    control; without images the mask is its picture's, and the file is returned. only_masked: some image is drawn
+    where the mask is alone. Raises UsageError and ModelError."""
+    if only_masked and mask is None:
+        raise UsageError("--only-masked draws what a mask covers: give one, as in -i PICTURE --mask MASK")
     if not images:
         if controlled and strength is None:
             return (), mask, []

@@ -63,6 +63,13 @@ class Job:
         text = picture.said("control") or ""
         return control_text.parse(text) if self.control_images else control_text.parse_files(text)
 
+    def size(self, picture: Picture) -> tuple[int, int]:
+        """Return width and height of the file of a `completed` picture: with `only_masked` those of the first image."""
+        if picture.said("only_masked") is None or not (self.images or self.control_images):
+            return picture.said("width"), picture.said("height")
+        height, width = (self.images or self.control_images)[0].shape[:2]
+        return width, height
+
     def asked(self, picture: Picture) -> dict[str, Any]:
         """Return the arguments of `Pipeline.stream` for `picture`."""
         i, noise, rows = picture.index - 1, self.noise, self.noise_rows
@@ -105,7 +112,8 @@ def completed(picture: Picture, pipe: Pipeline, job: Job) -> Picture:
     if picture.aspect is not None:
         width, height = d.size(picture.aspect)
     else:
-        width, height = d.sides(picture.said("width"), picture.said("height"), job.images)
+        part, given = picture.said("only_masked") is not None, (picture.said("width"), picture.said("height"))
+        width, height = d.sides(*given, job.images, only_masked=part)
     usual = {"steps": d.steps, "guidance": d.guidance}
     layers = (picture.said("layers") or OPTIONS["layers"].default) if "layers" in pipe.model.options else 0
     asked = usual | picture.asked | {"width": width, "height": height}
@@ -151,7 +159,7 @@ def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
 
     if picture.path is not None:
         texts = picture.prompt + (picture.said("negative_prompt") or "") if job.metadata else ""
-        encode.check(picture.path.suffix, picture.said("width"), picture.said("height"), texts)
+        encode.check(picture.path.suffix, *job.size(picture), texts)
     return pipe.estimate(**job.asked(picture))
 
 
@@ -173,8 +181,17 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture], job: Job) -> None:
             texts[pipe.defaults.negative_prompt if negative is None else negative] = None
     skips = {picture.said("clip_skip") or 0 for picture in wanted}
     first = {name: value for name in ("lora", "lora_mode") if (value := wanted[0].said(name))} if wanted else {}
-    first |= {"image": job.images} if job.images else {}
+    first |= {"image": _seen(pipe, job, wanted[0])} if job.images and wanted else {}
     pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
+
+
+def _seen(pipe: Pipeline, job: Job, picture: Picture) -> Sequence[NDArray[np.uint8]]:
+    """Return the images of `picture` as the model sees them: the masked part of the first, if only that is drawn."""
+    from qwenimg.common.pipeline import masked_area
+
+    if picture.said("only_masked") is None:
+        return job.images
+    return masked_area.split(pipe.check(**job.asked(picture))).drawn.images
 
 
 # The run

@@ -38,7 +38,7 @@ def _property(one: Option) -> dict[str, Any]:
         kind = {"anyOf": [kind | {"minimum": -1}, {"type": "string", "maxLength": one.longest}]}
     models_own = {field.name for field in fields(Defaults)}
     about: dict[str, Any] = {"description": one.said(one.help)}
-    if one.kind is not str and not one.several and one.name not in models_own:
+    if one.kind is not str and not one.several and one.name not in models_own and one.default is not None:
         about["default"] = one.default
     if one.special:
         about["x-families"] = [family.name for family in FAMILIES if one.name in family.options]

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -20,10 +20,11 @@ from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures.pixels import blank_warning
-from qwenimg.common.pipeline import finish, preview, start
+from qwenimg.common.pipeline import finish, masked_area, preview, start
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import FitCheck, with_inputs
+from qwenimg.common.pipeline.masked_area import MaskedArea
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, PreparedRun
 from qwenimg.common.pipeline.result import Result, Step, recorded_runtime
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
@@ -127,28 +128,24 @@ class Pipeline:
         """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)
         values = self.settled(given.asked(asked)[0])
-        pictures = start.given_images(values)
-        values["width"], values["height"] = self.defaults.sides(values.get("width"), values.get("height"), pictures)
+        part, sides = values.get("only_masked") is not None, (values.get("width"), values.get("height"))
+        values["width"], values["height"] = self.defaults.sides(*sides, start.given_images(values), only_masked=part)
         values["seed"] = values.get("seed", random_seed())
-        usual: dict[str, Any] = asdict(self.defaults)
-        del usual["trained"], usual["edited"]
-        with_mask = usual.pop("mask_strength")
-        if "mask" in values:
-            usual["strength"] = with_mask
-        request = self.controls.prompted(Request(**(usual | values), prompt=prompt))
-        start.check_said(self.model, request)
-        start.check_images(self.model, self.model_name, len(request.images))
-        self.controls.check(request)
+        usual = self.defaults.values(masked="mask" in values)
+        whole = self.controls.prompted(Request(**(usual | values), prompt=prompt))
+        whole = whole if self.model.sees_alpha else whole.opaque()
+        start.check_said(self.model, whole)
+        start.check_images(self.model, self.model_name, len(whole.images))
+        self.controls.check(whole)
+        request = masked_area.split(whole).drawn
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
             raise UsageError(f"step-cache: {sampler} chooses its steps by what calls of the model differ; give another")
         self.loras.deltas(*self.controls.loras(request))  # only for its errors, before anything is loaded
-        if not start.is_drawn(self.model, request.width, request.height):
-            size = f"{request.width}x{request.height}"
-            raise UsageError(f"{size} is too small: its noise would have fewer than {noise.FEWEST} numbers")
+        start.check_size(self.model, request)
         if request.latents is not None:
             start.noise(self.model, request, TorchCPUGenerator(request.seed))  # only for its errors
-        return request if self.model.sees_alpha else request.opaque()
+        return whole
 
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call with the settings of its `few_steps`: steps, sampler, schedule, guidance and
@@ -161,7 +158,7 @@ class Pipeline:
     def estimate(self, prompt: str, **asked: Unpack[CallOptions]) -> Estimate:
         """Return the memory and time of the image. Loads no weight. Raises as `check` does, and DoesNotFit."""
         self._turns.check_process()
-        request = self.check(prompt, **asked)
+        request = masked_area.split(self.check(prompt, **asked)).drawn
         return self._fit.estimate(request, self._with_inputs(request))
 
     def prepare(
@@ -237,21 +234,23 @@ class Pipeline:
     # The run
 
     def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
-        unused = self.controls.warnings(request, self.model.plan(request).steps)
-        warnings += [*start.warnings(request), *self.model.warnings(request), *unused]
+        area = masked_area.split(request)
+        plan = self.model.plan(area.drawn)
+        unused = self.controls.warnings(request, plan.steps)
+        warnings += [*start.warnings(request, plan), *self.model.warnings(area.drawn), *unused]
         for warning in warnings:
             self.notify("warning", warning)
         try:
             with self._in_memory():
-                yield from self._with_fallback(request, warnings)
+                yield from self._with_fallback(area, warnings)
         finally:  # a run that failed or was abandoned leaves no times to the next
             self.runtime.clock.clear()
 
-    def _with_fallback(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
+    def _with_fallback(self, area: MaskedArea, warnings: list[str]) -> Iterator[Step | Result]:
         """Yield the run's events. It starts again under the next wider policy if a value overflows, with `fallback`."""
         while True:
             try:
-                yield from self._run(request, warnings)
+                yield from self._run(area, warnings)
                 return
             except CAUSES as error:
                 wider = self.fallback.next_policy(error)
@@ -269,8 +268,8 @@ class Pipeline:
             self.model.residents.free(DENOISERS)
             raise self._fit.ran_out() from None
 
-    def _run(self, request: Request, warnings: list[str]) -> Iterator[Step | Result]:
-        model = self.model
+    def _run(self, area: MaskedArea, warnings: list[str]) -> Iterator[Step | Result]:
+        model, request = self.model, area.drawn
         plan, shape = model.plan(request), start.latent_shape(model, request)
         self.controls.give(model, request)
         self._fit.check(request, self._with_inputs(request))
@@ -305,10 +304,10 @@ class Pipeline:
             self.notify("warning", blank)
             warnings.append(blank)
         yield Result(
-            pixels=pixels,
+            pixels=area.completed(pixels),
             layers=layers,
             latents=latents,
-            recipe=self._recipe(request, plan, initial.noise, warnings, cache),
+            recipe=self._recipe(replace(area.whole, prompt=request.prompt), plan, initial.noise, warnings, cache),
             timing=dict(self.runtime.clock.seconds),
             shapes=shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
@@ -371,8 +370,8 @@ class Pipeline:
 
     def _met(self, request: Request) -> frozenset[str]:
         """Return the `needs` of options that this run has."""
-        guided, image = self.model.guidance.is_on(request), request.image is not None
-        has = {"guidance": guided, "image": image, "refiner": "refiner" in self.options}
+        guided, image, mask = self.model.guidance.is_on(request), request.image is not None, request.mask is not None
+        has = {"guidance": guided, "image": image, "mask": mask, "refiner": "refiner" in self.options}
         return frozenset(name for name in has if has[name])
 
     def _recipe(

@@ -14,7 +14,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, low_bits_warning, sha256
-from qwenimg.common.pictures import pixels
+from qwenimg.common.pictures import masks, pixels
 from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
@@ -28,6 +28,13 @@ def latent_shape(model: DiffusionModel, request: Request) -> LatentShape:
     """Return the shape of the latents."""
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     return LatentShape(model.frames(request), height // model.scale, width // model.scale)
+
+
+def check_size(model: DiffusionModel, request: Request) -> None:
+    """Raise UsageError for an image that is too small to be drawn."""
+    if not is_drawn(model, request.width, request.height):
+        size = f"{request.width}x{request.height}"
+        raise UsageError(f"{size} is too small: its noise would have fewer than {FEWEST} numbers")
 
 
 def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
@@ -107,6 +114,8 @@ def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGe
         return started(noise=noise(model, request, generator), references=references)
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     picture = pixels.fit(request.image, request.width, request.height)
+    if request.mask is not None and request.mask_fill != "original":
+        picture = masks.filled(picture, pixels.fit(request.mask, request.width, request.height))
     picture = pixels.with_alpha(picture) if model.sees_alpha else picture
     values = pixels.from_uint8(pixels.extend(picture, width, height))
     unused = model.sees_mask and request.mask is not None and request.strength == 1
@@ -119,7 +128,8 @@ def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGe
     hole = control_pictures.hole(request, width, height)
     masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
     inside = _scaled(hole, model.scale) if model.soft_masks else _in_latents(hole, model.scale, max(1, model.sees_mask))
-    mask = Mask(inside=inside, masked=masked)
+    filling = {"noise": initial, "nothing": np.zeros_like(initial)}.get(request.mask_fill)
+    mask = Mask(inside=inside, masked=masked, filling=filling)
     return started(noise=initial, latents=latents, references=references, mask=mask)
 
 
@@ -142,10 +152,19 @@ def _in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:
     return parts.reshape(1, values**2, h, w).astype(np.float32)
 
 
-def warnings(request: Request) -> list[str]:
-    """Return the warnings about a request that do not depend on the model."""
+def warnings(request: Request, plan: SamplingPlan) -> list[str]:
+    """Return the warnings about a request and its plan that do not depend on the model."""
     warning = low_bits_warning(request.seed) if request.latents is None else None
-    lines = [warning, *(asked.warning for asked in lora_text.parse(request.lora))]
+    schedule = plan.segments[0].schedule
+    from_noise = request.image is None or plan.whole or schedule.alpha(schedule.sigmas[0]) == 0
+    fills = from_noise and request.mask is not None and request.mask_fill != "original"
+    lines = [
+        warning,
+        "mask-fill has no effect: the masked part is drawn from noise alone; give a strength below 1"
+        if fills
+        else None,
+        *(asked.warning for asked in lora_text.parse(request.lora)),
+    ]
     return [line for line in lines if line]
 
 
@@ -189,8 +208,10 @@ def first(plan: SamplingPlan, initial: Initial) -> Latents:
         initial.mask is not None and plan.whole
     ):  # like diffusers: a mask may start from noise
         return initial.noise * np.float32(schedule.initial)
-    sigma = schedule.sigmas[0]
-    return initial.latents * np.float32(schedule.alpha(sigma)) + initial.noise * np.float32(sigma)
+    sigma, latents = schedule.sigmas[0], initial.latents
+    if initial.mask is not None:
+        latents = initial.mask.filled(latents)
+    return latents * np.float32(schedule.alpha(sigma)) + initial.noise * np.float32(sigma)
 
 
 def last(latents: Latents, plan: SamplingPlan, initial: Initial) -> Latents:

@@ -42,6 +42,10 @@ class CallOptions(TypedDict, total=False):
     image: Pictures | None
     strength: float | None
     mask: Picture | None
+    only_masked: int | None
+    mask_blur: float | None
+    mask_fill: str | None
+    mask_mode: str | None
     control: Controls | None
     refine_at: float | None
     clip_skip: int | None

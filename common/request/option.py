@@ -44,11 +44,12 @@ class Option:
     checks: Callable[[Any], object] | None = None  # raises UsageError
     names: Callable[[], Sequence[str]] | None = None  # returns all values
     words: tuple[str, ...] = ()  # all values, if the command line itself refuses others
+    bare: int | None = None  # its value if the command line gives it without one
     again: str = ""  # the option whose second use gives this one, which is then not in the help
     config: bool = False  # True: config.toml may set it
     recorded: Literal["", "always", "changed", "used"] = ""
     """When a recipe has it: always, if it is not the default, or if the run has what it `needs`."""
-    needs: Literal["", "guidance", "image", "refiner"] = ""  # without this it has no effect
+    needs: Literal["", "guidance", "image", "mask", "refiner"] = ""  # without this it has no effect
     special: bool = False  # True: it has an effect only on models that name it, see `DiffusionModel.options`
     elsewhere: str = ""  # why it has no effect on others
 
@@ -98,7 +99,10 @@ class Option:
         return text.replace("{bounds}", self.bounds).replace("{default}", str(self.default))
 
     def converted(self, value: object) -> object:
-        """Return `value` as an int, a float or a text; an array unchanged. Raises UsageError."""
+        """Return `value` as an int, a float or a text; an array unchanged, and None if it is the default. Raises
+        UsageError."""
+        if value is None and self.default is None:
+            return None
         self.check_length(value)
         if self.kind is int:
             return whole(self.name, value)
@@ -123,7 +127,7 @@ class Option:
         self.check_length(value)
         if self.checks is not None:
             self.checks(value)
-        if self.least is None or self.most is None:
+        if self.least is None or self.most is None or value is None:  # None is the default
             return
         above = value > self.least if self.open else value >= self.least
         below = value < self.most if self.open == "both" else value <= self.most

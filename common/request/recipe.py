@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.request import lora_text
+from qwenimg.common.request import lora_text, names
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.common.sampling.table import SAMPLERS
@@ -143,12 +143,32 @@ def a1111_parameters(recipe: Recipe) -> str:
         "Model": model_label(recipe["model"]),
         "RNG": "CPU" if rng == "torch-cpu" else rng,
         **({"Lora hashes": hashes} if hashes else {}),
+        **_picture_fields(cast(Mapping[str, Any], recipe)),
         "Version": f"qwenimg {recipe['version']}",
     }
     negative = recipe["negative_prompt"].strip()
     prompt = " ".join([recipe["prompt"], *(f"<lora:{name}:{strength:g}>" for name, strength, _ in loras)])
     lines = [prompt, *([f"Negative prompt: {negative}"] if negative else [])]
     return "\n".join([*lines, ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())])
+
+
+def _picture_fields(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields about an initial image and its mask."""
+    padding, fill = recipe.get("only_masked"), recipe.get("mask_fill")
+    content = next((there for there, ours in names.FILLS_THERE.items() if ours == fill), None)
+    values = {
+        "Denoising strength": recipe.get("strength"),
+        "Mask blur": recipe.get("mask_blur"),
+        "Mask mode": "Inpaint not masked" if recipe.get("mask_mode") == "outside" else None,
+        "Inpaint area": None if padding is None else "Only masked",
+        "Masked area padding": padding,
+        "Masked content": content,
+    }
+    return {
+        name: f"{value:.12g}" if isinstance(value, float) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def _lora_tags(recipe: Recipe) -> list[tuple[str, float, str]]:

@@ -10,13 +10,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import cached_calls, control_text, lora_text, skip_layers
+from qwenimg.common.request import cached_calls, control_text, lora_text, names, skip_layers
 from qwenimg.common.request.control_text import NamedControl
 from qwenimg.common.request.option import Option, option, options_of, required, whole
 from qwenimg.common.sampling.types import MAX_STEPS
@@ -30,6 +30,8 @@ MAX_SEED = 2**64 - 1
 MAX_GUIDANCE = 100
 MAX_CLIP_SKIP = 11
 MAX_LAYERS = 20
+MAX_BLUR = 256
+ONLY_MASKED = 32  # pixels around a mask
 
 
 def _check_seed(seed: int) -> None:
@@ -41,45 +43,6 @@ def _check_seed(seed: int) -> None:
 def _check_layers(count: int) -> None:
     if not 1 <= count <= MAX_LAYERS:
         raise UsageError(f"layers is {count}; choose 1 to {MAX_LAYERS}, as in --layers 4")
-
-
-def _check_sampler(name: str) -> None:
-    from qwenimg.common.sampling import table
-
-    table.find(name)
-
-
-def _check_few_steps(text: str) -> None:
-    from qwenimg.common.request import few_steps
-
-    few_steps.parse(text)
-
-
-def _check_schedule(name: str) -> None:
-    from qwenimg.common.sampling import schedules
-
-    schedules.check_name(name)
-
-
-def _captions() -> Sequence[str]:
-    return ("en", "zh")
-
-
-def _check_caption(language: str) -> None:
-    if language not in _captions():
-        raise UsageError(f"caption is {clean(language, 40)!r}; choose en or zh, as in --caption en")
-
-
-def _samplers() -> Sequence[str]:
-    from qwenimg.common.sampling import table
-
-    return tuple(table.SAMPLERS)
-
-
-def _schedules() -> Sequence[str]:
-    from qwenimg.common.sampling import schedules
-
-    return schedules.SCHEDULES
 
 
 def random_seed() -> int:
@@ -104,7 +67,7 @@ class Request:
     ))  # fmt: skip
     caption: str = option("en", Option(
         help="the language, en or zh, in which qwen-image-layered describes a picture if you give no prompt",
-        section="Prompt", metavar="en|zh", checks=_check_caption, names=_captions, config=True, special=True,
+        section="Prompt", metavar="en|zh", checks=names.check_caption, names=names.captions, config=True, special=True,
         elsewhere="this model describes no picture",
     ))  # fmt: skip
     width: int = option(1024, Option(  # pixels
@@ -178,11 +141,12 @@ class Request:
     ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
         help="the sampler; qwenimg samplers lists all. Default the model's", section="Picture", metavar="NAME",
-        aliases=("sampling-method",), checks=_check_sampler, names=_samplers, config=True, recorded="always",
+        aliases=("sampling-method",), checks=names.check_sampler, names=names.samplers, config=True, recorded="always",
     ))  # fmt: skip
     schedule: str = option("", Option(  # "": the model's own
         help="the noise levels: model, karras, exponential, beta, ays, ...; default the model's",
-        section="Picture", metavar="NAME", checks=_check_schedule, names=_schedules, config=True, recorded="always",
+        section="Picture", metavar="NAME", checks=names.check_schedule, names=names.schedules, config=True,
+        recorded="always",
     ))  # fmt: skip
     seed: int = option(0, Option(
         help="a number, a list such as 1,2,3 or a range such as 1-4; random by default",
@@ -203,7 +167,7 @@ class Request:
     ))  # fmt: skip
     few_steps: str = option("", Option(
         help="draw in 1 to 8 steps: lightning, lcm, hyper, hyper-cfg, hyper-unified, hyper-unet, turbo",
-        section="Model", metavar="NAME[:STEPS]", checks=_check_few_steps, config=True,
+        section="Model", metavar="NAME[:STEPS]", checks=names.check_few_steps, config=True,
     ))  # fmt: skip
     layers: int = option(4, Option(
         help="{bounds}, the number of layers into which qwen-image-layered takes the -i picture apart",
@@ -232,6 +196,27 @@ class Request:
         call="where image is made anew, from 128 on: a PIL image, an array [H, W] or a file", python="Picture",
         section="Picture to start from", metavar="FILE",
         aliases=("mask-image",),
+    ))  # fmt: skip
+    only_masked: int | None = option(None, Option(  # pixels of padding; None: all of the picture
+        help="draw only the masked part with this many pixels around it (32 if none are given), at the size that is "
+        "asked for, and put it back into the picture",
+        call="{bounds}, pixels around the mask: draw only this part, at width x height, and put it back into image",
+        section="Picture to start from", metavar="[PIXELS]", aliases=("padding-mask-crop", "inpaint-full-res-padding"),
+        least=0, most=sizes.MAX_SIDE, bare=ONLY_MASKED, recorded="changed",
+    ))  # fmt: skip
+    mask_blur: float = option(0.0, Option(
+        help="{bounds}, blend the edge of the mask over about twice this many pixels, and keep the picture outside "
+        "exactly", section="Picture to start from", metavar="PIXELS", least=0, most=MAX_BLUR, recorded="changed",
+        needs="mask",
+    ))  # fmt: skip
+    mask_fill: str = option("original", Option(
+        help="what the masked part starts from: original, fill (the colours around it), noise or nothing",
+        section="Picture to start from", metavar="NAME", aliases=("inpainting-fill",), checks=names.check_fill,
+        names=names.fills, recorded="changed", needs="mask",
+    ))  # fmt: skip
+    mask_mode: str = option("inside", Option(
+        help="inside draws the white of the mask anew, outside the black", section="Picture to start from",
+        metavar="inside|outside", checks=names.check_mode, names=names.modes, recorded="changed", needs="mask",
     ))  # fmt: skip
     control: str = option("", Option(
         help="follow the edges, depth or pose in PICTURE, by a control network; canny@PICTURE finds the edges first",
@@ -280,6 +265,8 @@ class Request:
             if one.dtype != np.uint8 or one.ndim != 3 or one.shape[2] not in (3, 4) or one.size == 0:
                 raise UsageError(f"image is {one.dtype} {list(one.shape)}; expected uint8 [H, W, 3] or [H, W, 4]")
         self._check_control()
+        if mask is None and self.only_masked is not None:
+            raise UsageError("only-masked draws what a mask covers: give one, as in -i PICTURE --mask MASK")
         if mask is None:
             return
         if image is None:
@@ -292,10 +279,10 @@ class Request:
     def _check_control(self) -> None:
         import numpy as np
 
-        names = self.controls
-        if len(names) != len(self.control_images):
-            raise UsageError(f"control has {len(names)} pictures and {len(self.control_images)} arrays of them")
-        for one, picture in zip(names, self.control_images, strict=True):
+        controls = self.controls
+        if len(controls) != len(self.control_images):
+            raise UsageError(f"control has {len(controls)} pictures and {len(self.control_images)} arrays of them")
+        for one, picture in zip(controls, self.control_images, strict=True):
             if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or picture.size == 0:
                 shown = f"{picture.dtype} {list(picture.shape)}"
                 raise UsageError(f"the picture of control {clean(one.model, 60)} is {shown}; expected uint8 [H, W, 3]")
@@ -348,21 +335,35 @@ class Defaults:
     trained: Mapping[Fraction, tuple[int, int]] = field(default_factory=dict)  # width and height by aspect
     edited: int = 0  # pixels of an image in the proportions of another; 0: as many as that one has
 
+    def values(self, *, masked: bool) -> dict[str, Any]:
+        """Return the values of options; masked: those of an image with a mask."""
+        names = ("width", "height", "steps", "guidance", "negative_prompt", "strength")
+        values = {name: getattr(self, name) for name in names}
+        return values | ({"strength": self.mask_strength} if masked else {})
+
     def size(self, aspect: Fraction) -> tuple[int, int]:
         """Return width and height for `aspect`: a trained size, else one of about the trained or the usual area."""
         areas = sorted(width * height for width, height in self.trained.values()) or [self.width * self.height]
         return self.trained.get(aspect) or sizes.aspect_size(aspect, areas[len(areas) // 2])
 
     def sides(
-        self, width: int | None, height: int | None, pictures: Sequence[NDArray[np.uint8]] = ()
+        self,
+        width: int | None,
+        height: int | None,
+        pictures: Sequence[NDArray[np.uint8]] = (),
+        *,
+        only_masked: bool = False,
     ) -> tuple[int, int]:
         """Return width and height if one or both are missing: in the proportions of the last of `pictures` [H, W, 3],
-        initial images, else the usual ones. Raises UsageError."""
+        initial images, else the usual ones. only_masked: a part of the first is drawn, which has about the usual area.
+        Raises UsageError."""
         if not pictures or (width is not None and height is not None):
             return self.width if width is None else width, self.height if height is None else height
-        rows, columns = pictures[-1].shape[:2]
+        rows, columns = pictures[0 if only_masked else -1].shape[:2]
         if width is not None:
             return width, max(1, round(Fraction(whole("width", width) * rows, columns)))
         if height is not None:
             return max(1, round(Fraction(whole("height", height) * columns, rows))), height
-        return sizes.of_area(self.edited, columns, rows) if self.edited else (columns, rows)
+        if self.edited:
+            return sizes.of_area(self.edited, columns, rows)
+        return self.size(Fraction(columns, rows)) if only_masked else (columns, rows)

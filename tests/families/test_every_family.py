@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from support.crossed import crossed
 from support.family_cases import (
@@ -22,6 +23,7 @@ from support.family_cases import (
     KINDS,
     PICTURE,
     PROMPT,
+    SEEN,
     STARTING,
     TASKS,
     Opener,
@@ -176,6 +178,32 @@ def test_a_picture_to_start_from_and_a_mask(shared: Callable[[str], Pipeline], b
     same = np.array_equal(first.latents[..., :left], second.latents[..., :left])
     assert same or pipe.model.sees_mask
     assert not np.array_equal(first.latents, second.latents)
+
+
+@each(STARTING)
+@pytest.mark.sample(2)
+def test_only_masked_is_the_part_drawn_alone_and_put_back(shared: Callable[[str], Pipeline], backend: str) -> None:
+    """The picture is cut and pasted by diffusers and Pillow. Another picture that the model sees stays whole."""
+    pipe, processor = shared(backend), VaeImageProcessor()
+    whole = np.asarray(Image.fromarray(PICTURE).resize((156, 108)))
+    mask = np.zeros((108, 156), np.uint8)
+    mask[50:70, 90:110] = 255
+    box = processor.get_crop_region(Image.fromarray(mask), 52, 36, 6)
+    part, hole = (
+        np.asarray(processor.resize(Image.fromarray(one).crop(box), 36, 52, "fill").convert(mode))
+        for one, mode in ((whole, "RGB"), (mask, "L"))
+    )
+    more = [SEEN] if pipe.model.images[1] > 1 else []
+    asked = ASKED | {"strength": 0.7}
+    alone = pipe(PROMPT, **asked, image=[part, *more], mask=hole)
+    made = pipe(PROMPT, **asked, image=[whole, *more], mask=mask, only_masked=6)
+    assert np.array_equal(made.latents, alone.latents)
+    back = Image.fromarray(alone.pixels).resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.LANCZOS)
+    pasted = Image.fromarray(whole).convert(back.mode)  # with the transparency that some models draw
+    pasted.paste(back, box[:2], Image.fromarray(mask).crop(box))
+    assert np.array_equal(made.pixels, np.asarray(pasted)) and (made.pixels[mask > 0] != 0).any()
+    assert made.recipe["mask_sha256"] == noise.sha256(mask) and made.recipe["only_masked"] == 6
+    assert (made.recipe["width"], made.recipe["height"]) == (52, 36)
 
 
 @each(PATHS)

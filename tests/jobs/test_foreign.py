@@ -131,7 +131,28 @@ def test_a1111_from_a_picture_and_a_mask() -> None:
     text = "x\nSteps: 5, Seed: 1, Size: 8x8, Denoising strength: 0.75, Mask blur: 4, RNG: NV"
     found = read(parameters=text)
     assert found.picture and found.mask and found.fields["strength"] == 0.75
-    assert "Mask blur 4" in told(found) and "'NV'" in told(found) and "GPU" not in told(found)
+    assert found.fields["mask_blur"] == 4.0 and "only_masked" not in found.fields
+    assert "Mask" not in told(found) and "'NV'" in told(found) and "GPU" not in told(found)
+
+
+def test_a1111s_fields_of_a_mask() -> None:
+    """As `extra_generation_params` of its image to image names them; other words are left out, by name."""
+    fields = "Mask mode: Inpaint not masked, Mask blur: 7, Inpaint area: Only masked, Masked area padding: 32"
+    start = "x\nSteps: 5, Seed: 1, Size: 8x8, Denoising strength: 0.75, RNG: CPU"
+    found = read(parameters=f"{start}, {fields}, Masked content: latent nothing")
+    masks = {"mask_mode": "outside", "mask_blur": 7.0, "only_masked": 32, "mask_fill": "nothing"}
+    assert found.mask and found.fields | masks == found.fields and "left out" not in told(found)
+    found = read(parameters=f"{start}, Inpaint area: Whole picture, Masked content: dust")
+    assert found.mask and not masks.keys() & found.fields.keys()
+    assert "Inpaint area Whole picture" in told(found) and "Masked content dust" in told(found)
+    for wrong in ("Mask blur: 9999", "Mask blur: x", "Inpaint area: Only masked, Masked area padding: -3"):
+        assert "has a bad mask" in refused(read, parameters=f"{start}, {wrong}").replace("only_", "")
+
+
+def test_our_text_of_a_masked_picture_reads_back() -> None:
+    masks = {"mask_mode": "outside", "mask_blur": 2.5, "only_masked": 0, "mask_fill": "noise", "strength": 0.6}
+    found = read(parameters=a1111_parameters(recipe(**masks)))
+    assert found.fields | masks == found.fields and found.picture and found.mask
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import io
 import json
 from collections.abc import Iterator
@@ -14,11 +15,23 @@ import httpx2
 import numpy as np
 import pytest
 import webuiapi
+import write_sd_fields
 from PIL import Image
 from support.servers import LONG, RunningServer
 
+from qwenimg.cli.serve.apis.sd_fields import BOTH, PICTURE
+
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "sdapi_requests.json").read_text(encoding="utf-8"))
 FEW: Any = {"steps": 2, "width": 64, "height": 64, "sampler_name": "Euler a", "cfg_scale": 2}
+
+
+PIXEL = base64.b64encode(b"PNG").decode()
+
+
+def image(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 @pytest.fixture
@@ -65,6 +78,147 @@ def test_a_picture_to_start_from_and_its_mask(api: webuiapi.WebUIApi) -> None:
         api.img2img(images=[grey] * 17, **given)
 
 
+PICTURED = np.random.default_rng(1).integers(60, 200, (80, 96, 3), np.uint8)
+START = Image.fromarray(PICTURED)
+SPOT = np.zeros((80, 96), np.uint8)
+SPOT[30:50, 40:60] = 255
+
+
+def test_a_mask_as_a1111_takes_it(api: webuiapi.WebUIApi) -> None:
+    """Only the masked part is drawn, with a blurred edge: what `webuiapi` asks for if its caller says nothing else."""
+    asked: Any = {"prompt": "a red circle", "seed": 7, "denoising_strength": 0.6, **FEW} | {"steps": 5}
+    mask = Image.fromarray(SPOT)
+    made = api.img2img(images=[START], mask_image=mask, include_init_images=True, **asked)
+    there = np.asarray(made.image.convert("RGB"))
+    assert there.shape == (80, 96, 3), "the size of the picture, of which a part is drawn"
+    changed = (there != PICTURED).any(axis=2)
+    rows, columns = (np.flatnonzero(changed.any(axis=axis)) for axis in (1, 0))
+    assert changed[35:45, 45:55].mean() > 0.9
+    assert rows[0] >= 30 - 10 and rows[-1] < 50 + 10 and columns[0] >= 40 - 10 and columns[-1] < 60 + 10
+    assert "init_images" in made.parameters and "mask" in made.parameters
+    text = made.info["infotexts"][0]
+    for field in ("Denoising strength: 0.6", "Mask blur: 4", "Inpaint area: Only masked", "Masked area padding: 0"):
+        assert field in text
+    assert "Masked content: fill" in text
+    ways: list[dict[str, Any]] = [
+        {}, {"mask_blur": 0}, {"inpainting_fill": 1}, {"inpainting_fill": 2}, {"inpainting_fill": 3},
+        {"inpaint_full_res": False}, {"inpaint_full_res_padding": 12},
+    ]  # fmt: skip
+    drawn = [api.img2img(images=[START], mask_image=mask, **(asked | way)) for way in ways]
+    assert drawn[0].parameters.keys() & {"init_images", "mask"} == set()
+    assert len({one.image.convert("RGB").tobytes() for one in drawn}) == len(ways), "each field changes the picture"
+    inverted = Image.fromarray(255 - SPOT)
+    outside = api.img2img(images=[START], mask_image=inverted, inpainting_mask_invert=1, **asked)
+    assert outside.image.convert("RGB").tobytes() == drawn[0].image.convert("RGB").tobytes()
+    sharp = np.asarray(drawn[1].image.convert("RGB"))
+    assert (sharp[SPOT == 0] == PICTURED[SPOT == 0]).all()
+    with pytest.raises(RuntimeError, match="nothing to draw anew"):
+        api.img2img(images=[START], mask_image=Image.fromarray(SPOT * 0), **asked)
+
+
+def test_a_request_of_a_mask_is_the_options_of_the_command_line(server: RunningServer, http: httpx2.Client) -> None:
+    """The same pixels by our own API; what a request leaves out is A1111's."""
+    files = {"init_images": [image(START)], "mask": image(Image.fromarray(SPOT))}
+    asked = {"prompt": "a red circle", "seed": 7, "steps": 2, "width": 64, "height": 64}
+    for given, options in (
+        ({}, {"only_masked": 0, "mask_blur": 4, "mask_fill": "fill"}),
+        ({"mask_blur_x": 2, "mask_blur_y": 2, "inpainting_fill": 2, "inpaint_full_res_padding": 9, "mask_blur": None},
+         {"only_masked": 9, "mask_blur": 2, "mask_fill": "noise"}),
+        ({"mask_blur": 0, "inpainting_fill": 1, "inpaint_full_res": 0, "inpainting_mask_invert": True},
+         {"mask_mode": "outside"}),
+    ):  # fmt: skip
+        answer = http.post("/sdapi/v1/img2img", json=files | asked | {"denoising_strength": 0.7} | given)
+        assert answer.status_code == 200, answer.text
+        order = asked | options | {"strength": 0.7, "image": files["init_images"][0], "mask": files["mask"]}
+        ours = http.post("/v1/images/generations", json={**asked, "prompt": "x", "only_masked": 3})
+        assert ours.status_code == 400 and ours.json()["error"]["param"] == "only_masked"
+        job = http.post("/api/jobs", json=order).json()
+        while (about := http.get(f"/api/jobs/{job['id']}").json())["state"] in ("waiting", "drawing"):
+            pass
+        assert about["state"] == "done", about
+        [name] = about["pictures"]
+        theirs = Image.open(io.BytesIO(base64.b64decode(answer.json()["images"][0])))
+        made = Image.open(io.BytesIO(http.get(f"/api/pictures/{name}").content))
+        assert np.array_equal(np.asarray(theirs), np.asarray(made)), options
+    del order["mask"]
+    refused = http.post("/api/jobs", json=order | {"only_masked": 3})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "only_masked"
+
+
+# A1111's fields of img2img in version 1.10, with a value that asks for something, and without a place here.
+REFUSED: list[dict[str, Any]] = [
+    {"resize_mode": 1}, {"resize_mode": 3}, {"initial_noise_multiplier": 1.1}, {"image_cfg_scale": 2.0},
+    {"latent_mask": "x"}, {"mask_round": False}, {"subseed_strength": 0.1}, {"seed_resize_from_h": 64},
+    {"seed_resize_from_w": 64}, {"s_churn": 0.5}, {"s_tmin": 1}, {"s_tmax": 1}, {"s_noise": 1.01},
+    {"s_min_uncond": 0.2}, {"eta": 0.5}, {"sampler_name": "Euler a", "eta": 0}, {"refiner_checkpoint": "x"},
+    {"send_images": False}, {"infotext": "x\nSteps: 2"}, {"script_args": [1]}, {"styles": ["x"]},
+    {"tiling": True}, {"restore_faces": True}, {"enable_hr": True}, {"script_name": "Loopback"},
+    {"override_settings": {"CLIP_stop_at_last_layers": "2"}}, {"override_settings": {"sd_vae": "x.safetensors"}},
+    {"override_settings": {"eta_noise_seed_delta": 31337}}, {"override_settings": {"upscaler_for_img2img": "x"}},
+    {"override_settings": {"CLIP_stop_at_last_layers": 2}, "override_settings_restore_afterwards": False},
+    {"mask_blur": -1}, {"mask_blur": "4"}, {"mask_blur": 10**15}, {"mask_blur_x": 3}, {"inpainting_fill": 4},
+    {"inpainting_fill": "fill"}, {"inpaint_full_res": "yes"}, {"inpaint_full_res_padding": -1},
+    {"inpaint_full_res_padding": 10**9}, {"inpaint_full_res_padding": 1.5}, {"inpainting_mask_invert": 2},
+    {"include_init_images": "yes"}, {"mask": "http://127.0.0.1/x.png"}, {"mask": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", REFUSED, ids=lambda given: "-".join(given))
+def test_no_field_that_asks_for_something_is_ignored(http: httpx2.Client, given: dict[str, Any]) -> None:
+    body = {"prompt": "x", "init_images": [PIXEL], "mask": PIXEL, **FEW, **given}
+    answer = http.post("/sdapi/v1/img2img", json=body)
+    assert answer.status_code == 400, answer.text
+    name = list(given)[-1]
+    told = answer.json()["detail"]
+    assert name in told and len(told) <= 300 and told.isprintable(), told
+
+
+def test_fields_that_ask_for_nothing_are_taken(http: httpx2.Client) -> None:
+    """The defaults of A1111's own description of its route, with those that older versions had."""
+    nothing = {
+        "styles": [], "subseed": 3, "subseed_strength": 0, "seed_resize_from_h": -1, "seed_resize_from_w": 0,
+        "restore_faces": None, "tiling": False, "do_not_save_samples": True, "eta": 0, "s_min_uncond": 0,
+        "s_churn": 0, "s_tmax": 0, "s_tmin": 0, "s_noise": 1, "override_settings": {}, "refiner_switch_at": 0,
+        "override_settings_restore_afterwards": True, "disable_extra_networks": False, "comments": {},
+        "resize_mode": 0, "image_cfg_scale": 1.5, "mask_blur": 4, "inpainting_fill": 0, "inpaint_full_res": True,
+        "inpaint_full_res_padding": 0, "inpainting_mask_invert": 0, "initial_noise_multiplier": 1, "mask_round": True,
+        "include_init_images": False, "script_name": "", "script_args": [], "send_images": True, "save_images": False,
+        "alwayson_scripts": {}, "force_task_id": "x", "infotext": "", "refiner_checkpoint": "", "hr_scale": 2,
+    }  # fmt: skip
+    for path, more in (("txt2img", {}), ("img2img", {"init_images": [image(START)]})):
+        body = {"prompt": "a red circle", **FEW, "sampler_name": "Euler", **nothing, **more}
+        answer = http.post(f"/sdapi/v1/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+
+
+def test_every_field_of_webuiapi_is_in_the_table() -> None:
+    """What that client sends is known by name: done, or checked."""
+    known = {name for row in (*BOTH, *PICTURE) for name in row.names} | {"subseed", "denoising_strength"}
+    sent = set(inspect.signature(webuiapi.WebUIApi.img2img).parameters)
+    sent |= set(inspect.signature(webuiapi.WebUIApi.txt2img).parameters)
+    own = {"self", "images", "mask_image", "use_async", "use_deprecated_controlnet", "controlnet_units"}
+    own |= {"adetailer", "animatediff", "roop", "reactor", "sag"}  # become alwayson_scripts
+    unknown = {name for name in sent - own - known if not name.startswith(("hr_", "firstphase_"))}
+    assert not unknown
+
+
+def test_the_table_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    assert f"<!-- begin sd-fields -->\n{write_sd_fields.text()}\n<!-- end" in page, (
+        "run: python tools/write_sd_fields.py"
+    )
+
+
+def test_a_model_is_kept_if_settings_are(http: httpx2.Client) -> None:
+    for restored in (True, False):
+        settings = {
+            "override_settings": {"sd_model_checkpoint": "shapes"},
+            "override_settings_restore_afterwards": restored,
+        }
+        assert http.post("/sdapi/v1/txt2img", json={"prompt": "x", **FEW, **settings}).status_code == 200
+    assert http.get("/sdapi/v1/options").json()["sd_model_checkpoint"] == "shapes"
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [
@@ -81,9 +235,6 @@ def test_what_is_not_done_names_its_field(http: httpx2.Client, given: dict[str, 
     assert answer.status_code in (400, 404) and set(answer.json()) == {"error", "detail", "body", "errors"}
     assert name in json.dumps(answer.json()), answer.text
     assert answer.headers["x-should-retry"] == "false"
-
-
-PIXEL = base64.b64encode(b"PNG").decode()
 
 
 @pytest.mark.parametrize(

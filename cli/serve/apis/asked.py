@@ -89,12 +89,14 @@ def options(data: Mapping[str, Any]) -> Fields:
 
 
 def ordered(
-    values: Fields, settings: Settings, *, most: int, images: int = 0, control_images: int = 0
+    values: Fields, settings: Settings, *, most: int, images: int = 0, control_images: int = 0, masked: bool = False
 ) -> tuple[Fields, tuple[int, ...]]:
     """Return the fields and the seeds of an order, once all is checked that needs no model. most: pictures of an order.
-    images, control_images: the numbers of those that came with it. Raises Fault."""
+    images, control_images: the numbers of those that came with it; masked: a mask did. Raises Fault."""
     if not (values.get("prompt", "").strip() or images):  # some models describe a picture
         raise Fault(400, "a prompt is missing", param="prompt")
+    if values.get("only_masked") is not None and not masked:
+        raise Fault(400, "only_masked draws what a mask covers: send one as mask", param="only_masked")
     values = Fields({"prompt": ""} | values)
     if control_images or values.get("control"):
         values["control"] = _controls(values.get("control", ""), control_images, settings)

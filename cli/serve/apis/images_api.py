@@ -127,6 +127,7 @@ class ImagesApi:
             most=MOST,
             images=len(files.images),
             control_images=len(files.control_images),
+            masked=files.mask is not None,
         )
         return PictureOrder(
             model=model,

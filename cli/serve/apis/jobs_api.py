@@ -70,7 +70,12 @@ class JobsApi:
             raise Fault(400, "a mask needs the image that it belongs to", param="mask")
         options = asked.options(data)
         fields, seeds = asked.ordered(
-            options, self.settings, most=MOST, images=len(files), control_images=len(control_images)
+            options,
+            self.settings,
+            most=MOST,
+            images=len(files),
+            control_images=len(control_images),
+            masked=mask is not None,
         )
         order = PictureOrder(
             model=model,

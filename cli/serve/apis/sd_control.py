@@ -70,6 +70,8 @@ def _text(unit: Mapping[str, Any], number: int) -> str:
     thresholds = tuple(asked.number(unit.get(name, -1), float) for name in ("threshold_a", "threshold_b"))
     if module == "canny" and thresholds not in _THRESHOLDS:
         raise _unsupported("a threshold of canny but 100 and 200")
+    if unit.get("inpaint_crop_input_image", True) not in (True, 1):  # the picture is cut along with the masked part
+        raise _unsupported("inpaint_crop_input_image: false")
     if unit.get("control_mode", 0) not in _BALANCED:
         raise _unsupported(f"control_mode {clean(unit['control_mode'], 40)!r}")
     usual = {"weight": 1, "guidance_start": 0, "guidance_end": 1}

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve.apis import answers, asked, sd_control
+from qwenimg.cli.serve.apis import answers, asked, sd_control, sd_fields
 from qwenimg.cli.serve.apis.images_api import client_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.json_answer import JsonAnswer
@@ -45,19 +45,6 @@ EMPTY: Mapping[str, Any] = {
     "cmd-flags": {},
 }
 CONTROLNET = ("version", "model_list", "module_list")  # of its extension, which has routes of its own
-# Fields that are not done here, unless their value means that nothing is asked for.
-OFF: Mapping[str, tuple[Any, ...]] = {
-    "enable_hr": (False,),
-    "restore_faces": (False,),
-    "tiling": (False,),
-    "script_name": ("", "None"),
-    "script_args": ([],),
-    "styles": ([],),
-    "subseed_strength": (0, 0.0),
-    "refiner_checkpoint": ("", "None"),
-    "inpainting_mask_invert": (0, False),
-    "inpaint_full_res": (False, 0, True),
-}
 _PICTURES = ("init_images", "mask", "alwayson_scripts")  # fields with pictures, which an answer does not repeat
 _NAMES = {
     "prompt": "prompt",
@@ -121,11 +108,11 @@ class SdApi:
     async def _answer(
         self, request: HttpRequest, data: dict[str, Any], images: Sequence[bytes], mask: bytes | None
     ) -> Response:
-        _check_off(data)
-        overrides = data.get("override_settings") or {}
-        if not isinstance(overrides, dict):
-            raise Fault(400, "override_settings is not an object", param="override_settings")
-        values = self._values(data, overrides, with_image=bool(images))
+        sd_fields.check(data, with_image=bool(images))
+        name, options = sd_fields.overrides(data)
+        values = self._values(data, with_image=bool(images)) | options
+        values |= sd_fields.mask_options(data, masked=mask is not None) if images else {}
+        model = self._model(name)
         controls = sd_control.units(data.get("alwayson_scripts", {}), images)
         if controls.texts:
             values["control"] = list(controls.texts)
@@ -135,9 +122,10 @@ class SdApi:
             most=MOST,
             images=len(images),
             control_images=len(controls.pictures),
+            masked=mask is not None,
         )
         order = PictureOrder(
-            model=self._model(overrides.get("sd_model_checkpoint")),
+            model=model,
             fields=fields,
             seeds=seeds,
             images=tuple(images),
@@ -149,12 +137,15 @@ class SdApi:
             deadline=self.settings.deadline,
         )
         await self.dispatcher.submit(order)
+        if not data.get("override_settings_restore_afterwards", True):
+            self.chosen = model
         await answers.wait(self.dispatcher, order, request)
-        sent = {name: value for name, value in data.items() if name not in _PICTURES}
+        kept = ("init_images", "mask") if data.get("include_init_images") is True else ()
+        sent = {name: value for name, value in data.items() if name in kept or name not in _PICTURES}
         pictures = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
         return JsonAnswer({"images": pictures, "parameters": sent, "info": json.dumps(_info(order))})
 
-    def _values(self, data: Mapping[str, Any], overrides: Mapping[str, Any], *, with_image: bool) -> Fields:
+    def _values(self, data: Mapping[str, Any], *, with_image: bool) -> Fields:
         """Return the options that `data` gives, by our names. Raises Fault."""
         values = {ours: data[name] for name, ours in _NAMES.items() if name in data}
         if with_image and "denoising_strength" in data:
@@ -165,11 +156,7 @@ class SdApi:
         if counts[0] * counts[1] > 1:
             values["num_images"] = counts[0] * counts[1]
         values |= _sampler(data.get("sampler_name") or data.get("sampler_index"), data.get("scheduler"))
-        skip = asked.number(overrides.get("CLIP_stop_at_last_layers") or 0, int)
-        if type(skip) is not int:
-            raise Fault(400, "CLIP_stop_at_last_layers is a whole number", param="override_settings")
-        if skip > 1:
-            values["clip_skip"] = skip - 1
+        sd_fields.check_eta(data, values.get("sampler"))
         return values
 
     def _model(self, name: object) -> str:
@@ -293,13 +280,6 @@ def sdapi_answer(fault: Fault) -> Response:
     """Return a fault in A1111's form."""
     about = {"error": fault.code or fault.kind, "detail": fault.text, "body": "", "errors": fault.text}
     return JsonAnswer(about, fault.status, headers=fault.headers)
-
-
-def _check_off(data: Mapping[str, Any]) -> None:
-    """Raise Fault for a field that asks for what is not done here."""
-    for name, values in OFF.items():
-        if name in data and data[name] not in values:
-            raise Fault(400, f"{name} is not supported here; leave it out", param=name, code="unsupported")
 
 
 def _sampler(name: object, scheduler: object) -> Fields:

@@ -23,11 +23,19 @@ class Mask:
         Latents  # [1, K, h, w], 1 where the image is regenerated; K is 1, or that of a model with the mask as an input
     )
     masked: Latents | None = None  # [1, C, h, w], latents of the image without the masked part
+    filling: Latents | None = None  # [1, C, h, w], what the masked part starts from; None: the image
 
     @property
     def channels(self) -> list[Latents]:
         """The channels beside the latents for a model that has the mask as an input."""
         return [] if self.masked is None else [self.inside, self.masked]
+
+    def filled(self, latents: Latents) -> Latents:
+        """Return the `latents` of an image with what their masked part starts from."""
+        if self.filling is None:
+            return latents
+        share = self.inside.mean(axis=1, keepdims=True)  # of the pixels of a latent, if a model sees each of them
+        return np.asarray(latents + share * (self.filling - latents), np.float32)
 
     def paste(self, latents: Latents, outside: Latents | None) -> Latents:
         """Return `latents` inside the mask and `outside` elsewhere; only `latents` if the model itself has the mask."""

@@ -1,0 +1,193 @@
+"""The fields of AUTOMATIC1111's routes txt2img and img2img: which are done here, and which values ask for nothing.
+
+Its own names and defaults are those of `StableDiffusionProcessing` in version 1.10. `python tools/write_sd_fields.py`
+writes the table of docs/server.md from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qwenimg.cli.serve.apis import asked
+from qwenimg.cli.serve.orders import Fault
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.fields import SAID, Fields
+from qwenimg.common.request.names import FILLS_THERE
+from qwenimg.common.sampling.table import SAMPLERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldRow:
+    """Fields, and what they do: `done` in words; or they may have the `values` alone, which ask for nothing."""
+
+    names: tuple[str, ...]
+    done: str = ""
+    values: tuple[Any, ...] = ()
+    why: str = ""  # for `values`
+
+
+# Both routes.
+BOTH = (
+    FieldRow(names=("prompt", "negative_prompt", "width", "height", "steps", "cfg_scale", "seed"), done="as there"),
+    FieldRow(names=("sampler_name", "sampler_index", "scheduler"), done="by A1111's names"),
+    FieldRow(names=("batch_size", "n_iter"), done="their product is the number of pictures, each with the next seed"),
+    FieldRow(
+        names=("override_settings",),
+        done="`sd_model_checkpoint`, `CLIP_stop_at_last_layers`; what is about files has no effect; others are refused",
+    ),
+    FieldRow(
+        names=("override_settings_restore_afterwards",),
+        done="`false` keeps the model for later requests; refused with other settings",
+    ),
+    FieldRow(names=("alwayson_scripts",), done="ControlNet; other scripts are refused"),
+    FieldRow(
+        names=("save_images", "do_not_save_samples", "do_not_save_grid", "force_task_id", "comments"),
+        done="nothing: pictures of this API are in the answer, and not kept",
+    ),
+    FieldRow(
+        names=("disable_extra_networks",), done="nothing: LoRAs come by the server's own API, not by tags in a prompt"
+    ),
+    FieldRow(names=("send_images",), values=(True,)),
+    FieldRow(
+        names=("enable_hr",),
+        values=(False,),
+        why="`hr_...`, `firstphase_...`, and `denoising_strength` of txt2img do nothing then",
+    ),
+    FieldRow(names=("restore_faces", "tiling"), values=(False,)),
+    FieldRow(names=("script_name", "infotext"), values=("", "None")),
+    FieldRow(names=("script_args", "styles"), values=([],)),
+    FieldRow(names=("subseed_strength",), values=(0,), why="`subseed` does nothing then"),
+    FieldRow(names=("seed_resize_from_w", "seed_resize_from_h"), values=(0, -1)),
+    FieldRow(names=("refiner_checkpoint",), values=("", "None"), why="`refiner_switch_at` does nothing then"),
+    FieldRow(names=("s_churn", "s_tmin", "s_tmax", "s_min_uncond"), values=(0,)),
+    FieldRow(names=("s_noise",), values=(1,)),
+    FieldRow(names=("eta",), done="1, or 0 with a sampler without noise of its own; others are refused"),
+)
+# Of img2img.
+PICTURE = (
+    FieldRow(names=("init_images",), done="one picture, or for models that see several at most 16"),
+    FieldRow(names=("denoising_strength",), done="as there"),
+    FieldRow(names=("mask",), done="white is drawn anew; its colours count, not its transparency"),
+    FieldRow(names=("mask_blur", "mask_blur_x", "mask_blur_y"), done="as there (4); x and y have to be the same"),
+    FieldRow(
+        names=("inpainting_fill",), done="as there: 0 fill (without it), 1 original, 2 latent noise, 3 latent nothing"
+    ),
+    FieldRow(
+        names=("inpaint_full_res", "inpaint_full_res_padding"),
+        done="as there: `true` (without it) draws only the masked part, with so many pixels around it (0)",
+    ),
+    FieldRow(names=("inpainting_mask_invert",), done="as there: 1 draws black anew"),
+    FieldRow(names=("include_init_images",), done="as there: `true` sends the pictures back in `parameters`"),
+    FieldRow(names=("resize_mode",), values=(0,), why="a picture is stretched to the size"),
+    FieldRow(names=("initial_noise_multiplier", "mask_round"), values=(1,)),
+    FieldRow(
+        names=("image_cfg_scale",), values=(1.5, 1), why="it is for InstructPix2Pix, and 1.5 is what clients send"
+    ),
+    FieldRow(names=("latent_mask",), values=("",)),
+)
+OVERRIDES: Mapping[str, tuple[Any, ...]] = {
+    "sd_vae": ("Automatic", "None", ""),
+    "eta_noise_seed_delta": (0,),
+    "img2img_color_correction": (False,),
+    "img2img_fix_steps": (False,),
+    "face_restoration": (False,),
+    "tiling": (False,),
+    "return_grid": (False,),
+    "samples_format": ("png",),
+}
+_OF_FILES = ("save_", "grid_", "outdir_", "directories_", "do_not_")  # beginnings of settings about files that are kept
+_MOST_LAYERS = 12  # of CLIP
+
+
+def check(data: Mapping[str, Any], *, with_image: bool) -> None:
+    """Raise Fault for a field that asks for what is not done here."""
+    for row in (*BOTH, *(PICTURE if with_image else ())):
+        for name in row.names if row.values else ():
+            if name in data and data[name] not in row.values:
+                raise _unsupported(name)
+    if data.get("eta", 1) not in (0, 1):
+        raise _unsupported("eta")
+    for name in ("include_init_images", "override_settings_restore_afterwards"):
+        _flag(data, name, 0)
+
+
+def check_eta(data: Mapping[str, Any], sampler: object) -> None:
+    """Raise Fault for an `eta` of 0 with a sampler, by our name, that draws noise."""
+    known = SAMPLERS.get(str(sampler))
+    if data.get("eta", 1) == 0 and known is not None and known.stochastic:
+        raise _unsupported("eta")
+
+
+def overrides(data: Mapping[str, Any]) -> tuple[object, Fields]:
+    """Return the model that `override_settings` names, or None, and the options that it gives. Raises Fault."""
+    settings = data.get("override_settings", {})
+    if not isinstance(settings, dict):
+        raise Fault(400, "override_settings is not an object", param="override_settings")
+    options: Fields = {}
+    for name, value in settings.items():
+        if value is None or name == "sd_model_checkpoint" or name.startswith(_OF_FILES):
+            continue
+        if name == "CLIP_stop_at_last_layers":
+            value = asked.number(value, int)
+            if type(value) is not int or not 1 <= value <= _MOST_LAYERS:
+                text = f"override_settings.{name} is a whole number from 1 to {_MOST_LAYERS}"
+                raise Fault(400, text, param="override_settings")
+            options |= {"clip_skip": value - 1} if value > 1 else {}
+        elif value not in OVERRIDES.get(name, ()):
+            raise _unsupported(f"override_settings.{clean(name, 60)}", "override_settings")
+    if options and not data.get("override_settings_restore_afterwards", True):
+        raise _unsupported("override_settings_restore_afterwards")
+    return settings.get("sd_model_checkpoint"), options
+
+
+def mask_options(data: Mapping[str, Any], *, masked: bool) -> Fields:
+    """Return the options of a mask; none if there is no mask. What is left out is as there: the edge is blurred, only
+    the masked part is drawn, and it starts from the colours around it. Raises Fault."""
+    both = _number(data, "mask_blur", None)
+    blurs = {_number(data, name, 4.0) if both is None else both for name in ("mask_blur_x", "mask_blur_y")}
+    padding, fill = _whole(data, "inpaint_full_res_padding", 0), _whole(data, "inpainting_fill", 0)
+    if not 0 <= fill < len(FILLS_THERE):
+        raise Fault(400, f"inpainting_fill is a whole number from 0 to {len(FILLS_THERE) - 1}", param="inpainting_fill")
+    only, outside = _flag(data, "inpaint_full_res", 1), _flag(data, "inpainting_mask_invert", 0)
+    if not masked:
+        return {}
+    if len(blurs) > 1:
+        raise Fault(400, "mask_blur_x and mask_blur_y differ; give one number for both", param="mask_blur_x")
+    options: Fields = {"mask_blur": blurs.pop(), "mask_fill": list(FILLS_THERE.values())[fill]}
+    options |= {"only_masked": padding} if only else {}
+    for ours, there in (("mask_blur", "mask_blur"), ("only_masked", "inpaint_full_res_padding")):
+        try:
+            SAID[ours].check(options.get(ours))
+        except UsageError:
+            raise Fault(
+                400, f"{there} is {clean(options[ours], 40)}; choose {SAID[ours].bounds}", param=there
+            ) from None
+    return options | ({"mask_mode": "outside"} if outside else {})
+
+
+def _number(data: Mapping[str, Any], name: str, default: float | None) -> float | None:
+    value = data.get(name, default)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise Fault(400, f"{name} is not a number", param=name)
+    return value
+
+
+def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
+    value = data.get(name, default)
+    if type(value) is not int:
+        raise Fault(400, f"{name} is not a whole number", param=name)
+    return value
+
+
+def _flag(data: Mapping[str, Any], name: str, default: int) -> bool:
+    value = data.get(name, default)
+    if value not in (0, 1):
+        raise Fault(400, f"{name} is not true or false", param=name)
+    return bool(value)
+
+
+def _unsupported(name: str, param: str = "") -> Fault:
+    return Fault(400, f"{name} is not supported here; leave it out", param=param or name, code="unsupported")

@@ -1,0 +1,73 @@
+"""The names that options of an image take as their values, and the check of each. Tables of samplers and schedules are
+imported where they are used, for `qwenimg --help` reads the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.text import clean
+
+CAPTIONS = ("en", "zh")
+FILLS = ("original", "fill", "noise", "nothing")  # of a masked part
+MODES = ("inside", "outside")  # of a mask
+# AUTOMATIC1111's names of the fills, in the order of their numbers in its API.
+FILLS_THERE = {"fill": "fill", "original": "original", "latent noise": "noise", "latent nothing": "nothing"}
+
+
+def captions() -> Sequence[str]:
+    return CAPTIONS
+
+
+def check_caption(language: str) -> None:
+    if language not in CAPTIONS:
+        raise UsageError(f"caption is {clean(language, 40)!r}; choose en or zh, as in --caption en")
+
+
+def samplers() -> Sequence[str]:
+    from qwenimg.common.sampling import table
+
+    return tuple(table.SAMPLERS)
+
+
+def check_sampler(name: str) -> None:
+    from qwenimg.common.sampling import table
+
+    table.find(name)
+
+
+def schedules() -> Sequence[str]:
+    from qwenimg.common.sampling import schedules
+
+    return schedules.SCHEDULES
+
+
+def check_schedule(name: str) -> None:
+    from qwenimg.common.sampling import schedules
+
+    schedules.check_name(name)
+
+
+def check_few_steps(text: str) -> None:
+    from qwenimg.common.request import few_steps
+
+    few_steps.parse(text)
+
+
+def fills() -> Sequence[str]:
+    return FILLS
+
+
+def check_fill(name: str) -> None:
+    if name not in FILLS:
+        raise UsageError(f"mask-fill is {clean(name, 40)!r}; choose one of {', '.join(FILLS)}")
+
+
+def modes() -> Sequence[str]:
+    return MODES
+
+
+def check_mode(name: str) -> None:
+    if name not in MODES:
+        raise UsageError(f"mask-mode is {clean(name, 40)!r}; choose inside (white is drawn anew) or outside (black)")
