@@ -206,6 +206,21 @@ def test_only_masked_is_the_part_drawn_alone_and_put_back(shared: Callable[[str]
     assert (made.recipe["width"], made.recipe["height"]) == (52, 36)
 
 
+# Masks whose edges are in latents, in half of them, and inputs of the model.
+@pytest.mark.parametrize("kind", ["z-image", "flux2-klein", "inpaint"], indirect=True)
+@pytest.mark.sample(0)
+def test_both_backends_start_a_masked_part_alike(shared: Callable[[str], Pipeline]) -> None:
+    asked = BRIEF | {"image": PICTURE, "mask": HOLE, "strength": 0.5, "steps": 4, "mask_blur": 2.0}
+    drawn = []
+    for fill in ("original", "fill", "noise", "nothing"):
+        made = [shared(backend)(PROMPT, **asked, mask_fill=fill) for backend in BACKENDS]
+        error = relative(made[1].latents, made[0].latents)
+        print(f"{fill}: latents {error:.1e} (limit {LATENTS})")
+        assert error <= LATENTS and np.array_equal(made[0].pixels[:, :19, :3], PICTURE[:, :19])
+        drawn.append(made[0].latents.tobytes())
+    assert len(set(drawn)) == 4
+
+
 @each(PATHS)
 @pytest.mark.sample(3)
 def test_a_step_has_its_latents(shared: Callable[[str], Pipeline], backend: str) -> None:

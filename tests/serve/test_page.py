@@ -404,6 +404,19 @@ def test_a_mask_is_painted(watched: Watched, server: RunningServer) -> None:
     kept, changed = (np.abs(there[:, part] - 128).mean() for part in (slice(0, 32), slice(50, 64)))
     print(f"mean difference from grey: kept {kept:.1f}, painted {changed:.1f}")
     assert kept < 12 < 30 < changed
+    page.locator("#onlymasked").check()
+    assert page.input_value("#f-only_masked") == "32" and axe(page) == []
+    page.click("#draw")
+    expect(page.locator("#gallery li")).to_have_count(count + 2)
+    there, recipe = picture_of(server, newest(server)["id"]), newest(server)["recipe"]
+    assert recipe["only_masked"] == 32 and (there[:, :32] == 128).all() and there.shape[:2] == (64, 64)
+    page.locator("#onlymasked").uncheck()
+    assert page.input_value("#f-only_masked") == ""
+    page.fill("#f-only_masked", "8")
+    expect(page.locator("#onlymasked")).to_be_checked()
+    page.click("#unmask")
+    expect(page.locator("#masked")).to_be_hidden()
+    assert "only_masked" not in page.evaluate("values()")
     watched.check()
 
 

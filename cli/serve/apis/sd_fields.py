@@ -47,9 +47,7 @@ BOTH = (
         names=("save_images", "do_not_save_samples", "do_not_save_grid", "force_task_id", "comments"),
         done="nothing: pictures of this API are in the answer, and not kept",
     ),
-    FieldRow(
-        names=("disable_extra_networks",), done="nothing: LoRAs come by the server's own API, not by tags in a prompt"
-    ),
+    FieldRow(names=("disable_extra_networks",), done="nothing: LoRAs in tags of a prompt are refused"),
     FieldRow(names=("send_images",), values=(True,)),
     FieldRow(
         names=("enable_hr",),
