@@ -292,7 +292,7 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
     """Read the arrays that were given, and collect how images are written. Raises UsageError and ModelError."""
     noise = None if flags.latents is None else read_noise(flags.latents, wanted)
     controlled = any(one.said("control") for one in wanted)
-    only_masked = any(one.said("only_masked") is not None for one in wanted)
+    only_masked = flags.options["only_masked"] is not None
     strength = flags.options["strength"]
     images, mask, notes = read_pictures(
         flags.image, flags.mask, strength, controlled=controlled, only_masked=only_masked

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.pictures.pixels import ROWS, Uint8, fit, has_alpha, with_alpha
 
+MOST_SCALED = 4  # times as many pixels as are drawn or seen that an image may have while it is put back
 _REACH = 2.5  # standard deviations after which a blur is cut off, as OpenCV's caller has it there
 # Radii of the blurs that fill a hole, from coarse to fine, and how often each is laid over the one before it.
 _FILL = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2), (0, 1))
@@ -120,12 +121,20 @@ def cut(picture: Uint8, box: Box, width: int, height: int) -> Uint8:
 def put_back(picture: Uint8, drawn: Uint8, box: Box, mask: Uint8) -> Uint8:
     """Return a picture with what was `drawn` of its part, scaled to cover that: all of it where the mask [H, W] is
     255, nothing where it is 0, in between by its value."""
+    from PIL import Image
+
     height, width = drawn.shape[:2]
     wide = box.width * height > box.height * width
     columns = box.width if wide else width * box.height // height
     rows = height * box.width // width if wide else box.height
-    scaled, (left, top) = fit(drawn, columns, rows), (columns // 2 - box.width // 2, rows // 2 - box.height // 2)
-    part = scaled[top : top + box.height, left : left + box.width]
+    left, top = columns // 2 - box.width // 2, rows // 2 - box.height // 2
+    if columns * rows <= MOST_SCALED * max(box.width * box.height, width * height):
+        part = fit(drawn, columns, rows)[top : top + box.height, left : left + box.width]
+    else:  # to cover a strip, what is not seen could take any amount of memory
+        seen = (left / columns, top / rows, (left + box.width) / columns, (top + box.height) / rows)
+        within = (seen[0] * width, seen[1] * height, seen[2] * width, seen[3] * height)
+        lanczos = Image.Resampling.LANCZOS
+        part = np.asarray(Image.fromarray(drawn).resize((box.width, box.height), lanczos, box=within))
     if has_alpha(part) != has_alpha(picture):
         part, picture = with_alpha(part), with_alpha(picture)
     whole = picture.copy()

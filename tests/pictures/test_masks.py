@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
@@ -80,6 +81,20 @@ def test_cut_and_put_back_as_diffusers_does() -> None:
         worst = max(worst, int(np.abs(made.astype(int) - expected).max()))
     print(f"put back: at most {worst} of 255")
     assert worst <= BLENDED
+
+
+def test_a_strip_takes_no_more_memory_than_it_has() -> None:
+    picture = np.zeros((2, 30_000, 3), np.uint8)
+    mask = np.full((2, 30_000), 255, np.uint8)
+    box = masks.area(mask, 0, 64, 64)
+    assert box == (0, 0, 30_000, 2)
+    tracemalloc.start()
+    part = masks.cut(picture, box, 64, 64)
+    made = masks.put_back(picture, part + 9, box, mask)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"{peak / 1e6:.1f} MB")
+    assert (made == 9).all() and peak < 30e6
 
 
 def test_transparency_is_kept_outside_and_weighs_colours_at_the_edge() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,29 @@ def test_the_command_line_and_the_replay(files: tuple[str, ...], tmp_path: Path)
         *files, "a star", "--padding_mask_crop", "9", "-N", "2", "-s", "5", "-o", str(tmp_path / "{seed}.png")
     )
     assert several.code == 0 and (tmp_path / "6.png").exists()
+
+
+def test_a_plan_is_that_of_the_part(files: tuple[str, ...]) -> None:
+    for more, size in (
+        ((), "160x120"),
+        (("--only-masked",), "304x224"),
+        (("--only-masked", "9", "--size", "64"), "64x64"),
+    ):
+        ran = cli("plan", "shapes", "--backend", "cpu", *files[2:6], *more)
+        assert ran.code == 0 and f" · {size}, " in ran.out.decode(), ran.err
+
+
+def test_lines_of_a_prompt_file_have_parts_of_their_own(files: tuple[str, ...], tmp_path: Path) -> None:
+    lines = [{"prompt": "a star", "size": "64x48"} | more for more in ({"only_masked": 4}, {"only_masked": 20}, {})]
+    (tmp_path / "lines.txt").write_text("\n".join(map(json.dumps, lines)))
+    drawn = ("--prompt-file", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "{index}.png"), "-s", "3")
+    ran = cli(*files, *drawn)
+    assert ran.code == 0, ran.err
+    sizes = [Image.open(tmp_path / f"{index}.png").size for index in (1, 2, 3)]
+    assert sizes == [(160, 120), (160, 120), (64, 48)]
+    assert (tmp_path / "1.png").read_bytes() != (tmp_path / "2.png").read_bytes()
+    ran = cli(*files[:2], *files[6:], *drawn, "--overwrite", "--keep-going")
+    assert ran.code == 7 and "lines.txt:1: only-masked draws what a mask covers" in ran.err
 
 
 @pytest.mark.parametrize(
