@@ -61,13 +61,14 @@ def of_picture(one: Option) -> Callable[[_F], _F]:
 
 
 def with_bare_values(args: Sequence[str]) -> list[str]:
-    """Return `args` with the value of each option that may stand without one, where no number follows it: so a prompt
-    may follow."""
+    """Return `args` with the value of each option that may stand without one, where another option or a prompt follows
+    it. Numbers, an empty text and a null byte are its value, which is checked as such."""
     bare = {f"--{one.dashed}": one.bare for one in ALL.values() if one.bare is not None}
-    filled, following = list[str](), [*args[1:], ""]
+    filled, following = list[str](), [*args[1:], "x"]
     for arg, after in zip(args, following, strict=False):
         value = bare.get(f"--{known_name(arg[2:])}") if arg.startswith("--") else None
-        filled.append(arg if value is None or after.isdecimal() else f"{arg}={value}")
+        follows = not after or "\0" in after or after.isdecimal()
+        filled.append(arg if value is None or follows else f"{arg}={value}")
         if arg == "--":
             return [*filled, *args[len(filled) :]]
     return filled
