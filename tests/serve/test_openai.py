@@ -138,6 +138,13 @@ def test_edits_start_from_a_picture(client: openai.OpenAI) -> None:
     kept, drawn = (np.abs(there[:, part] - 128).mean() for part in (slice(0, 24), slice(40, 64)))
     print(f"mean difference from grey: kept {kept:.1f}, drawn anew {drawn:.1f}")
     assert kept < 12 < 30 < drawn, "alpha 0 is drawn anew, and alpha 255 is kept"
+    part = {"only_masked": 4, **body}
+    there = picture(client.images.edit(image=png(GREY), mask=png(HOLE), prompt="x", extra_body=part).data[0].b64_json)
+    outside = HOLE[..., 3] == 255
+    assert (there[outside] == 128).all() and (there[~outside] != 128).any()
+    with pytest.raises(openai.BadRequestError, match="only_masked draws what a mask covers") as caught:
+        client.images.edit(image=png(GREY), prompt="x", extra_body=part)
+    assert caught.value.param == "only_masked"
 
 
 def test_several_images_go_to_models_that_see_several(server: RunningServer, client: openai.OpenAI) -> None:
