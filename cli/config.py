@@ -14,6 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import OPENING
@@ -119,7 +120,7 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
 def _as_option(name: str, value: Any) -> Any:
     if name == "models_dir":
         return folders(value)
-    return Path(value) if name in OPENING and OPENING[name].kind is Path else value
+    return Path(home(value)) if name in OPENING and OPENING[name].kind is Path else value
 
 
 def folders(text: str) -> tuple[Path, ...]:

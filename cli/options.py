@@ -11,6 +11,7 @@ import click
 
 from qwenimg.backends import known
 from qwenimg.cli import elsewhere
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import ALL
@@ -18,7 +19,6 @@ from qwenimg.common.request.option import Option
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 DEBUG = ("timing", "shapes")
-FILE = click.Path(path_type=Path, readable=False)  # an unreadable file is reported later, with its exit code
 
 
 class _Texts(click.types.StringParamType):
@@ -27,7 +27,15 @@ class _Texts(click.types.StringParamType):
     envvar_list_splitter = ";"
 
 
+class _File(click.Path):
+    """A path, in which `~` is the user's home: shells leave it in `--option=~/file`, and in quotes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(home(value) if isinstance(value, (str, Path)) else value, param, ctx)
+
+
 TEXTS = _Texts()
+FILE = _File(path_type=Path, readable=False)  # an unreadable file is reported later, with its exit code
 
 
 class Number(click.FloatRange):

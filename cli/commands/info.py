@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qwenimg.cli import places
+from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.opening import Opening
 
@@ -22,7 +23,7 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 
 
 @click.command("info")
-@click.argument("file", type=click.Path(path_type=Path, readable=False))
+@click.argument("file", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.declared("prediction", metavar=None, help="What a Stable Diffusion file's UNet predicts.")
 @places.with_opening

@@ -15,6 +15,7 @@ import click
 from qwenimg.backends import NAMES, PLACED, known
 from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES
+from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_PATH = click.Path(path_type=Path, readable=False)
 _BACKENDS = (*NAMES, *PLACED)
 _BACKEND: dict[str, Any] = {"type": options.Backend(_BACKENDS), "metavar": "NAME", "help": "The backend; default auto."}
 PROMPT, STEPS = "a large blue star", 4
@@ -73,7 +73,7 @@ def _asking(command: _F) -> _F:
 
 @parity.command("record")
 @click.argument("model", required=False)
-@click.option("-o", "--output", type=_PATH, required=True, metavar="PASSPORT", help="The file; .safetensors.")
+@click.option("-o", "--output", type=FILE, required=True, metavar="PASSPORT", help="The file; .safetensors.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @places.declared("backend", **_BACKEND)
 @_opening
@@ -97,11 +97,11 @@ def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int
 
 
 @parity.command("check")
-@click.argument("passport", type=_PATH)
+@click.argument("passport", type=FILE)
 @click.argument("model", required=False)
 @places.declared("backend", **_BACKEND)
 @click.option("--blocks", "only_blocks", is_flag=True, help="Check blocks only, one in memory at a time; draw nothing.")
-@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write the passport with this backend's figures.")
+@click.option("-o", "--output", type=FILE, metavar="PASSPORT", help="Write the passport with this backend's figures.")
 @click.option("--overwrite", is_flag=True, help="Replace that file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--control", "networks", multiple=True, metavar="NETWORK", help="A control network that was recorded.")
@@ -143,7 +143,7 @@ def check(
 @parity.command("run")
 @click.argument("model", required=False)
 @click.option("--backends", metavar="A,B", help=f"Some of {', '.join(_BACKENDS[1:])}; default all of this machine.")
-@click.option("-o", "--output", type=_PATH, metavar="PASSPORT", help="Write the passport, with all figures.")
+@click.option("-o", "--output", type=FILE, metavar="PASSPORT", help="Write the passport, with all figures.")
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
@@ -177,8 +177,8 @@ def run(
 
 
 @parity.command("report")
-@click.argument("passports", nargs=-1, required=True, type=_PATH, metavar="PASSPORT...")
-@click.option("-o", "--output", type=_PATH, metavar="PAGE.html", help="The page; default by the first passport's name.")
+@click.argument("passports", nargs=-1, required=True, type=FILE, metavar="PASSPORT...")
+@click.option("-o", "--output", type=FILE, metavar="PAGE.html", help="The page; default by the first passport's name.")
 @click.option("--overwrite", is_flag=True, help="Replace both if they exist.")
 def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) -> int:
     """Draw passports side by side: a heat map of blocks by precisions and backends, with every error and verdict.
@@ -191,7 +191,7 @@ def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) ->
     output = output or passports[0].with_suffix(".html")
     if output.suffix.lower() != ".html":
         raise UsageError(f"-o {clean(output, 120)}: the report is a page of HTML; let the name end in .html")
-    page = output.expanduser().absolute()
+    page = output.absolute()
     picture = page.with_suffix(".svg")
     for path in (page, picture):
         atomic_files.check_output(path, overwrite=overwrite)
@@ -372,7 +372,7 @@ def _check_own(passport: Passport) -> None:
 def _named(output: Path) -> Path:
     if output.suffix.lower() != ".safetensors":
         raise UsageError(f"-o {clean(output, 120)}: a passport is a safetensors file; let the name end in .safetensors")
-    return output.expanduser().absolute()
+    return output.absolute()
 
 
 def _here() -> list[str]:

@@ -100,12 +100,14 @@ def _models(names: Sequence[str | None], base: Opening) -> dict[str, Opening]:
 
 
 def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
+    from qwenimg.common.base.arguments import home
     from qwenimg.common.base.safe_files import is_file
     from qwenimg.common.request.loras import in_cache
 
     files: dict[str, str] = {}
     for text in loras:
         file = folders.lora(text).removesuffix(":1.0")
+        file = file if in_cache(file) else home(file)
         if not in_cache(file) and not is_file(Path(file)):
             raise UsageError(f"--lora {shown_path(text)}: no such file")
         name = Path(file).stem

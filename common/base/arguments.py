@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -74,3 +75,11 @@ def _is_path(value: object) -> bool:
         return isinstance(value, os.PathLike) and isinstance(os.fspath(value), str)
     except TypeError:  # its class returns neither a text nor bytes
         return False
+
+
+def home(path: str | Path) -> str:
+    """Return `path` with `~` or `~user` at its start as that user's folder; as it is if there is no such user."""
+    try:
+        return os.path.expanduser(path)  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+    except ValueError:  # a null byte; whoever opens it says so
+        return str(path)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from qwenimg.common.base import leftovers
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import DoesNotFit, QwenimgError, UsageError, disk_full
 from qwenimg.common.base.text import clean, shown_path
 
@@ -201,7 +202,7 @@ def picture_path(path: str | Path) -> Path:
         raise UsageError(f"path is {clean(path, 40)}; expected a file's name")
     if "\0" in str(path):
         raise UsageError(f"{shown!r} is not a file's name")
-    file = Path(path).expanduser()
+    file = Path(home(path))
     if file.suffix.lower() not in ("", *PICTURES):
         raise UsageError(f"{shown}: let the name end in one of {' '.join(PICTURES)}")
     if not file.name or str(path).endswith("/"):

@@ -6,7 +6,6 @@ are imported where they are used, since `qwenimg --help` reads the options.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from qwenimg.common.base import arguments
 from qwenimg.common.base.amounts import parse_max
+from qwenimg.common.base.arguments import home
 from qwenimg.common.families.choices import (
     PREDICTIONS,
     VARIANTS,
@@ -181,7 +181,7 @@ def _converted(one: Option, value: object) -> object:
         arguments.check_paths(**{one.name: value})
         if value is None or one.kind is str:
             return None if value is None else str(value)
-        return Path(os.path.expanduser(str(value)))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+        return Path(home(str(value)))
     elif one.name == "quantize":
         from qwenimg.common.request.given import bits  # which imports numpy
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
@@ -87,7 +88,7 @@ def _lines(file: Path, node: yaml.Node) -> list[str]:
 
 
 def _expanded(path: str) -> str:
-    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for no such user)
+    return os.path.expandvars(home(path))
 
 
 def _fault(file: Path, node: yaml.Node, reason: str) -> ModelError:

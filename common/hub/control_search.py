@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import cache_folder, find_cached, is_offline
 from qwenimg.common.base.safe_files import kind
@@ -24,7 +25,7 @@ def named_control(name: str) -> Path | None:
 def find_control(name: str, folders: ModelFolders) -> Path:
     """Return the folder or file of the control network `name`: a path, a known name, a hub id or a file of one in the
     cache, or a name in the folders of --models-dir. Raises ModelError."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+    path = Path(home(name))
     if os.path.lexists(path) or kind(path) is not None:
         return path
     known = next((piece for piece in catalog.CONTROLS if name.lower() in (piece.name, piece.repo.lower())), None)

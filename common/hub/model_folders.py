@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
@@ -123,7 +124,7 @@ def read_folders(given: Sequence[Path]) -> ModelFolders:
     """Return the model folders in `given`: folders, or files such as extra_model_paths.yaml. Raises UsageError for one
     that does not exist, and ModelError for a file of paths that cannot be read."""
     folders: dict[str, list[Path]] = {kind_: [] for kind_ in KINDS}
-    paths = [absolute(Path(os.path.expanduser(path))) for path in given]  # noqa: PTH111 (raises for no such user)
+    paths = [absolute(Path(home(path))) for path in given]
     for path in paths:
         here = kind(path)
         if here not in ("file", "folder"):
@@ -172,7 +173,7 @@ def _is_local(name: str) -> bool:
 
 
 def _is_elsewhere(name: str, kind_: str) -> bool:
-    path = Path(os.path.expanduser(name))  # noqa: PTH111
+    path = Path(home(name))
     known = kind_ == "model" and (catalog.find(name) is not None or catalog.refusal(name) is not None)
     return known or path.is_absolute() or os.path.lexists(path) or find_cached(name) is not None
 

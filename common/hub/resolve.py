@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import (
     COMMIT,
@@ -76,7 +77,7 @@ def resolve(model: str | None, *, offline: bool = False, without: frozenset[str]
     only the wording."""
     given = _default(without) if model is None else model
     if model:
-        path = Path(os.path.expanduser(model))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+        path = Path(home(model))
         if os.path.lexists(path) or kind(path) is not None:
             resolved = from_path(model, path)
             _check_is_model(resolved.folder, without)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.atomic_files import PICTURES
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean, shown_path
@@ -41,7 +42,7 @@ def output_path(
     assert index >= 1, index
     date = now.strftime("%Y%m%d-%H%M%S")
     fields = {"seed": str(seed), "index": str(index), "prompt": slug(prompt), "date": date, "layer": LAYER}
-    name = "./" if pattern is None else _filled(pattern, fields)
+    name = "./" if pattern is None else _filled(home(pattern), fields)
     if name.endswith("/") or os.path.isdir(name):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
         name = os.path.join(name, f"qwenimg-{date}-s{seed}")  # noqa: PTH118
         numbered = same_seeds

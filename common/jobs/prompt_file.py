@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, kind, open_regular
 from qwenimg.common.base.strict_json import strict_json
@@ -29,7 +30,7 @@ def read_prompts(source: str) -> list[Line]:
 
     A line that starts with # is left out, one that starts with { is a JSON object, any other a prompt. Raises
     ModelError if the file as a whole cannot be used."""
-    name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(source)))
+    name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(home(source))))
     lines: list[Line] = []
     for number, line in lines_with_text(raw.removeprefix(b"\xef\xbb\xbf")):
         where = f"{name}:{number}"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 
@@ -58,7 +59,7 @@ def parse(text: str) -> tuple[NamedControl, ...]:
 def parse_files(text: str) -> tuple[NamedControl, ...]:
     """Return the controls of a `text` whose pictures are files: one that is there by the whole name, with its colons,
     is that file. Raises UsageError."""
-    return _parsed(text, os.path.lexists)
+    return _parsed(text, lambda picture: os.path.lexists(home(picture)))
 
 
 def _parsed(text: str, is_file: Callable[[str], bool]) -> tuple[NamedControl, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request import control_text
@@ -131,7 +132,7 @@ def _file(name: str, value: object) -> Path:
     if not path:
         kind = type(value).__name__ if path is None else "empty"
         raise UsageError(f"{name} is {clean(kind, 40)}; expected a PIL image, a uint8 array or the path of a file")
-    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+    return Path(home(path))
 
 
 def _path_text(value: object) -> str | None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import REPO, cache_folder, snapshots, storage_folder
 from qwenimg.common.base.latest import drop_oldest
@@ -31,7 +32,7 @@ _HUB = re.compile(rf"(?P<repo>{REPO})(?P<file>(?:/[\w.-]+)*)", re.ASCII)
 
 def find_file(name: str) -> Path:
     """Find the file of `name`: a path, else `owner/name` or `owner/name/file` in the cache. Raises ModelError."""
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+    path = Path(home(name))
     if os.path.lexists(path) or kind(path) is not None:
         return _inside(path) if is_folder(path) else path
     match = _HUB.fullmatch(name)
