@@ -69,6 +69,11 @@ class ConversionProgress:
     def __init__(self, *, quiet: bool) -> None:
         self.bar, self.size, self.done = ByteBar(quiet=quiet), 0, 0
 
+    def report(self, kind: str, text: str) -> None:
+        from qwenimg.cli.progress import WARNING
+
+        self.bar.line(f"{WARNING}{text}" if kind == "warning" else text)
+
     def plan(self, size: int, files: int) -> None:
         self.size = size
         self.bar.line(f"{size_text(size)} of weights in {counted(files, 'file')}")

@@ -42,6 +42,9 @@ _SPARE = 64 << 20  # bytes for the small files
 class ConversionListener(Protocol):
     """A receiver of a conversion's progress."""
 
+    def report(self, kind: str, text: str) -> None:
+        """Receive a message on the source's files: a `stage`, a `notice` or a `warning`."""
+
     def plan(self, size: int, files: int) -> None:
         """Receive the bytes and the number of the files of weights, before anything is written."""
 
@@ -73,6 +76,8 @@ def convert(
         opened = registry.open_model(source, replace(choices, whole=True))
         stack.callback(opened.checkpoint.close)
         opened.checkpoint.read_tokenizers()
+        for report in opened.checkpoint.reports:
+            listener.report(*report)
         loras = Loras(opened.family.lora_names(opened.checkpoint))
         stack.callback(loras.close)
         changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(lora, "fuse")))

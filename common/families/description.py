@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 
 from qwenimg.common.base.amounts import counted, size_text
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.codes.gguf_blocks import storage_of
 from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import LoadPlan, Source
 
 SHOWN = 5  # names of a list that are shown
@@ -33,6 +36,20 @@ def of_file(layout: str, header: Header, looked_up: Callable[[str], bool] = lamb
     whole = Description(lines=[f"layout: {layout}", summary("file", header.tensors)])
     if header.format == "GGUF":
         whole.lines.append(in_memory(header.tensors, looked_up))
+    return whole
+
+
+def of_merged(layout: str, header: Header, opened: Callable[[Path], Mapping[str, Component]]) -> Description:
+    """Return the description of a whole model in one file: its parts, or its fault. opened: opens its parts."""
+    whole, path = of_file(layout, header), header.file.path
+    try:
+        components = opened(path)
+    except ModelError as error:
+        whole.faults.append(str(error))
+        return whole
+    for name, part in components.items():
+        part.plan.close()
+        whole.lines.append(component_line(name, part.plan))
     return whole
 
 

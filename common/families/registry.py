@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,8 +31,8 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.parts import mflux
 from qwenimg.common.precision import precision
 from qwenimg.common.request.request import Defaults
-from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.weights import quantise
+from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
+from qwenimg.common.weights import left_out, quantise
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, QWEN_IMAGE_21, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
@@ -68,7 +68,14 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
         checkpoint = checkpoint.quantised(choices.quantize)
+    checkpoint = replace(checkpoint, reports=checkpoint.reports + _left_out([path, *choices.parts.values()]))
     return Opened(family=family, checkpoint=checkpoint, made_of=made_of)
+
+
+def _left_out(paths: Iterable[Path]) -> Reports:
+    """Return the messages on what is left out of the files among `paths`, one for each file."""
+    lines = ((path, left_out.line(peek(path))) for path in dict.fromkeys(paths) if is_file(path))
+    return tuple(("notice", f"{clean(path.name, 60)}: {line}") for path, line in lines if line)
 
 
 @cache

@@ -25,7 +25,7 @@ from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.weights import keys, left_out, quantise
 from qwenimg.common.weights.loras.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
 
@@ -150,6 +150,8 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
             if family.describe_file and (description := family.describe_file(headers[0], prediction)):
                 if kind is not None and len(kind.families) > 1:
                     description.lines.insert(1, f"for: {kind.models}")
+                if line := left_out.line(headers[0]):
+                    description.lines.append(line)
                 return description
         tensors = {name: stored for header in headers for name, stored in header.tensors.items()}
     layout = f"{kind.title} ({kind.flag})" if kind else "unknown"

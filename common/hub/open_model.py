@@ -26,7 +26,7 @@ from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Runtime
@@ -52,6 +52,12 @@ class ModelFiles:
     opened: Opened
     here: bool = True  # False: the files are not here, and `opened` is a known model's published configuration
     refining: tuple[Resolved, Checkpoint] | None = None
+
+    @property
+    def reports(self) -> Reports:
+        """The messages on the files of both."""
+        refiner = () if self.refining is None else self.refining[1].reports
+        return self.opened.checkpoint.reports + refiner
 
     def close(self) -> None:
         self.opened.checkpoint.close()
@@ -116,6 +122,8 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
         entries = _entries(files)
         if opening.model is None and files.resolved.known is catalog.BUILT_IN:
             notify("notice", builtin.notice(files.opened.checkpoint.parameters))
+        for report in files.reports:
+            notify(*report)
         kind = files.opened.family.precision
         policies.parse(opening.precision, on_gpu=False, kind=kind)  # before a framework is imported
         ready = engine()

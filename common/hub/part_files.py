@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import cache_folder, find_cached
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
@@ -58,7 +59,7 @@ def find_part(given: str | Path) -> Path:
     name = str(given)
     if name == str(LEFT_OUT):
         return LEFT_OUT
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for a user who does not exist)
+    path = Path(home(name))
     if os.path.lexists(path) or kind_of_path(path) is not None:
         return path
     cached = find_cached(name)
@@ -75,11 +76,14 @@ def with_parts_found(opening: Opening) -> Opening:
 
 def completed(opening: Opening) -> Opening:
     """Return `opening` with the folder or file of each part; if it names no model, with the one that its transformer is
-    of. Raises ModelError for parts that need a model."""
+    of, or that is in the transformer's file as a whole. Raises ModelError for parts that need a model."""
     opening = with_parts_found(opening)
     transformer = opening.parts.get("transformer")
     if opening.model is not None or not opening.parts:
         return opening
+    if transformer is not None and _is_whole(transformer):
+        others = {part: path for part, path in opening.parts.items() if part != "transformer"}
+        return replace(opening, model=str(transformer), parts=others)
     if transformer is not None and (name := registry.model_of(transformer, opening.choices)) is not None:
         return replace(opening, model=name)
     for path in opening.parts.values():
@@ -90,6 +94,12 @@ def completed(opening: Opening) -> Opening:
         if kind is not None and kind.families and catalog.KNOWN[catalog.DEFAULT].family not in _names(kind):
             raise bad(path, f"is {kind.title}: say with -m which model it belongs to{_such(kind)}")
     return opening
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a file is a whole model of a family whose parts need no folder. Raises ModelError."""
+    kind = registry.identify_file(path) if is_file(path) else None
+    return kind is not None and kind.option == "model" and kind.parts_alone
 
 
 def _names(kind: FileKind) -> list[str]:

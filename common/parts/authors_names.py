@@ -18,21 +18,22 @@ from qwenimg.common.parts.components import component, open_component, read_conf
 from qwenimg.common.parts.ldm_configs import Shapes, behind
 from qwenimg.common.parts.ldm_keys import Places
 from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.weights import left_out
 from qwenimg.common.weights.keys import Place, check_architecture, plan_places
+from qwenimg.common.weights.part_names import DENOISERS, plain
 
 Layers: TypeAlias = Mapping[str, str | Place]
 """The authors' names by those of diffusers, or places of layers that are not one tensor there."""
 QKV = ((0, "q"), (1, "k"), (2, "v"))
 """Layers of attention in the order of their rows in one tensor of the authors'."""
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
 # Tensors that the file of a whole model may have beside its parts: ends of names, and starts
 _BESIDE = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_model", ".encoder.embed_tokens.weight")
 _OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "model_ema.")
 
 
 def prefix_of(names: Collection[str], sign: str) -> str | None:
-    """Return the first of PREFIXES with which `sign` is one of `names`; None if there is none."""
-    return next((prefix for prefix in PREFIXES if prefix + sign in names), None)
+    """Return the first prefix of a denoiser's names with which `sign` is one of `names`; None if there is none."""
+    return next((prefix for prefix in DENOISERS if prefix + sign in names), None)
 
 
 def places(names: Iterable[str], prefix: str, place: Callable[[str], Place]) -> Places:
@@ -57,7 +58,8 @@ def open_transformer(
     manifest = network.manifest(config)
     plan = plan_places(header, "transformer", places(manifest, prefix, place), manifest, network.uses(config))
     known = plan.known | {prefix + one for one in ignored}
-    check_known(header.file.path, [key for key in header.tensors if key.startswith(prefix) and key not in known], title)
+    own = (key for key in header.tensors if key.startswith(prefix) and plain("transformer", key) is not None)
+    check_known(header.file.path, [key for key in own if key not in known], title)
     return component(network, config, plan, whole=whole)
 
 
@@ -142,7 +144,9 @@ def check_whole(header: Header, parts: Iterable[Component], title: str, others: 
 
 
 def check_known(path: Path, unknown: Sequence[str], title: str) -> None:
-    """Raise ModelError if a file has `unknown` tensors, which the published model of this `title` has not."""
+    """Raise ModelError if a file has `unknown` tensors, which the published model of this `title` has not, but for
+    those that are left out of every model."""
+    unknown = [key for key in unknown if left_out.kind(key) is None]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
         raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not {title} as it is published")

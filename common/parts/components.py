@@ -13,7 +13,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.weights import keys, part_names, quantise
 from qwenimg.common.weights import on_paper as papers
 from qwenimg.common.weights import plan as plans
 from qwenimg.common.weights.plan import LoadPlan
@@ -195,13 +195,17 @@ def open_component(
     manifest, used = network.manifest(config), network.uses(config)
     names = rename(manifest) if rename else network.rename
 
+    def in_file(key: str) -> str | None:
+        own = part_names.plain(network.role, key)
+        return own if own is None or names is None else names(own)
+
     planned = plans.whole(manifest, used) if whole else used
     plan = keys.plan(
         path,
         title,
         manifest,
         uses=lambda stored: planned,
-        rename=names,
+        rename=in_file,
         architectures=network.architectures,
         channels_last=channels_last,
         optional=network.optional | frozenset(manifest.keys() - used.keys()),

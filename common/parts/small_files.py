@@ -30,6 +30,7 @@ def find_tokenizer(folder: Path, given: Path | None, piece: Piece) -> Path:
 
 
 def _inside(folder: Path, piece: Piece) -> Path | None:
-    """Return the folder of the tokenizer in the folder of a model, or None."""
+    """Return the folder of the tokenizer in the folder of a model, or beside its file, or None."""
     names = dict.fromkeys(("tokenizer", piece.tokenizer))
+    folder = folder.parent if is_file(folder) else folder
     return next((folder / name for name in names if is_folder(folder / name)), None)

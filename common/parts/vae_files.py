@@ -16,10 +16,9 @@ from qwenimg.common.parts.components import component, open_component, read_conf
 from qwenimg.common.parts.ldm_configs import behind, stored_vae, vae_config
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import plan_places
+from qwenimg.common.weights.part_names import VAES
 from qwenimg.common.weights.plan import stored_uses
 
-VAES = ("first_stage_model.", "vae.")
-"""Prefixes of a VAE's names in the file of a whole model."""
 SIGN = "decoder.mid.block_1.norm1.weight"
 """A tensor that only a VAE in ldm names has."""
 _DIFFUSERS_SIGN = "decoder.mid_block.resnets.0.norm1.weight"
@@ -35,10 +34,11 @@ def prefix_of(names: Iterable[str]) -> str | None:
 
 def latent_channels(tensors: Mapping[str, Stored]) -> int | None:
     """Return the channels of the latents of a VAE that is alone in a file with these tensors, in ldm or diffusers'
-    names; None for another file."""
-    if SIGN not in tensors and _DIFFUSERS_SIGN not in tensors:
+    names, ldm's behind a prefix or not; None for another file."""
+    prefix = next((one for one in VAES if all(name.startswith(one) for name in tensors)), "")
+    if prefix + SIGN not in tensors and _DIFFUSERS_SIGN not in tensors:
         return None
-    first = tensors.get("decoder.conv_in.weight")
+    first = tensors.get(f"{prefix}decoder.conv_in.weight")
     return first.shape[1] if first is not None and len(first.shape) == 4 else None
 
 

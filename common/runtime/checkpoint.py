@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from qwenimg.common.base.block import DeepBlocks
 from qwenimg.common.base.found_once import found_once
@@ -76,6 +76,10 @@ class TokenizerFiles:
         return self.read(self.path)
 
 
+Reports: TypeAlias = tuple[tuple[str, str], ...]
+"""Messages: the kind of each (`stage`, `notice` or `warning`), and its line."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A model of any family. The plans hold their files open until `close`."""
@@ -86,6 +90,7 @@ class Checkpoint:
     scheduler: Any  # the configuration of the family's noise levels
     variant: str = ""  # the family's name for this one of its models, if it has several that files do not tell apart
     distilled: bool = False  # True: made to draw in few steps without guidance
+    reports: Reports = ()  # on its files, for whoever opens it to draw
     zeros_for_empty: bool = False  # True: the states of an empty negative prompt are zeros in place of encoded ones
 
     def __getitem__(self, name: str) -> Component:

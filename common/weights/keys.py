@@ -21,6 +21,7 @@ from qwenimg.common.formats import gguf, gguf_types
 from qwenimg.common.formats.files import check_index, find_files, first
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import DTYPES, Header, TensorSlice
+from qwenimg.common.weights import left_out
 from qwenimg.common.weights.joined import Joins, join
 from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, stored_uses
 from qwenimg.common.weights.sources import Pieces, grouped
@@ -147,7 +148,7 @@ def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None], 
     """Return every tensor by its name in the files, which must not repeat.
 
     In GGUF, and for tensors of one dimension in files that are `flat`, a dimension of 1 may be missing or too many: a
-    tensor that differs from the `expected` shape in those only takes that shape.
+    tensor that differs from the `expected` shape in those only takes that shape. One row [1 D] may be [D] in any file.
     """
     pieces: Pieces = {}
     for header in headers:
@@ -156,8 +157,9 @@ def _pieces(headers: Iterable[Header], expected: Callable[[str], Shape | None], 
                 raise bad(header.file.path, _same(key, key))
             pieces[key] = TensorSlice(key, header.file, *tensor)
             loose = header.format == "GGUF" or (flat and len(tensor.shape) == 1)
-            shape = expected(key) if loose else None
-            if shape is not None and _without_ones(shape) == _without_ones(tensor.shape):
+            shape = expected(key) if loose or len(tensor.shape) == 1 else None
+            row = shape == (1, *tensor.shape)
+            if shape is not None and (row or (loose and _without_ones(shape) == _without_ones(tensor.shape))):
                 pieces[key] = pieces[key]._replace(shape=shape)
     return pieces
 
@@ -177,7 +179,8 @@ def named_weights(
     see `plan`."""
 
     def name_of(key: str) -> str | None:
-        return rename(key) if rename else key
+        name = rename(key) if rename else key
+        return None if name not in manifest and left_out.kind(key) is not None else name
 
     named: Named = {}
 

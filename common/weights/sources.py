@@ -17,6 +17,8 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes import block_float
 from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, of_widths
 from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.codes.doubles import DTYPE as DOUBLE
+from qwenimg.common.codes.doubles import Doubles
 from qwenimg.common.codes.eight_bits import EightBits, format_of
 from qwenimg.common.codes.gguf_blocks import READERS, GGUFBlocks
 from qwenimg.common.formats.stored import DTYPES, TensorSlice
@@ -41,7 +43,7 @@ def grouped(pieces: Pieces, expected: Expected, notes: Mapping[str, str]) -> Gro
     wanted = {name: None for name in ungrouped if expected(name) is not None}
     scaled, unused = comfy.scaled(ungrouped, wanted, notes)
     sources = scaled | _packed(ungrouped, expected) | _float8(ungrouped) | _blocks(ungrouped)
-    sources |= {name: Source((piece,)) for name, piece in ungrouped.items()}
+    sources |= {name: Source((piece,), _code_of(piece)) for name, piece in ungrouped.items()}
     return Grouped({name: sources[name] for name in pieces if name in sources}, frozenset(unused))
 
 
@@ -106,6 +108,11 @@ def _float8(ungrouped: Pieces) -> dict[str, Source]:
         if format := format_of(piece.dtype):
             sources[name] = Source((ungrouped.pop(name),), EightBits(format))
     return sources
+
+
+def _code_of(piece: TensorSlice) -> Doubles | None:
+    """Return the code of a tensor that is a weight by itself; None for numbers that are read as they are."""
+    return Doubles() if piece.dtype == DOUBLE else None
 
 
 def _blocks(ungrouped: Pieces) -> dict[str, Source]:

@@ -56,6 +56,9 @@ class Told:
     def __init__(self) -> None:
         self.files: list[str] = []
 
+    def report(self, kind: str, text: str) -> None:
+        """Nothing to tell."""
+
     def plan(self, size: int, files: int) -> None:
         """Nothing to tell."""
 

@@ -21,7 +21,7 @@ OTHERS = {
     "time_embedding.linear_1.weight": ("is Stable Diffusion's UNet", "--transformer"),
     "transformer_blocks.0.attn.to_q.lora_A.weight": ("is a LoRA", "--lora"),
     "some.other.weight": (
-        "no Stable Diffusion, Stable Diffusion 3 or Flux.1 checkpoint in one file",
+        "no Qwen-Image, Stable Diffusion, Stable Diffusion 3, Z-Image or Flux.1 checkpoint in one file",
         "some.other.weight",
     ),
 }
@@ -44,7 +44,7 @@ def test_what_no_family_reads_is_named(tmp_path: Path, name: str) -> None:
 
 def test_each_family_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, and not the first with single files alone."""
-    diffusion = next(family for family in registry.FAMILIES if family.reads_file)
+    diffusion = registry.STABLE_DIFFUSION
     file = write(tmp_path / "x.safetensors", "model.diffusion_model.input_blocks.0.0.weight")
     assert registry.of_file(file) is diffusion
     asked = list[str]()

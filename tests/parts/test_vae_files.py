@@ -23,10 +23,11 @@ from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.vae_files import open_vae
+from qwenimg.common.weights import part_names
 from qwenimg.common.weights.values import read
 
 LIKE = parse(KLVAEConfig, kl_vae.vae_fields(VAE), source="the test")
-PREFIXES = ("", *vae_files.VAES)
+PREFIXES = ("", *part_names.VAES)
 BACKENDS = ("cpu", "mlx")
 FLOAT32 = 1e-5  # relative L2 of an image; measured at most 2e-6
 

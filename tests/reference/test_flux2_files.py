@@ -25,8 +25,8 @@ from qwenimg.common.families.flux2.vae_file import open_vae
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
-from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.ldm_keys import vae_places
+from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read
 
@@ -69,7 +69,7 @@ def test_the_reference_reads_the_file() -> None:
     same({key: value.numpy() for key, value in converted(transformer_file(model)).items()}, model.state_dict())
 
 
-@pytest.mark.parametrize("prefix", authors_names.PREFIXES)
+@pytest.mark.parametrize("prefix", part_names.DENOISERS)
 def test_every_tensor_is_that_of_the_model(tmp_path: Path, prefix: str) -> None:
     model, path = made(), tmp_path / "flux2.safetensors"
     beside = {"vae.decoder.x": torch.ones(2)} if prefix else {}

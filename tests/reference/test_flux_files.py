@@ -20,7 +20,7 @@ from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.families.flux import transformer_file as product
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
-from qwenimg.common.parts import authors_names
+from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read
 
@@ -71,7 +71,7 @@ def test_the_reference_reads_the_file(variant: str) -> None:
     same({key: value.numpy() for key, value in converted(transformer_file(model)).items()}, model)
 
 
-@pytest.mark.parametrize("prefix", authors_names.PREFIXES)
+@pytest.mark.parametrize("prefix", part_names.DENOISERS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_tensor_is_that_of_the_model(tmp_path: Path, variant: str, prefix: str) -> None:
     model, path = made(**VARIANTS[variant]), tmp_path / "flux.safetensors"

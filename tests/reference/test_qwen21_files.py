@@ -26,9 +26,9 @@ from qwenimg.common.families.qwen_image_21 import transformer_file as product
 from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
-from qwenimg.common.parts import authors_names
 from qwenimg.common.pipeline import start
 from qwenimg.common.runtime.stages import Stage
+from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read
 
@@ -83,7 +83,7 @@ def test_the_reference_reads_the_file(model: Any) -> None:
     same({key: value.numpy() for key, value in converted(fused(model.state_dict())).items()}, model.state_dict())
 
 
-@pytest.mark.parametrize("prefix", authors_names.PREFIXES)
+@pytest.mark.parametrize("prefix", part_names.DENOISERS)
 @pytest.mark.parametrize("layout", [fused, dict])
 def test_every_tensor_is_that_of_the_model(model: Any, tmp_path: Path, prefix: str, layout: Callable[..., Any]) -> None:
     path = tmp_path / "a.safetensors"

@@ -17,12 +17,12 @@ from support.tiny_sd3 import KINDS, WIDE_DIT, tiny_dit, transformer_file
 from qwenimg.common.families.sd3 import transformer_keys
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.networks.denoisers import sd3_dit
-from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.ldm_configs import behind
+from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import plan_places
 from qwenimg.common.weights.values import read
 
-PREFIXES = authors_names.PREFIXES
+PREFIXES = part_names.DENOISERS
 Q8_0 = 0.02  # relative L2 of values in 8 bits with a scale for 32
 
 

@@ -22,7 +22,7 @@ from qwenimg.common.families.z_image import transformer_file as product
 from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
-from qwenimg.common.parts import authors_names
+from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read
 
@@ -64,7 +64,7 @@ def test_the_reference_reads_the_file(model: torch.nn.Module) -> None:
     same(converted(transformer_file(model)), expected(model))
 
 
-@pytest.mark.parametrize("prefix", authors_names.PREFIXES)
+@pytest.mark.parametrize("prefix", part_names.DENOISERS)
 def test_every_tensor_is_that_of_the_model(tmp_path: Path, model: torch.nn.Module, prefix: str) -> None:
     path = tmp_path / "z.safetensors"
     beside = {"vae.decoder.x": torch.ones(2)} if prefix else {}
@@ -75,7 +75,7 @@ def test_every_tensor_is_that_of_the_model(tmp_path: Path, model: torch.nn.Modul
     assert config == ZImageConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
-@pytest.mark.parametrize("prefix", authors_names.PREFIXES)
+@pytest.mark.parametrize("prefix", part_names.DENOISERS)
 def test_diffusers_names(tmp_path: Path, model: torch.nn.Module, prefix: str) -> None:
     path = tmp_path / "z.safetensors"
     save_file({prefix + key: value for key, value in model.state_dict().items()}, path)

@@ -17,6 +17,7 @@ from qwenimg.common.parts import authors_names, vae_files
 from qwenimg.common.parts.ldm_configs import Text
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.weights.part_names import VAES
 
 PREFIXES = {CLIP: "text_encoders.clip_l.transformer.", T5: "text_encoders.t5xxl.transformer."}
 
@@ -53,7 +54,7 @@ def check_known(path: Path, opened: Mapping[str, Component], elsewhere: Collecti
     """Check that each tensor in the file of a model belongs to one of the components `opened` from it, or to one
     that the user gave from `elsewhere`. Raises ModelError."""
     header = peek(path)
-    prefixes: dict[str, Any] = {"vae": vae_files.VAES, **{part: (prefix,) for part, prefix in PREFIXES.items()}}
+    prefixes: dict[str, Any] = {"vae": VAES, **{part: (prefix,) for part, prefix in PREFIXES.items()}}
     prefixes["transformer"] = (FILE.prefix(header.tensors) or "",)
     others = [prefix for part in elsewhere for prefix in prefixes[part] if prefix]
     others.append(f"{PREFIXES[CLIP]}text_projection.")  # published with it; the pooled text is not projected

@@ -12,8 +12,8 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image import captions, variants
-from qwenimg.common.families.qwen_image.describe_file import is_tower
+from qwenimg.common.families.qwen_image import captions, single_file, variants
+from qwenimg.common.families.qwen_image.file_parts import is_tower
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
@@ -29,11 +29,12 @@ from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.parts import merged_file
 from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.plan import closed_on_failure
 
@@ -47,16 +48,38 @@ def networks(kind: QwenVariant) -> dict[str, Network]:
 
 
 def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
-    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
-    elsewhere are read from there; one without a configuration takes that of `folder`. Raises ModelError and
-    UsageError."""
+    """Read every configuration and header of `folder`, or of the file of a whole model, and check them against the
+    manifests. Parts that `choices` has elsewhere are read from there; one without a configuration takes that of
+    `folder`. Raises ModelError and UsageError."""
     choices = choices or Choices()
     whole = is_file(folder / "model_index.json")
-    places, tower = {name: choices.part(name) or folder / name for name in _PARTS}, choices.part("text_encoder_2")
-    if tower is not None:
+    scheduler = folder / "scheduler" / "scheduler_config.json"
+    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
+    kind, components = open_parts(folder, choices)
+    with closed_on_failure() as keep:
+        for part in components.values():
+            keep(part.plan)
+        return Checkpoint(
+            source=folder,
+            components=components,
+            tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, components["text_encoder"].config)},
+            scheduler=flow_match.read_config(read_json(scheduler) if whole else SCHEDULER, scheduler),
+            variant=kind.name,
+        )
+
+
+def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, Component]]:
+    """Return the variant of a model, and its parts, as `open_folder` finds them. Raises ModelError and UsageError."""
+    whole, inside = is_file(folder / "model_index.json"), is_file(folder)
+    if inside:
+        merged_file.check_parts(folder, choices.parts)
+    places = {name: choices.part(name) or (folder if inside else folder / name) for name in _PARTS}
+    if (tower := choices.part("text_encoder_2")) is not None:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
 
     def config(name: str, network: Network) -> Any:
+        if inside and places[name] == folder:
+            return single_file.config_of(peek(folder), name, network.config())
         published = network.config if not whole or choices.part(name) is not None else None
         return find_config(network, [places[name], folder / name], published)
 
@@ -71,8 +94,6 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         configs["vae"] = variants.of_kind(configs["vae"], kind)
     configs["text_encoder"] = _writing(configs["text_encoder"], [places["text_encoder"], folder / "text_encoder"])
     _check_fit(folder, kind, configs["transformer"], configs["text_encoder"], configs["vae"])
-    scheduler = folder / "scheduler" / "scheduler_config.json"
-    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     if kind.edits:
         _check_sees(texts)
     elif tower is not None and not kind.layered:
@@ -91,13 +112,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
                 beside=tower if name == "text_encoder" and network is not qwen_vl.NETWORK else None,
             )
             keep(components[name].plan)
-    return Checkpoint(
-        source=folder,
-        components=components,
-        tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
-        scheduler=flow_match.read_config(read_json(scheduler) if whole else SCHEDULER, scheduler),
-        variant=kind.name,
-    )
+    return kind, components
 
 
 def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
@@ -107,7 +122,7 @@ def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVar
     if (chosen := choices.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
         return variants.VARIANTS[chosen]
     index, elsewhere = folder / "model_index.json", choices.part("transformer")
-    place = elsewhere or folder / "transformer"
+    place = elsewhere or (folder if is_file(folder) else folder / "transformer")
     if not is_file(place / "config.json") and _has_addition(place):
         return variants.LAYERED
     named = variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None

@@ -11,8 +11,9 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import control_files, layouts, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
-from qwenimg.common.families.qwen_image.describe_file import describe_file, part_of
+from qwenimg.common.families.qwen_image.describe_file import describe_file
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
+from qwenimg.common.families.qwen_image.file_parts import is_model, part_of
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.published import published
@@ -122,6 +123,7 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=open_folder,
     mflux_signs=layouts.MFLUX_SIGNS,
+    reads_file=is_model,
     describe_file=describe_file,
     model=_model,
     lora_names=layouts.lora_names,

@@ -17,9 +17,7 @@ from qwenimg.common.parts.texts.text_lora_names import language_model_names
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.weights.keys import Rename
 from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names
-
-TRANSFORMER = ("model.diffusion_model.", "diffusion_model.")
-VAE = ("vae.", "first_stage_model.")
+from qwenimg.common.weights.part_names import plain
 
 _MFLUX = (
     (".attn.to_out.0.", ".attn.attn_to_out.0."),
@@ -48,9 +46,9 @@ _DOWN = re.compile(r"encoder\.down_blocks\.(?P<index>\d+)")
 def transformer(manifest: Manifest) -> Rename:
     names = {_mflux(name): name for name in manifest}
 
-    def rename(key: str) -> str:
-        plain = _behind(TRANSFORMER, key)
-        return names.get(plain, plain)
+    def rename(key: str) -> str | None:
+        name = plain("transformer", key)
+        return name if name is None else names.get(name, name)
 
     return rename
 
@@ -58,8 +56,13 @@ def transformer(manifest: Manifest) -> Rename:
 def text_encoder(manifest: Manifest) -> Rename:
     sees = any(name.startswith(vision_tower.PREFIX) for name in manifest)
     writes = qwen_vl_caption.HEAD in manifest
-    rename = qwen_vl_caption.rename if writes else qwen_vl_vision.rename if sees else qwen_vl.rename
-    return lambda key: rename(key.removeprefix(_MFLUX_TEXT))
+    inner = qwen_vl_caption.rename if writes else qwen_vl_vision.rename if sees else qwen_vl.rename
+
+    def rename(key: str) -> str | None:
+        name = plain("text", key)
+        return name if name is None else inner(name.removeprefix(_MFLUX_TEXT))
+
+    return rename
 
 
 def vae(manifest: Manifest) -> Rename:
@@ -69,18 +72,14 @@ def vae(manifest: Manifest) -> Rename:
     names = {_wan(name, layers): name for name in manifest}
     names |= {_mflux_vae(name, manifest, layers): name for name in manifest}
 
-    def rename(key: str) -> str:
-        plain = _behind(VAE, key)
-        return names.get(plain, plain)
+    def rename(key: str) -> str | None:
+        name = plain("vae", key)
+        return name if name is None else names.get(name, name)
 
     return rename
 
 
 RENAMES = {"transformer": transformer, "text_encoder": text_encoder, "vae": vae}
-
-
-def _behind(prefixes: tuple[str, ...], key: str) -> str:
-    return next((key.removeprefix(prefix) for prefix in prefixes if key.startswith(prefix)), key)
 
 
 def _mflux(name: str) -> str:

@@ -22,6 +22,7 @@ from qwenimg.common.parts.ldm_configs import Text, behind
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import check_architecture, plan_places
+from qwenimg.common.weights.part_names import VAES
 from qwenimg.common.weights.plan import Uses
 from qwenimg.common.weights.plan import whole as whole_uses
 
@@ -106,6 +107,6 @@ def _uses(manifest: Manifest, *, whole: bool) -> Uses:
 
 def _check_known(header: Header, components: dict[str, Component], parts: list[str] | None = None) -> None:
     """Raise ModelError if the file holds a tensor that belongs neither to its `components` nor to other `parts`."""
-    prefixes = {"vae": vae_files.VAES, **{text.component: (text.prefix,) for text in texts()}, T5: (T5_PREFIX,)}
+    prefixes = {"vae": VAES, **{text.component: (text.prefix,) for text in texts()}, T5: (T5_PREFIX,)}
     others = [prefix for part in (parts or []) if part in prefixes for prefix in prefixes[part]]
     check_whole(header, components.values(), "Stable Diffusion 3", others)

@@ -11,13 +11,14 @@ from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices, Prediction
+from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
-from qwenimg.common.families.stable_diffusion.single_file import PREDICTIONS, SingleFile
+from qwenimg.common.families.stable_diffusion.single_file import PREDICTION, PREDICTIONS, Detected, SingleFile
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
@@ -37,8 +38,8 @@ from qwenimg.common.parts.texts.clip_files import open_text
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.sampling.discrete import parse_diffusion
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component, Reports
+from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
 from qwenimg.common.weights.plan import closed_on_failure
 
 # pipeline class -> whether it is SDXL; the UNet shows the rest of its purpose.
@@ -88,8 +89,7 @@ def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
         return open_file(path, choices)
     if choices.tokenizer is not None:
         raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
-    checkpoint = open_folder(path, choices)
-    return checkpoint if choices.prediction is None else with_prediction(checkpoint, choices.prediction)
+    return open_folder(path, choices)
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
@@ -121,7 +121,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             source=folder,
             components={name: components[name] for name in networks},
             tokenizers={},
-            scheduler=parse_diffusion(read_json(scheduler, infinities=True), scheduler),
+            scheduler=_scheduler(scheduler, choices.prediction),
             zeros_for_empty=sdxl and index.get("force_zeros_for_empty_prompt", True) is True,
         )
         checkpoint = with_parts(checkpoint, choices, sdxl=sdxl, faults=faults)
@@ -130,6 +130,29 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             for name, text in checkpoint.texts.items()
         }
         return replace(checkpoint, tokenizers=tokenizers)
+
+
+def _scheduler(path: Path, prediction: Prediction | None) -> DiffusionConfig:
+    """Return the noise levels of a folder. Its word for the prediction may be any program's; the user's `prediction`
+    counts before it. Raise ModelError."""
+    data = read_json(path, infinities=True)
+    if (stated := data.get("prediction_type")) is None and prediction is None:
+        return parse_diffusion(data, path)
+    known = prediction or (predictions.word(stated) if isinstance(stated, str) else None)
+    if known is None:
+        words = ", ".join(PREDICTIONS.values())
+        raise bad(
+            path, f"prediction_type is {clean(stated, 40)!r}, none of {words}: say it with --prediction eps, v or x0"
+        )
+    return parse_diffusion(data | {"prediction_type": PREDICTIONS[known]}, path)
+
+
+def _reports(detected: Detected, *, given: bool) -> Reports:
+    """Return the line about the prediction of a file, a notice if something states it, and the warnings. given: the
+    user says it, and need not be told."""
+    line = next(reason for reason in detected.reasons if reason.startswith(PREDICTION))
+    about = [] if given else [("notice" if detected.stated else "stage", line)]
+    return (*about, *(("warning", warning) for warning in detected.warnings))
 
 
 def _kind(sdxl: bool, texts: list[str], config: UNetConfig | None) -> str:
@@ -160,6 +183,7 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
             tokenizers={},
             scheduler=parse_diffusion(single_file.scheduler_fields(detected), path),
             zeros_for_empty=detected.kind == "sdxl",
+            reports=_reports(detected, given=choices.prediction is not None),
         )
         checkpoint = with_parts(checkpoint, choices, sdxl=detected.kind in ("sdxl", "sdxl-refiner"))
         stack.callback(checkpoint.close)
@@ -184,7 +208,12 @@ def with_parts(
             raise (faults or {}).get(absent[0]) or lacks(parts.source, absent)
         check(parts, sdxl=sdxl)
 
-    return with_given(checkpoint, choices.parts, _opened, check_whole)
+    made = with_given(checkpoint, choices.parts, _opened, check_whole)
+    given = choices.part("transformer")
+    if given is None or choices.prediction is not None or is_folder(given):
+        return made
+    with closed_on_error(made):
+        return _as_stated(made, given)
 
 
 def _opened(checkpoint: Checkpoint, part: str, path: Path) -> tuple[str, Component]:
@@ -216,9 +245,19 @@ def _ldm_file(path: Path) -> SingleFile | None:
     return single_file.open_file(path) if single_file.is_single_file(header.tensors) else None
 
 
-def with_prediction(checkpoint: Checkpoint, prediction: Prediction) -> Checkpoint:
-    """Return `checkpoint` with a UNet that predicts `prediction`."""
-    return replace(checkpoint, scheduler=replace(checkpoint.scheduler, prediction_type=PREDICTIONS[prediction]))
+def _as_stated(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+    """Return `checkpoint` with the prediction that the file of another UNet states, if it states one; else that of the
+    model stays. Raise ModelError."""
+    usual = {name: key for key, name in PREDICTIONS.items()}[checkpoint.scheduler.prediction_type]
+    decided = predictions.decide(peek(path), None, usual, "the model's")
+    reports: Reports = tuple(("warning", warning) for warning in decided.warnings)
+    if not decided.stated:
+        return replace(checkpoint, reports=checkpoint.reports + reports)
+    snr = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"} if decided.zero_snr else {}
+    scheduler = replace(checkpoint.scheduler, prediction_type=PREDICTIONS[decided.prediction], **snr)
+    line = f"{PREDICTION}{decided.prediction} ({decided.reason} of {clean(path.name, 60)})"
+    others = tuple(one for one in checkpoint.reports if not one[1].startswith(PREDICTION))
+    return replace(checkpoint, scheduler=scheduler, reports=(*others, ("notice", line), *reports))
 
 
 def check(checkpoint: Checkpoint, *, sdxl: bool) -> Checkpoint:

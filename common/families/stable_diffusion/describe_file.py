@@ -19,9 +19,8 @@ def part_of(header: Header) -> str | None:
     if clip_files.width_alone(header.tensors) is not None:
         return "text_encoder"
     if single_file.reads(header):
-        detected = single_file.detect(header)
-        whole = detected.unet is not None and detected.vae is not None
-        return "model" if whole else "vae" if detected.unet is None else "transformer"
+        unet, vae = single_file.prefixes(header.tensors)
+        return "model" if unet is not None and vae is not None else "vae" if unet is None else "transformer"
     if header.format == "GGUF":
         return None
     if _UNET_SIGN in header.tensors:
@@ -39,7 +38,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     layout = f"{form}Stable Diffusion, single file"
     whole = of_file(layout, header, lambda name: name.endswith("token_embedding.weight"))
     try:
-        whole.lines[1:1] = single_file.detect(header, prediction).reasons
+        detected = single_file.detect(header, prediction)
+        whole.lines[1:1] = [*detected.reasons, *(f"warning: {line}" for line in detected.warnings)]
         opened = single_file.open_file(header.file.path, prediction)
     except ModelError as error:
         whole.faults.append(str(error))

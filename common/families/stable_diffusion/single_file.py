@@ -1,6 +1,6 @@
 """A Stable Diffusion checkpoint in one file: its type by its header, with the reasons, and its load plans.
 
-No shape shows what a model was trained to predict: see `_prediction`. The user can overrule it.
+No shape shows what a model was trained to predict: see `prediction`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from qwenimg.common.base.safe_files import bad, closed_on_error
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion import unet_keys
 from qwenimg.common.families.stable_diffusion.kinds import FIRST, KINDS, unet_config
 from qwenimg.common.formats import gguf
@@ -25,20 +26,20 @@ from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys
-from qwenimg.common.parts.authors_names import check_known
+from qwenimg.common.parts.authors_names import check_known, prefix_of
 from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
 from qwenimg.common.parts.ldm_keys import Places
-from qwenimg.common.parts.vae_files import SIGN, VAES, latent_channels
+from qwenimg.common.parts.vae_files import SIGN, latent_channels
 from qwenimg.common.weights.keys import check_architecture, plan_places
+from qwenimg.common.weights.part_names import VAES
 from qwenimg.common.weights.plan import LoadPlan, Uses, stored_uses
 
-UNET = "model.diffusion_model."
 LATENTS = 4  # channels; a VAE of another number is another family's
 _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
+_EDM = {"edm_mean": "Playground model", "edm_vpred.sigma_max": "CosXL model"}
 _PART = "a part of another model goes beside -m, with --transformer or --text-encoder"
+PREDICTION = "prediction: "  # the start of the line about it
 PREDICTIONS: Mapping[Prediction, str] = {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}
-_NOTE = "modelspec.prediction_type"  # of the Stability AI model metadata standard
-_NOTED: Mapping[str, Prediction] = {"epsilon": "eps", "eps": "eps", "v": "v", "v_prediction": "v"}
 _TEXT_LAYER = re.compile(r"(?:model\.transformer\.resblocks|transformer\.text_model\.encoder\.layers)\.(\d{1,3})\.")
 _CHANNELS = {4: "text to image", 9: "inpainting: latents, mask and masked picture"}
 _OTHER_CHANNELS = {5: "depth to image", 7: "the 4x upscaler", 8: "InstructPix2Pix"}
@@ -51,12 +52,14 @@ class Detected:
 
     kind: str | None
     prediction: Prediction = "eps"
+    stated: bool = False  # the file, one beside it or the user states the prediction
     zero_snr: bool = False  # the schedule ends at a signal of exactly zero
     unet: str | None = None
     vae: str | None = None
     texts: tuple[Text, ...] = ()
     lacks: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()  # a line for each fact, with its reason
+    warnings: tuple[str, ...] = ()  # of what is stated of the prediction
 
     @property
     def pads(self) -> dict[str, str]:
@@ -90,7 +93,7 @@ class SingleFile:
 
 def is_single_file(tensors: Mapping[str, Stored]) -> bool:
     """Return whether a file with these tensors has a UNet or a VAE with ldm names."""
-    return _prefixes(tensors) != (None, None)
+    return prefixes(tensors) != (None, None)
 
 
 def reads(header: Header) -> bool:
@@ -102,9 +105,11 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
     """Return the type of a file from its header; `prediction` overrides the detected one. Raises ModelError."""
     tensors, path = header.tensors, header.file.path
     check_architecture(header, _ARCHITECTURES, "Stable Diffusion model", _PART)
-    unet, vae = _prefixes(tensors)
-    if "edm_mean" in tensors:
-        raise bad(path, "is a Playground model (edm_mean): not supported; use Stable Diffusion 1.x, 2.x or XL")
+    unet, vae = prefixes(tensors)
+    if edm := next((f"{title} ({sign})" for sign, title in _EDM.items() if sign in tensors), None):
+        raise bad(
+            path, f"is a {edm}, with levels of noise of its own: not supported; use Stable Diffusion 1.x, 2.x or XL"
+        )
     if unet is None and vae is None:
         raise bad(path, "is no Stable Diffusion checkpoint in one file: give the folder of the model")
     kind, reason = _kind(tensors, unet)
@@ -121,15 +126,15 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
     if channels not in _CHANNELS:
         purpose = _OTHER_CHANNELS.get(channels, "of an unknown kind")
         raise bad(path, f"is {KINDS[kind].title} with {channels} input channels ({purpose}): not supported")
-    chosen, why = _prediction(header, kind, channels, prediction)
+    decided = predictions.decide(header, prediction, *_usual(kind, channels))
     wanted = {text.component: text.within(tensors) for text in KINDS[kind].texts} | {"vae": vae, "unet": unet}
     texts = tuple(text for text in wanted.values() if isinstance(text, Text))
     lacks = [component for component, part in wanted.items() if part is None]
-    zero_snr = "ztsnr" in tensors
     return Detected(
         kind=kind,
-        prediction=chosen,
-        zero_snr=zero_snr,
+        prediction=decided.prediction,
+        stated=decided.stated,
+        zero_snr=bool(decided.zero_snr),
         unet=unet,
         vae=vae,
         texts=texts,
@@ -137,17 +142,18 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
         reasons=(
             f"type: {KINDS[kind].title} ({reason})",
             *([f"input: {channels} channels ({_CHANNELS[channels]})"] if unet is not None else []),
-            f"prediction: {chosen} ({why})",
-            *(["schedule: zero terminal SNR (tensor ztsnr)"] if zero_snr else []),
+            f"{PREDICTION}{decided.prediction} ({decided.reason})",
+            *([f"schedule: zero terminal SNR ({decided.zero_snr})"] if decided.zero_snr else []),
             *([f"lacks: {', '.join(lacks)}; add them by --unet, --vae and --text-encoder"] if lacks else []),
         ),
+        warnings=decided.warnings,
     )
 
 
-def _prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
+def prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     """Return the prefixes of the UNet's and the VAE's names; None for an absent part. A VAE of other latents than a
     UNet here has is another family's."""
-    unet = next((prefix for prefix in (UNET, "") if prefix + FIRST in tensors), None)
+    unet = prefix_of(tensors, FIRST)
     alone = unet is None and latent_channels(tensors) == LATENTS
     inside = ("", *VAES) if alone else VAES
     vae = next((prefix for prefix in inside if prefix + SIGN in tensors), None)
@@ -181,14 +187,8 @@ def _kind(tensors: Mapping[str, Stored], prefix: str | None) -> tuple[str | None
     return "sd1", f"1x1 convolutions in the attentions, text width {width}"
 
 
-def _prediction(header: Header, kind: str, channels: int, given: Prediction | None) -> tuple[Prediction, str]:
-    """Return the prediction of the UNet, noise (eps), velocity (v) or the image (x0), and the reason."""
-    if given is not None:
-        return given, "as given"
-    if "v_pred" in header.tensors:
-        return "v", "tensor v_pred"
-    if (noted := header.metadata.get(_NOTE, "").lower()) in _NOTED:
-        return _NOTED[noted], f"{_NOTE} {noted} in the file's metadata"
+def _usual(kind: str, channels: int) -> tuple[Prediction, str]:
+    """Return what the UNet of a type usually predicts, and the reason."""
     if kind == "sd2" and channels == 4:
         return "v", "not stored; SD 2.x for 768 pixels is v, for 512 pixels (base) give --prediction eps"
     return "eps", f"not stored; {'SD 2.x for inpainting' if kind == 'sd2' else KINDS[kind].title} is eps"

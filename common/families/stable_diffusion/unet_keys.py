@@ -20,7 +20,7 @@ IGNORED = frozenset(
         "posterior_log_variance_clipped", "posterior_mean_coef1", "posterior_mean_coef2", "posterior_variance",
         "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "sqrt_recip_alphas_cumprod",
         "sqrt_recipm1_alphas_cumprod", "scale_factor", "denoiser.sigmas", "global_step",
-        # markers: see `single_file`
+        # markers: see `prediction`
         "v_pred", "ztsnr",
     }
 )  # fmt: skip

@@ -3,6 +3,7 @@ all checked before a weight is read."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,42 +18,56 @@ from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO
 from qwenimg.common.families.z_image.published import SHIFTS, of_name, transformer
 from qwenimg.common.families.z_image.small_files import scheduler
 from qwenimg.common.families.z_image.transformer_file import open_transformer
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import merged_file
 from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts import language_files
 from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
+from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import closed_on_failure
 
 _NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
-    elsewhere are read from there. Raises ModelError and UsageError."""
+    """Read every configuration and header of `folder`, or of the file of a whole model, and check them against the
+    manifests. Parts that `choices` has elsewhere are read from there. Raises ModelError and UsageError."""
     whole = is_file(folder / "model_index.json")
     tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
-    components = {}
+    components = open_parts(folder, choices)
     with closed_on_failure() as keep:
-        for name in _NETWORKS:
-            components[name] = _opened(name, folder, choices, published=not whole)
-            keep(components[name].plan)
-        configs = {name: part.config for name, part in components.items()}
-        dit, text, vae = (configs[name] for name in _NETWORKS)
-        check_widths(folder, (dit.cap_feat_dim, text.hidden_size), (dit.in_channels, vae.latent_channels))
+        for part in components.values():
+            keep(part.plan)
         return Checkpoint(
             source=folder,
             components=components,
-            tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
+            tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, components["text_encoder"].config)},
             scheduler=_scheduler(folder, whole=whole),
         )
+
+
+def open_parts(folder: Path, choices: Choices | None = None) -> dict[str, Component]:
+    """Open the parts of the model in `folder`, or in one file, or from where `choices` has them. Raises ModelError."""
+    choices, components = choices or Choices(), {}
+    if is_file(folder):
+        merged_file.check_parts(folder, choices.parts)
+    with closed_on_failure() as keep:
+        for name in _NETWORKS:
+            components[name] = _opened(name, folder, choices, published=not is_file(folder / "model_index.json"))
+            keep(components[name].plan)
+        dit, text, vae = (components[name].config for name in _NETWORKS)
+        check_widths(folder, (dit.cap_feat_dim, text.hidden_size), (dit.in_channels, vae.latent_channels))
+    return components
 
 
 def purpose(folder: Path) -> str:
@@ -67,15 +82,24 @@ def purpose(folder: Path) -> str:
 def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Component:
     """Open one part, from its place in `choices` or from `folder`, which may have the published configurations alone.
     Raise ModelError."""
-    network, elsewhere = _NETWORKS[name], choices.part(name)
-    place = elsewhere or folder / name
+    network, elsewhere, merged = _NETWORKS[name], choices.part(name), is_file(folder)
+    place = elsewhere or (folder if merged else folder / name)
     config = find_config(network, [place, folder / name], partial(_published, name) if published else None)
+    if name == "text_encoder" and place == folder:
+        sizes = language_files.sizes(peek(folder), _text_name, config.head_dim)
+        config = parse(Qwen3Config, asdict(config) | sizes, source=folder)
     if name == "transformer" and is_file(place):
         return open_transformer(place, config, whole=choices.whole)
     if name == "vae" and is_file(place):
         return open_vae(place, config, whole=choices.whole)
     marker = CHANNELS_LAST if name == "vae" else ""
     return open_component(network, place, config, name, mflux.RENAMES[name], channels_last=marker, whole=choices.whole)
+
+
+def _text_name(key: str) -> str | None:
+    """Return the manifest's name of a tensor of the text encoder in the file of a whole model."""
+    own = plain("text", key)
+    return own if own is None else qwen3.rename(own)
 
 
 def _published(name: str) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, of_file, summary
+from qwenimg.common.families.description import Description, of_file, of_merged, summary
 from qwenimg.common.families.z_image import transformer_file
+from qwenimg.common.families.z_image.checkpoint import open_parts
 from qwenimg.common.families.z_image.published import transformer
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
@@ -18,8 +19,10 @@ _USE = "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE
 
 
 def part_of(header: Header) -> str | None:
-    """Return the part in a file with this header, by GGUF's architecture and the names of its tensors; None for
-    another file."""
+    """Return the part in a file with this header, by GGUF's architecture and the names of its tensors, or `model` for
+    several; None for another file."""
+    if transformer_file.is_model(header):
+        return "model"
     has_names = transformer_file.prefix_of(header.tensors) is not None
     if has_names and gguf.may_be(header, zimage_dit.NETWORK.architectures):
         return "transformer"
@@ -31,10 +34,13 @@ def part_of(header: Header) -> str | None:
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
     """Describe the transformer in a file: its layout, its weights, and its faults. Return None for another file."""
     other = transformer_file.other_model(header.tensors)
-    if other is None and part_of(header) != "transformer":
+    part = part_of(header)
+    if other is None and part not in ("transformer", "model"):
         return None
     if other is not None:
         return Description(lines=[f"layout: {other}", summary("file", header.tensors)], faults=[f"is {other}"])
+    if part == "model":
+        return of_merged("Z-Image, single file", header, open_parts)
     whole = of_file(_layout(header), header, lambda key: "pad_token" in key)
     try:
         transformer_file.open_transformer(header.file.path, transformer()).plan.close()

@@ -12,6 +12,7 @@ from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.families.z_image.published import defaults, of_name, published
 from qwenimg.common.families.z_image.small_files import small_files
+from qwenimg.common.families.z_image.transformer_file import is_model
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import kl_vae
@@ -52,6 +53,7 @@ FAMILY = Family(
     options=ZImage.options,
     open=open_folder,
     mflux_signs=mflux.SIGNS,
+    reads_file=is_model,
     describe_file=describe_file,
     model_of=lambda transformer, choices: of_name(told_name(transformer)),
     model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),

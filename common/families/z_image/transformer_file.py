@@ -14,11 +14,12 @@ from typing import Any
 
 from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad, closed_on_error
+from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
-from qwenimg.common.parts import authors_names
+from qwenimg.common.parts import authors_names, merged_file
 from qwenimg.common.parts.components import open_component
 from qwenimg.common.parts.ldm_configs import Shapes, behind, shape_of
 from qwenimg.common.runtime.checkpoint import Component
@@ -41,6 +42,12 @@ _BLOCKS = re.compile(r"(layers|noise_refiner)\.(\d{1,4})\.")
 def prefix_of(names: Collection[str]) -> str | None:
     """Return the prefix of the transformer's names in a file with these `names`; None in a file without it."""
     return authors_names.prefix_of(names, SIGN)
+
+
+def is_model(header: Header) -> bool:
+    """Return whether a file with this header has another part of the model beside the transformer."""
+    known = prefix_of(header.tensors) is not None and gguf.may_be(header, zimage_dit.NETWORK.architectures)
+    return known and bool(merged_file.parts_of(header))
 
 
 def other_model(names: Collection[str]) -> str | None:
@@ -78,8 +85,8 @@ def _checked_prefix(header: Header) -> str:
 
 def _renamed(key: str, prefix: str) -> str | None:
     """Return the manifest's name of a tensor in diffusers' names behind `prefix`; None if it is not used."""
-    plain = key.removeprefix(prefix)
-    return None if plain == _IGNORED else zimage_dit.rename(plain)
+    name = key.removeprefix(prefix)
+    return None if name == _IGNORED else zimage_dit.rename(name)
 
 
 # Configuration

@@ -24,6 +24,7 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model
 from qwenimg.common.networks.encoders.language_model import LLAMA_CPP, from_llama_cpp
 from qwenimg.common.networks.network import Network
+from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import Uses, stored_uses
 
 MODEL_TYPE = "qwen3"
@@ -108,7 +109,7 @@ def rename(key: str) -> str | None:
 
 def is_in(names: Iterable[str]) -> bool:
     """Return whether a file with these `names` has such a text encoder, and no vision tower as Qwen3-VL."""
-    every = list(names)
+    every = [name for key in names if (name := plain("text", key)) is not None]
     return any(rename(key) == SIGN for key in every) and not any("visual." in key for key in every)
 
 

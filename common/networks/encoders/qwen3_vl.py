@@ -17,6 +17,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import language_model, qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.weights.part_names import plain
 
 MODEL_TYPE = "qwen3_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
@@ -70,6 +71,7 @@ def is_in(header: Header) -> bool:
     """Return whether a file with this header has such a text encoder. Without its vision tower and with bare names it
     is taken for Qwen3, unless a GGUF file names the architecture."""
     named = gguf.architecture(header) in NETWORK.architectures
-    if not named and (gguf.architecture(header) or not any(key.startswith(_SIGNS) for key in header.tensors)):
+    names = [name for key in header.tensors if (name := plain("text", key)) is not None]
+    if not named and (gguf.architecture(header) or not any(name.startswith(_SIGNS) for name in names)):
         return False
-    return any(rename(key) == qwen3.SIGN for key in header.tensors)
+    return any(rename(name) == qwen3.SIGN for name in names)

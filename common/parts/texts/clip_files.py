@@ -21,7 +21,7 @@ from qwenimg.common.parts import ldm_keys
 from qwenimg.common.parts.components import component, is_absent, open_component, read_config
 from qwenimg.common.parts.ldm_configs import Text, clip_config
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.weights import keys
+from qwenimg.common.weights import keys, part_names
 from qwenimg.common.weights.plan import stored_uses
 
 NO_CLIP = "holds no CLIP text encoder: no encoder.layers or transformer.resblocks"
@@ -48,7 +48,8 @@ def find(tensors: Mapping[str, Stored]) -> tuple[str, bool, int] | None:
 def width_alone(tensors: Mapping[str, Stored]) -> int | None:
     """Return the width of a text encoder that is alone in its file; None for another file."""
     layout = find(tensors)
-    return None if layout is None or any(not name.startswith(layout[0]) for name in tensors) else layout[2]
+    others = (name for name in tensors if part_names.plain("text", name) is not None)
+    return None if layout is None or any(not name.startswith(layout[0]) for name in others) else layout[2]
 
 
 def described(tensors: Mapping[str, Stored]) -> str | None:
@@ -93,11 +94,13 @@ def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool)
             return _open_clip(header, prefix, name, config)
     header.file.close()
 
+    own = (part_names.plain("text", prefix + _TOKENS) or "").removesuffix(_TOKENS)
+
     def rename(key: str) -> str | None:
-        plain = key.removeprefix(prefix)
+        plain = key.removeprefix(own)
         if plain in _NOT_NEEDED and not (config.projection_dim and plain.startswith("text_projection")):
             return None
-        return clip.rename(plain) if key.startswith(prefix) else key
+        return clip.rename(plain) if key.startswith(own) else key
 
     return open_component(clip.NETWORK, path, config, name, lambda manifest: rename)
 
@@ -142,7 +145,7 @@ def _open_clip(header: Header, prefix: str, name: str, config: clip.CLIPConfig) 
     spare = tuple(f"{prefix}transformer.resblocks.{layer}." for layer in _spare_layers(config))
     needless = {f"{prefix}{name}" for name in _OPEN_NOT_NEEDED}
     unknown = header.tensors.keys() - plan.known - needless
-    unknown = {name for name in unknown if not name.startswith(spare)}
+    unknown = {name for name in unknown if not name.startswith(spare) and part_names.plain("text", name) is not None}
     if unknown:
         raise bad(header.file.path, f"holds unknown tensor {first(sorted(unknown))}: not a {name} like the model's")
     return component(clip.NETWORK, config, plan)

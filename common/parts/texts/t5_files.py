@@ -19,6 +19,7 @@ from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import Place, plan_places
+from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import stored_uses
 
 _FIRST = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"  # only version 1.1 has a gate
@@ -34,7 +35,8 @@ def prefix_of(names: Iterable[str]) -> str | None:
 def is_alone(header: Header) -> bool:
     """Return whether a file with this header is a T5 encoder and nothing else."""
     prefix = prefix_of(header.tensors) if gguf.may_be(header, t5.NETWORK.architectures) else None
-    return prefix is not None and all(name.startswith(prefix) for name in header.tensors)
+    others = (name for name in header.tensors if plain("text", name) is not None)
+    return prefix is not None and all(name.startswith(prefix) for name in others)
 
 
 def is_t5(path: Path) -> bool:
@@ -54,8 +56,10 @@ def open_t5(path: Path, title: str, *, whole: bool = False) -> Component:
     if prefix is None:
         raise bad(path, f"holds no T5 encoder: it lacks {_FIRST}")
 
+    own = (plain("text", prefix + _FIRST) or "").removesuffix(_FIRST)
+
     def rename(key: str) -> str | None:
-        return t5.rename(key.removeprefix(prefix)) if key.startswith(prefix) else key
+        return t5.rename(key.removeprefix(own)) if key.startswith(own) else key
 
     return open_component(t5.NETWORK, path, config_of(header, prefix), title, lambda manifest: rename, whole=whole)
 

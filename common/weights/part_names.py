@@ -1,0 +1,42 @@
+"""Prefixes before the names of a part's tensors, in a file of its own or of the whole model: strings only.
+
+ComfyUI saves a whole model in one file: its transformer, its text encoders, each by its own name, and its VAE.
+"""
+
+from __future__ import annotations
+
+import re
+
+_OWN = ("model.diffusion_model.", "diffusion_model.", "model.model.", "net.")  # that no text encoder or VAE has
+DENOISERS = (*_OWN, "model.", "_orig_mod.", "module.", "")
+"""Of transformers and UNets: the first with which a name of the network's is in the file counts."""
+VAES = ("first_stage_model.", "vae.")
+_NAMED = r"(?:clip|t5|pile_t5|umt5|qwen|gemma|llama|mistral)\w{0,40}"
+_TEXT = re.compile(
+    rf"text_encoders\.\w{{1,60}}\.(?:transformer\.)?|{_NAMED}\.(?:transformer\.|(?=logit_scale$))", re.ASCII
+)
+PARTS = ("text_encoder", "vae")
+"""The parts beside a denoiser in the file of a whole model."""
+_UNUSED = ("logit_scale", "scaled_fp8")  # behind a text encoder's prefix
+
+
+def part_of(key: str) -> str | None:
+    """Return the one of PARTS whose prefix `key` has; None for another name."""
+    return PARTS[0] if _TEXT.match(key) else PARTS[1] if key.startswith(VAES) else None
+
+
+def plain(role: str, key: str) -> str | None:
+    """Return the name of a tensor without the prefix of its part. role: that of the part, text, transformer or vae.
+    None for a tensor of another part in the file of a whole model."""
+    text = _TEXT.match(key)
+    if role == "text" and text is not None:
+        rest = key[text.end() :]
+        return None if rest in _UNUSED else rest
+    if text is not None or key.startswith("model_ema."):
+        return None
+    if role == "vae" and (prefix := next((one for one in VAES if key.startswith(one)), None)):
+        return key.removeprefix(prefix)
+    own = DENOISERS[:-1] if role == "transformer" else ()
+    if prefix := next((one for one in own if key.startswith(one)), None):
+        return key.removeprefix(prefix)
+    return None if key.startswith((*_OWN, *VAES)) else key
