@@ -190,8 +190,10 @@ def named_weights(
     notes = {key: text for header in headers for key, text in header.metadata.items()}
     moved = bool(channels_last) and any(channels_last in key for header in headers for key in header.tensors)
     weights = grouped(_pieces(headers, expected, moved), expected, notes)
-    originals = {name_of(key) for key in weights.sources.keys() - copies}
-    spare = {key for key in weights.sources.keys() & copies if name_of(key) in originals}
+    ends = tuple(f".{copy}" for copy in copies)  # behind any prefix
+    copied = {key for key in weights.sources if key in copies or key.endswith(ends)}
+    originals = {name_of(key) for key in weights.sources.keys() - copied}
+    spare = {key for key in copied if name_of(key) in originals}
     for key, source in weights.sources.items():
         name = name_of(key)
         if name is None or key in spare:

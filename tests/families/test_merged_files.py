@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import tiny_ldm
+from support import tiny_flux, tiny_ldm
+from support.comfy_files import comfy
 from support.family_cases import BACKENDS
 from support.folder_tensors import tensors
 from support.refusals import refused
@@ -245,3 +246,43 @@ def test_the_whole_file_in_place_of_a_transformer_is_the_model(
     made: dict[str, Made], expected: dict[str, np.ndarray], family: str
 ) -> None:
     assert np.array_equal(made[family].draw(None, transformer=made[family].file), expected[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample(0)
+def test_eight_bits_of_comfyui(made: dict[str, Made], family: str, tmp_path: Path) -> None:
+    """As most of these files are: float8 with a scale for each weight, of the transformer and the text encoder."""
+    one = made[family]
+    shutil.copytree(one.folder / "tokenizer", tmp_path / "tokenizer")
+    written = comfy(one.tensors, "older", lambda name: name.endswith(("to_q.weight", "qkv.weight", "q_proj.weight")))
+    assert sum(value.element_size() == 1 and value.ndim == 2 for value in written.tensors.values()) > 3
+    save_file(written.tensors, tmp_path / "turbo-a.safetensors", metadata=written.notes)
+    values = {name: value.contiguous() for name, value in written.values.items()}
+    save_file(values, tmp_path / "turbo-b.safetensors")
+    first, second = (one.draw(tmp_path / f"turbo-{name}.safetensors") for name in "ab")
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.sample(0)
+def test_clip_and_t5_alone_behind_their_prefixes(tmp_path: Path) -> None:
+    """FLUX.1's text encoders, cut out of a whole file with its names: the picture is the folder's."""
+    folder = tmp_path / "flux"
+    tiny_flux.write_tiny_flux(folder, "dev", single=True)
+    whole, asked = tiny_flux.one_file(folder), ASKED | {"guidance": 3.5}
+    pictures = []
+    for start in ("text_encoders.", ""):
+        parts = {}
+        for option, name in (("text_encoder", "t5xxl"), ("text_encoder_2", "clip_l")):
+            old = f"text_encoders.{name}."
+            named = {key: value for key, value in whole.items() if key.startswith(old)}
+            assert any(key.endswith(".logit_scale") for key in named)
+            file = tmp_path / f"{start}{name}.safetensors"
+            save_file({key.replace("text_encoders.", start): value for key, value in named.items()}, file)
+            kind = registry.identify_file(file)
+            assert kind is not None and kind.option == "text_encoder", file.name
+            parts[option] = file
+        with qwenimg.load(folder, "cpu", "fp32", **parts) as pipe:
+            pictures.append(pipe("a red circle", **asked).latents)
+    with qwenimg.load(folder, "cpu", "fp32") as pipe:
+        right = pipe("a red circle", **asked).latents
+    assert all(np.array_equal(picture, right) for picture in pictures)
