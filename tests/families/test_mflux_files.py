@@ -25,7 +25,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image.file_parts import NETWORKS
+from qwenimg.common.families.qwen_image.describe_file import NETWORKS
 from qwenimg.common.hub.pull import pull
 from qwenimg.common.weights.storage import Packed
 

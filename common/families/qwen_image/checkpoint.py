@@ -3,23 +3,25 @@ before a weight is read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image import captions, single_file, variants
-from qwenimg.common.families.qwen_image.file_parts import is_tower
+from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
@@ -30,14 +32,20 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts import merged_file
+from qwenimg.common.parts.authors_names import count_blocks
 from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
+from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts import language_files, towers
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
+from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import closed_on_failure
 
+_UP = re.compile(r"decoder\.(?:up_blocks\.0\.resnets\.(\d)\.conv1|upsamples\.(\d{1,2})\.residual\.2)\.weight")
+_SAMPLER = re.compile(r"decoder\.(?:up_blocks\.\d\.upsamplers\.0|upsamples\.(\d{1,2}))\.resample\.1\.weight")
 _PARTS = ("transformer", "text_encoder", "vae")
 
 
@@ -79,7 +87,7 @@ def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, C
 
     def config(name: str, network: Network) -> Any:
         if inside and places[name] == folder:
-            return single_file.config_of(peek(folder), name, network.config())
+            return _config_of(peek(folder), name, network.config())
         published = network.config if not whole or choices.part(name) is not None else None
         return find_config(network, [places[name], folder / name], published)
 
@@ -113,6 +121,11 @@ def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, C
             )
             keep(components[name].plan)
     return kind, components
+
+
+def is_tower(header: Header) -> bool:
+    """Return whether a file with this header is the vision tower of Qwen2.5-VL alone, as llama.cpp has it."""
+    return towers.is_tower(header, "qwen2.5vl_merger")
 
 
 def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
@@ -191,3 +204,44 @@ def _check_fit(folder: Path, kind: QwenVariant, dit: QwenDiTConfig, text: QwenVL
             f"{clean(folder)}: the transformer takes {dit.in_channels} and makes {dit.out_features} channels, "
             f"the VAE's latents have {vae.z_dim} in patches of {dit.patch_size} x {dit.patch_size}"
         )
+
+
+# A whole model in one file: nothing shows the axes of positions and the latents' statistics, which are as published
+
+
+def _config_of(header: Header, part: str, like: Any) -> Any:
+    """Return the configuration of a part in the file; `like` has the fields that no tensor shows. Raises ModelError."""
+    if part == "text_encoder":
+        rename = RENAMES[part](qwen_vl.manifest(QwenVLConfig()))
+        return replace(like, **language_files.sizes(header, rename, QwenVLConfig().head_dim))
+    if part == "vae":
+        return _vae(header, like)
+    return _transformer(header, like)
+
+
+def _transformer(header: Header, like: QwenDiTConfig) -> QwenDiTConfig:
+    path, rename = header.file.path, RENAMES["transformer"](qwen_dit.manifest(like))
+    shapes: Shapes = {name: one.shape for key, one in header.tensors.items() if (name := rename(key)) is not None}
+    width, channels = shape_of(path, shapes, "img_in.weight", 2)
+    [head_dim] = shape_of(path, shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
+    data: dict[str, Any] = asdict(like) | {
+        "in_channels": channels,
+        "out_channels": shape_of(path, shapes, "proj_out.weight", 2)[0] // like.patch_size**2,
+        "num_layers": count_blocks(shapes, "transformer_blocks."),
+        "attention_head_dim": head_dim,
+        "num_attention_heads": width // max(1, head_dim),
+        "joint_attention_dim": shape_of(path, shapes, "txt_in.weight", 2)[1],
+    }
+    return parse(QwenDiTConfig, data, source=path)
+
+
+def _vae(header: Header, like: QwenVAEConfig) -> QwenVAEConfig:
+    """Return the configuration of the VAE, in diffusers' names or Wan's."""
+    path = header.file.path
+    shapes: Shapes = {name: one.shape for key, one in header.tensors.items() if (name := plain("vae", key)) is not None}
+    first = next((name for name in ("encoder.conv_in.weight", "encoder.conv1.weight") if name in shapes), "")
+    width = shape_of(path, shapes, first or "encoder.conv1.weight", 5)[0]
+    sampler = min((int(match[1] or 100) for name in shapes if (match := _SAMPLER.fullmatch(name))), default=100)
+    blocks = {int(match[1] or match[2]) for name in shapes if (match := _UP.fullmatch(name))}
+    layers = sum(block < sampler for block in blocks)
+    return parse(QwenVAEConfig, asdict(like) | {"base_dim": width, "num_res_blocks": layers - 1}, source=path)

@@ -11,9 +11,8 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import control_files, layouts, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import open_folder
-from qwenimg.common.families.qwen_image.describe_file import describe_file
+from qwenimg.common.families.qwen_image.describe_file import describe_file, is_model, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
-from qwenimg.common.families.qwen_image.file_parts import is_model, part_of
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
 from qwenimg.common.families.qwen_image.published import published
