@@ -58,8 +58,8 @@ def open_transformer(
     manifest = network.manifest(config)
     plan = plan_places(header, "transformer", places(manifest, prefix, place), manifest, network.uses(config))
     known = plan.known | {prefix + one for one in ignored}
-    own = (key for key in header.tensors if key.startswith(prefix) and plain("transformer", key) is not None)
-    check_known(header.file.path, [key for key in own if key not in known], title)
+    behind_prefix = (key for key in header.tensors if key.startswith(prefix) and plain("transformer", key) is not None)
+    check_known(header.file.path, [key for key in behind_prefix if key not in known], title)
     return component(network, config, plan, whole=whole)
 
 

@@ -196,8 +196,8 @@ def open_component(
     names = rename(manifest) if rename else network.rename
 
     def in_file(key: str) -> str | None:
-        own = part_names.plain(network.role, key)
-        return own if own is None or names is None else names(own)
+        name = part_names.plain(network.role, key)
+        return name if name is None or names is None else names(name)
 
     planned = plans.whole(manifest, used) if whole else used
     plan = keys.plan(

@@ -15,8 +15,8 @@ _OPTIONS = {"transformer": "--transformer", "text_encoder": "--text-encoder", "v
 
 def parts_of(header: Header) -> list[str]:
     """Return the parts behind prefixes of their own in a file with this header: text_encoder, vae."""
-    found = {part_of(key) for key in header.tensors}
-    return [part for part in PARTS if part in found]
+    there = {part_of(key) for key in header.tensors}
+    return [part for part in PARTS if part in there]
 
 
 def check_parts(path: Path, elsewhere: Collection[str]) -> None:

@@ -27,9 +27,9 @@ def kind(key: str) -> str | None:
 
 def line(header: Header) -> str | None:
     """Return the line about the tensors of a file that are left out or read in another dtype; None without any."""
-    found = Counter(title for key in header.tensors if (title := kind(key)) is not None)
+    counts = Counter(title for key in header.tensors if (title := kind(key)) is not None)
     doubles = sum(stored.dtype == DOUBLE and kind(key) is None for key, stored in header.tensors.items())
-    listed = ", ".join(f"{title} ({counted(count, 'tensor')})" for title, count in found.items())
-    parts = [f"left out, since nothing here uses it: {listed}"] if found else []
+    listed = ", ".join(f"{title} ({counted(count, 'tensor')})" for title, count in counts.items())
+    parts = [f"left out, since nothing here uses it: {listed}"] if counts else []
     parts += [f"{counted(doubles, 'tensor')} in 64 bits, read in float32"] if doubles else []
     return "; ".join(parts) or None

@@ -36,7 +36,7 @@ def plain(role: str, key: str) -> str | None:
         return None
     if role == "vae" and (prefix := next((one for one in VAES if key.startswith(one)), None)):
         return key.removeprefix(prefix)
-    own = DENOISERS[:-1] if role == "transformer" else ()
-    if prefix := next((one for one in own if key.startswith(one)), None):
+    prefixes = DENOISERS[:-1] if role == "transformer" else ()
+    if prefix := next((one for one in prefixes if key.startswith(one)), None):
         return key.removeprefix(prefix)
     return None if key.startswith((*_OWN, *VAES)) else key

@@ -208,12 +208,12 @@ def with_parts(
             raise (faults or {}).get(absent[0]) or lacks(parts.source, absent)
         check(parts, sdxl=sdxl)
 
-    made = with_given(checkpoint, choices.parts, _opened, check_whole)
+    changed = with_given(checkpoint, choices.parts, _opened, check_whole)
     given = choices.part("transformer")
     if given is None or choices.prediction is not None or is_folder(given):
-        return made
-    with closed_on_error(made):
-        return _as_stated(made, given)
+        return changed
+    with closed_on_error(changed):
+        return _as_stated(changed, given)
 
 
 def _opened(checkpoint: Checkpoint, part: str, path: Path) -> tuple[str, Component]:

@@ -1,4 +1,4 @@
-"""What the UNet in one file predicts, the noise (eps), the velocity (v) or the image (x0): the one place that decides.
+"""The prediction of the UNet in one file: noise (eps), velocity (v) or image (x0). Nothing else decides it.
 
 No shape shows it. It is stated by the user, in a YAML of the web UIs beside the file, by tensors that mark the file, or
 in its metadata, which programs write in their own words. The first of these that states it counts, in this order; the

@@ -98,8 +98,8 @@ def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Co
 
 def _text_name(key: str) -> str | None:
     """Return the manifest's name of a tensor of the text encoder in the file of a whole model."""
-    own = plain("text", key)
-    return own if own is None else qwen3.rename(own)
+    name = plain("text", key)
+    return name if name is None else qwen3.rename(name)
 
 
 def _published(name: str) -> Any:

@@ -94,13 +94,13 @@ def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool)
             return _open_clip(header, prefix, name, config)
     header.file.close()
 
-    own = (part_names.plain("text", prefix + _TOKENS) or "").removesuffix(_TOKENS)
+    start = (part_names.plain("text", prefix + _TOKENS) or "").removesuffix(_TOKENS)
 
     def rename(key: str) -> str | None:
-        plain = key.removeprefix(own)
+        plain = key.removeprefix(start)
         if plain in _NOT_NEEDED and not (config.projection_dim and plain.startswith("text_projection")):
             return None
-        return clip.rename(plain) if key.startswith(own) else key
+        return clip.rename(plain) if key.startswith(start) else key
 
     return open_component(clip.NETWORK, path, config, name, lambda manifest: rename)
 

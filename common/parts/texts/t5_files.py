@@ -56,10 +56,10 @@ def open_t5(path: Path, title: str, *, whole: bool = False) -> Component:
     if prefix is None:
         raise bad(path, f"holds no T5 encoder: it lacks {_FIRST}")
 
-    own = (plain("text", prefix + _FIRST) or "").removesuffix(_FIRST)
+    start = (plain("text", prefix + _FIRST) or "").removesuffix(_FIRST)
 
     def rename(key: str) -> str | None:
-        return t5.rename(key.removeprefix(own)) if key.startswith(own) else key
+        return t5.rename(key.removeprefix(start)) if key.startswith(start) else key
 
     return open_component(t5.NETWORK, path, config_of(header, prefix), title, lambda manifest: rename, whole=whole)
 
