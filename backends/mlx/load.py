@@ -131,7 +131,7 @@ def _decoded(layer: QuantisedLinear) -> Linear:
     """Return a linear layer with the values of a quantized one, in float32."""
     weight = layer.weight.astype(mx.float32)
     linear = Linear(weight.shape[1], weight.shape[0], bias="bias" in layer)
-    linear.path, linear.weight = layer.path, weight
+    linear.path, linear.weight, linear.rotation = layer.path, weight, layer.rotation
     linear.branch = tuple(part.astype(mx.float32) for part in layer.branch)
     if "bias" in layer:
         linear.bias = layer.bias.astype(mx.float32)

@@ -142,7 +142,7 @@ def _decoded(layer: QuantisedLinear) -> Linear:
     weight = layer.weight.clone()
     linear = Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
     linear.path = layer.path
-    linear.branch = layer.branch
+    linear.branch, linear.rotation = layer.branch, layer.rotation
     linear.weight, linear.bias = torch.nn.Parameter(weight, requires_grad=False), layer.bias
     return linear
 

@@ -15,6 +15,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine
+from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.families import repository
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.files import MAX_SHARDS
@@ -24,7 +25,7 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import QUANTIZATION, read_config
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import Entry
-from qwenimg.common.weights.storage import Codes, Dense, Packed
+from qwenimg.common.weights.storage import Dense, Packed
 from qwenimg.common.weights.write import Weight, shards
 
 SHARD = 2_000_000_000  # bytes of a file: the most that a continued run writes again
@@ -53,7 +54,8 @@ class ConvertedPart:
 
     @property
     def coded(self) -> bool:
-        return any(isinstance(weight.entry.storage, Packed) for shard in self.shards for weight in shard)
+        """True if weights are in MLX's codes."""
+        return any(_mlx_code(weight) for shard in self.shards for weight in shard)
 
 
 def parts(opened: Opened, dtype: str | None) -> list[ConvertedPart]:
@@ -108,11 +110,11 @@ def _config(network: Network, component: Component) -> dict[str, object]:
 
 def _quantization(weights: list[Weight]) -> dict[str, object]:
     """Return mlx-lm's entries: the commonest code, layers with another one, and false for layers without one."""
-    codes: dict[str, Codes | None] = {}
+    codes: dict[str, Affine | BlockFloat | None] = {}
     for weight in weights:
-        storage = weight.entry.storage
-        if len(weight.shape) == 2 or isinstance(storage, Packed):
-            codes[weight.key.removesuffix(".weight")] = storage.code if isinstance(storage, Packed) else None
+        code = _mlx_code(weight)
+        if len(weight.shape) == 2 or code is not None:
+            codes[weight.key.removesuffix(".weight")] = code
     counts = Counter(code for code in codes.values() if code is not None)
     if not counts:
         return {}
@@ -121,7 +123,13 @@ def _quantization(weights: list[Weight]) -> dict[str, object]:
     return {key: {**_code_fields(usual), **others} for key in QUANTIZATION}
 
 
-def _code_fields(code: Codes) -> dict[str, object]:
+def _mlx_code(weight: Weight) -> Affine | BlockFloat | None:
+    """Return the code in which `weight` is written, if it is one of MLX's."""
+    storage = weight.entry.storage
+    return storage.code if isinstance(storage, Packed) and isinstance(storage.code, Affine | BlockFloat) else None
+
+
+def _code_fields(code: Affine | BlockFloat) -> dict[str, object]:
     return {"group_size": code.group, "bits": code.bits, "mode": "affine" if isinstance(code, Affine) else code.mode}
 
 

@@ -23,6 +23,7 @@ from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts.ldm_keys import CLIP_H_LAYERS, Places
 from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
+from qwenimg.common.weights import comfy
 
 Shapes = dict[str, Shape]
 
@@ -57,8 +58,10 @@ class Text:
 
 
 def behind(header: Header, prefix: str) -> Shapes:
-    """Return the shapes of the tensors behind `prefix`, by the rest of their names."""
-    return {key.removeprefix(prefix): tensor.shape for key, tensor in header.tensors.items() if key.startswith(prefix)}
+    """Return the shapes of the tensors behind `prefix` in an open file, by the rest of their names. Raises
+    ModelError."""
+    shapes = comfy.value_shapes(header)
+    return {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
 
 
 def shape_of(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:

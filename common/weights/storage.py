@@ -9,9 +9,10 @@ from typing import TypeAlias
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.precision.precision import BYTES
 
-Codes: TypeAlias = Affine | BlockFloat
+Codes: TypeAlias = Affine | BlockFloat | RotatedInt8
 """The codes that a linear layer computes with."""
 
 

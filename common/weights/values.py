@@ -12,6 +12,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine, encode
 from qwenimg.common.codes.bits import finite, widened
 from qwenimg.common.codes.coded import Coded
+from qwenimg.common.codes.rotated import MOST, RotatedInt8, rotated
 from qwenimg.common.formats.arrays import largest_bits, value
 from qwenimg.common.formats.stored import NUMPY, TOO_LARGE, raw, read_checked
 from qwenimg.common.weights.plan import Delta, Entry, LoadPlan, StaysQuantized
@@ -81,14 +82,15 @@ def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
 
 def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the branch beside `entry`, float32: down [R in] and up [out R], all of its deltas along one rank; None
-    if there is none. Raises ModelError."""
+    if there is none. Of a layer that rotates its input, down is rotated too. Raises ModelError."""
     import numpy as np
 
     factors = [delta.factors() for delta in entry.branch if delta.strength]
     if not factors:
         return None
     downs, ups = zip(*factors, strict=True)
-    return np.concatenate(downs), np.concatenate(ups, axis=1)
+    down, code = np.concatenate(downs), entry.storage.code if isinstance(entry.storage, Packed) else None
+    return rotated(down, code.rotation) if isinstance(code, RotatedInt8) else down, np.concatenate(ups, axis=1)
 
 
 def read_codes(entry: Entry) -> Coded:
@@ -99,11 +101,14 @@ def read_codes(entry: Entry) -> Coded:
     stays = source.kept
     if isinstance(source.code, StaysQuantized) and stays and stays.code == code and not entry.fused:
         weight = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
-        count = sum(map(_not_finite, weight.arrays[1:] if isinstance(code, Affine) else [code.values(weight.arrays)]))
+        count = sum(map(_not_finite, _bounds(weight, code)))
         if count:
             raise not_finite(entry, count, 0.0, "")
     elif isinstance(code, Affine):
         weight = encode(_finite_parts(entry), entry.shape, code)
+    elif isinstance(code, RotatedInt8):
+        (values,) = _finite_parts(entry)  # with its fused deltas
+        weight = code.encode(values)
     else:
         raise bad(source.first.file.path, f"is in {code.mode}, into which no LoRA can be fused; convert the original")
     largest = _largest(weight, code) if entry.storage.dtype == "float16" else 0.0
@@ -121,6 +126,16 @@ def _finite_parts(entry: Entry) -> Iterator[np.ndarray]:
         yield part
 
 
+def _bounds(weight: Coded, code: Codes) -> list[np.ndarray]:
+    """Return numbers that are finite if all values of the weight are."""
+    import numpy as np
+
+    if isinstance(code, RotatedInt8):
+        with np.errstate(over="ignore"):
+            return [weight.scales * np.float32(MOST + 1)]
+    return weight.arrays[1:] if isinstance(code, Affine) else [code.values(weight.arrays)]
+
+
 def _not_finite(array: np.ndarray) -> int:
     """Return the number of values that are not finite."""
     return int((~finite(array)).sum())
@@ -136,6 +151,8 @@ def _largest(weight: Coded, code: Codes) -> float:
         bound = float(np.maximum(np.abs(biases), np.abs(biases + (2**code.bits - 1) * scales)).max(initial=0))
         if bound < TOO_LARGE["float16"]:
             return bound
+    if isinstance(code, RotatedInt8):
+        return float(np.abs(_bounds(weight, code)[0]).max(initial=0))
     return float(np.abs(code.values(weight.arrays)).max(initial=0))
 
 

@@ -20,8 +20,10 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.affine import Affine, exact16
 from qwenimg.common.codes.bits import finite, narrowed, widened
+from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.safetensors import entry, head, read_header
+from qwenimg.common.weights import comfy
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import not_finite, read_chunks, read_codes
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 HASH = "sha256"  # the key of the data's hash in the metadata
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_OF_NUMPY = {"uint32": "U32", "uint8": "U8", "int8": "I8", "float16": "F16", "float32": "F32"}
 
 Progress = Callable[[int], None]
 """Called with the number of bytes written since the last call."""
@@ -53,6 +56,9 @@ class Weight(NamedTuple):
         if not isinstance(storage, Packed):
             return {self.key: self.shape}
         layer, (rows, width) = self.key.removesuffix(".weight"), self.entry.shape
+        if isinstance(storage.code, RotatedInt8):
+            said = comfy.described(storage.code)
+            return {self.key: (rows, width), f"{layer}.weight_scale": (rows, 1), f"{layer}.comfy_quant": said.shape}
         groups: Shape = (rows, width // storage.code.group)
         words: Shape = (rows, width * storage.code.bits // 32)
         return {self.key: words} | {f"{layer}.{part}": groups for part in storage.code.parts}
@@ -128,7 +134,7 @@ def _all(weights: Sequence[Weight]) -> Iterator[_Tensor]:
     def place(weight: Weight) -> int:
         storage = weight.entry.storage
         if isinstance(storage, Packed):
-            return 0 if isinstance(storage.code, Affine) else 2
+            return 0 if isinstance(storage.code, Affine | RotatedInt8) else 2
         return 0 if storage.dtype == "float32" else 1
 
     for weight in sorted(weights, key=place):
@@ -140,10 +146,12 @@ def _tensors_of(weight: Weight) -> Iterator[_Tensor]:
     if not isinstance(weight.entry.storage, Packed):
         yield _Tensor(weight.key, _NAMES[weight.entry.storage.dtype], weight.shape, _values(weight.entry))
         return
-    weights = exact16(read_codes(weight.entry))
-    for (key, shape), part in zip(names.items(), weights.arrays, strict=True):
-        name = {"uint32": "U32", "uint8": "U8", "float16": "F16", "float32": "F32"}[part.dtype.name]
-        yield _Tensor(key, name, shape, iter([part]))
+    code, coded = weight.entry.storage.code, exact16(read_codes(weight.entry))
+    parts = coded.arrays
+    if isinstance(code, RotatedInt8):
+        parts = [coded.codes.view("i1"), coded.scales, comfy.described(code)]
+    for (key, shape), part in zip(names.items(), parts, strict=True):
+        yield _Tensor(key, _OF_NUMPY[part.dtype.name], shape, iter([part]))
 
 
 def _values(entry: Entry) -> Iterator[np.ndarray]:

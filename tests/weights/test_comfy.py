@@ -1,11 +1,13 @@
-"""ComfyUI's weights in 8 bits against their formula in float64, on both backends; and what of them is refused."""
+"""ComfyUI's weights in 8 and 4 bits against their formula in float64, on both backends; and what of them is refused."""
 
 from __future__ import annotations
 
 import json
 import resource
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,17 +15,24 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from support import comfy_files
 
 from qwenimg.backends.mlx import load as mlx_load
+from qwenimg.backends.mlx import ops as mlx_ops
+from qwenimg.backends.mlx.ops import quantised as mlx_quantised
 from qwenimg.backends.torch import load as torch_load
+from qwenimg.backends.torch import ops as torch_ops
+from qwenimg.backends.torch.ops import quantised as torch_quantised
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.affine import BITS8
 from qwenimg.common.codes.coded import QuantStorage
+from qwenimg.common.codes.rotated import RotatedInt8, rotated
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.keys import plan
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read, read_codes
+from qwenimg.common.weights.quantise import keep
+from qwenimg.common.weights.storage import Dense, Packed
+from qwenimg.common.weights.values import read, read_codes, read_finite
 
 SHAPES = {"a.weight": (6, 64), "b.weight": (4, 3, 3, 3), "c.weight": (5, 64), "d.weight": (3, 7)}
 FP8, FP8_WIDE = torch.float8_e4m3fn, torch.float8_e5m2
@@ -153,9 +162,13 @@ def test_they_are_coded_again_where_that_is_asked_for(tmp_path: Path) -> None:
     [
         ({"a.comfy_quant": said(format="nvfp4")}, "format nvfp4"),
         ({"a.comfy_quant": said(format="mxfp8")}, "format mxfp8"),
-        ({"a.comfy_quant": said(format="convrot_w4a4", convrot_groupsize=256)}, "format convrot_w4a4"),
-        ({"b.comfy_quant": said(format="int8_tensorwise", convrot=True)}, "int8_tensorwise with convrot"),
-        ({"b.comfy_quant": said(format="int8_tensorwise", params={"convrot": True})}, "with convrot"),
+        ({"a.comfy_quant": said(format="convrot_w4a4", convrot_groupsize=64)}, "F8_E4M3 [6, 64]; its descriptor says"),
+        (
+            {"b.comfy_quant": said(format="int8_tensorwise", convrot=True)},
+            "[4, 3, 3, 3]: no rows of 3 that groups of 256",
+        ),
+        ({"b.comfy_quant": said(format="int8_tensorwise", params={"convrot": True})}, "that groups of 256 rotate"),
+        ({"a.comfy_quant": said(format="float8_e4m3fn", convrot=True)}, "has convrot True in float8_e4m3fn"),
         ({"b.comfy_quant": said(convrot=True, per_row=True)}, "names no format"),
         ({"a.comfy_quant": said(format="float8_e5m2")}, "is F8_E4M3; its descriptor says float8_e5m2"),
         ({"b.comfy_quant": said(format="float8_e4m3fn")}, "'b.weight' is I8"),
@@ -276,3 +289,231 @@ def test_ten_thousand_descriptors_are_read_in_a_second(tmp_path: Path) -> None:
     start = time.process_time()
     plan(tmp_path / "a.safetensors", "transformer", shapes).close()
     assert time.process_time() - start < 3
+
+
+# Rotated
+
+
+def rotated_case(layout: str) -> Case:
+    """Two matrices in this layout, of which b is of 16 rows, beside a kernel and a bias as they are."""
+    made = weights() | {"b.weight": weights(5)["a.weight"].repeat(3, 1)[:16], "d.weight": torch.randn(3)}
+    for name in ("a.weight", "c.weight"):
+        made[name] = made[name].repeat(1, 4)
+    written = comfy_files.comfy(made, layout, lambda name: True)
+    return written.tensors, written.notes, {name: value.double().numpy() for name, value in written.values.items()}
+
+
+ROTATED_SHAPES = {"a.weight": (6, 256), "b.weight": (16, 64), "c.weight": (5, 256), "d.weight": (3,)}
+
+
+def opened_rotated(path: Path, made: Tensors) -> LoadPlan:
+    safetensors.torch.save_file(made, path)
+    return keep(plan(path, "transformer", dict(ROTATED_SHAPES)), frozenset())
+
+
+@pytest.mark.parametrize("layout", comfy_files.ROTATED)
+def test_rotated_values_have_one_rounding_on_both_backends(tmp_path: Path, layout: str) -> None:
+    """Against the matrix R of the published formula in float64; and what a layer holds are the same codes."""
+    made, _, expected = rotated_case(layout)
+    opened = opened_rotated(tmp_path / "a.safetensors", made)
+    for name in ("a.weight", "b.weight"):
+        entry = opened.entries[name]
+        once = expected[name].astype(np.float32)
+        assert np.array_equal(read(entry), once), name
+        dense = replace(entry, storage=Dense("float32"))
+        assert np.array_equal(torch_load.tensor(dense, torch.device("cpu")).numpy(), once)
+        assert np.array_equal(np.array(mlx_load.tensor(dense)), once)
+        assert isinstance(entry.storage, Packed) and isinstance(code := entry.storage.code, RotatedInt8)
+        codes, scales = read_codes(entry).arrays
+        assert np.array_equal(code.values([codes.view("i1"), scales]), once)
+        assert entry.nbytes == once.size + 4 * len(once) == codes.nbytes + scales.nbytes
+    opened.close()
+
+
+def test_rows_worked_out_by_hand() -> None:
+    """Two rows of 8 values in groups of 4, worked out by hand: H4 rotates a value alone to its column, and four equal
+    ones to themselves."""
+    codes = np.array([[2, 0, 0, 0, 0, 0, 0, 4], [6, 6, 6, 6, -8, 0, 0, 0]], np.int8)
+    scale = np.array([[0.5], [0.25]], np.float32)
+    found = RotatedInt8(4).values([codes, scale])
+    assert found.tolist() == [[0.5, 0.5, 0.5, -0.5, -1, 1, 1, 1], [1.5, 1.5, 1.5, 1.5, -1, -1, -1, 1]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("group", [4, 16, 64, 256])
+def test_a_layer_that_rotates_its_input_gives_what_its_weight_gives(group: int, lora: bool, dtype: str) -> None:
+    """On both backends, against float64 with the values of the file: with a bias, and beside a LoRA."""
+    rng = np.random.default_rng(group)
+    code = RotatedInt8(group)
+    coded = code.encode(rng.standard_normal((40, 512)).astype(np.float32))
+    weight = code.values([coded.codes.view("i1"), coded.scales]).astype(np.float64)
+    x = torch.from_numpy(rng.standard_normal((3, 7, 512))).to(getattr(torch, dtype))
+    bias, down, up = (rng.standard_normal(size).astype(np.float32) for size in (40, (4, 512), (40, 4)))
+    exact = x.double().numpy() @ (weight + (up.astype(np.float64) @ down if lora else 0)).T + bias
+    on_torch = torch_quantised.QuantisedLinear(torch_ops.Linear(512, 40), code, getattr(torch, dtype))
+    on_torch.put(torch.from_numpy(coded.codes).view(torch.int32), torch.from_numpy(coded.scales))
+    on_torch.bias = torch.nn.Parameter(torch.from_numpy(bias).to(x.dtype), requires_grad=False)
+    on_mlx = mlx_quantised.QuantisedLinear(mlx_ops.Linear(512, 40), code, getattr(mx, dtype))
+    on_mlx.put(*map(mx.array, coded.arrays))
+    on_mlx.bias = mx.array(bias).astype(getattr(mx, dtype))
+    if lora:
+        turned = rotated(down, group)
+        on_torch.branch = tuple(torch.from_numpy(part).to(x.dtype) for part in (turned, up))
+        on_mlx.branch = tuple(mx.array(part).astype(getattr(mx, dtype)) for part in (turned, up))
+    given = mx.array(x.float().numpy()).astype(getattr(mx, dtype))
+    with torch.inference_mode():
+        found = {"cpu": on_torch(x).double().numpy(), "mlx": np.array(on_mlx(given).astype(mx.float32))}
+    for backend, made in found.items():
+        error = np.linalg.norm(made - exact) / np.linalg.norm(exact)
+        print(f"{backend} {dtype}, groups of {group}: {error:.1e}")
+        assert error < (1e-6 if dtype == "float32" else 6e-3 if lora else 4e-3)
+
+
+def test_a_lora_that_is_no_product_is_fused_and_coded_again(tmp_path: Path) -> None:
+    made, _, expected = rotated_case("convrot")
+    opened = opened_rotated(tmp_path / "a.safetensors", made)
+    change = np.random.default_rng(1).standard_normal((6, 256)).astype(np.float32) * 0.3
+
+    class Whole:
+        strength, mode, is_product, rank = 1.0, "auto", False, None
+
+        def added(self, weight: np.ndarray) -> np.ndarray:
+            return change.copy()
+
+    entry = replace(opened.entries["a.weight"], deltas=(Whole(),))
+    codes, scales = read_codes(entry).arrays
+    assert isinstance(entry.storage, Packed)
+    found = entry.storage.code.values([codes.view("i1"), scales])
+    wanted = expected["a.weight"] + change
+    step = np.abs(wanted @ comfy_files.rotation(256, 256)).max(1, keepdims=True) / 127
+    assert (np.abs((found - wanted) @ comfy_files.rotation(256, 256)) <= step / 2 * 1.001).all()
+    opened.close()
+
+
+INT8 = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 64}
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "words"),
+    [
+        *[
+            ("convrot", {"a.comfy_quant": said(**INT8 | {"convrot_groupsize": size})}, words)
+            for size, words in [
+                (0, "convrot_groupsize 0: expected a power of 4"),
+                (-64, "convrot_groupsize -64"),
+                (1, "convrot_groupsize 1:"),
+                (32, "convrot_groupsize 32"),
+                (1024, "[6, 256]: no rows of 256 that groups of 1024 rotate"),
+                (4**9, "convrot_groupsize 262144"),
+                (2**70, "an integer has 22 digits"),
+                (64.0, "convrot_groupsize 64.0: expected a whole number"),
+                (float("1e308"), "expected a whole number"),
+                ("64", "convrot_groupsize '64'"),
+                (True, "convrot_groupsize True"),
+                (None, "convrot_groupsize None"),
+                ([64], "convrot_groupsize [64]"),
+                ("\ud800" * 60, "expected a whole number"),
+            ]
+        ],
+        ("convrot", {"a.comfy_quant": said(**INT8 | {"convrot": "yes"})}, "has convrot 'yes'"),
+        ("convrot", {"a.comfy_quant": said(**INT8 | {"convrot": 1})}, "has convrot 1"),
+        ("convrot", {"a.comfy_quant": said(**INT8 | {"format": "\ud800"})}, "which is not read"),
+        ("convrot", {"a.comfy_quant": torch.tensor(list(b'{"format": NaN}'), dtype=torch.uint8)}, "NaN"),
+        ("convrot", {"a.comfy_quant": torch.tensor(list(b'{"format": "' + b"x" * 1100), dtype=torch.uint8)}, "bytes"),
+        ("convrot", {"a.weight_scale": None}, "without weight_scale"),
+        ("convrot", {"a.weight_scale": torch.ones(6, 2)}, "[6, 2]"),
+        ("convrot", {"a.weight_scale": torch.ones(6, 4, 1)}, "[6, 4, 1]"),
+        ("convrot", {"a.weight_scale": torch.ones(5, 1)}, "[5, 1]"),
+        ("convrot", {"a.weight_scale": torch.ones(6, 1, dtype=torch.int8)}, "I8 [6, 1]"),
+        ("convrot", {"a.weight": torch.ones(6, 255, dtype=torch.int8)}, "no rows of 255"),
+        ("convrot", {"a.weight": torch.ones(6, 192, dtype=torch.int8)}, "that groups of 256 rotate"),
+        ("convrot", {"a.weight": torch.ones(6, 512, dtype=torch.int8)}, "[6, 512], expected [6, 256]"),
+        ("convrot", {"a.weight": torch.ones(5, 256, dtype=torch.int8)}, "for a weight [5, 256]"),
+        ("convrot", {"a.weight": torch.ones(1536, dtype=torch.int8)}, "'a.weight"),
+        ("convrot", {"a.weight": torch.ones(6, 256, dtype=torch.uint8)}, "is U8; its descriptor says int8_tensorwise"),
+        ("convrot", {"a.weight": torch.ones(6, 256)}, "is F32; its descriptor says int8_tensorwise"),
+        ("convrot", {"a.weight_zero": torch.ones(6)}, "unknown tensor 'a.weight_zero'"),
+        ("w4a4", {"a.weight_scale": None}, "without weight_scale"),
+        ("w4a4", {"a.weight_scale": torch.ones(12)}, "F32 [12]: expected F32 [6]"),
+        ("w4a4", {"a.weight": torch.ones(6, 256, dtype=torch.int8)}, "[6, 512], expected [6, 256]"),
+        ("w4a4", {"a.comfy_quant": said(format="convrot_w4a4", convrot=False)}, "has convrot False in convrot_w4a4"),
+        ("w4a8", {"a.weight_s_rel": None}, "without weight_s_rel"),
+        ("w4a8", {"a.weight_s_channel": None}, "without weight_s_channel"),
+        ("w4a8", {"a.weight_codebook": torch.ones(15)}, "F32 [15]: expected F32 [16]"),
+        ("w4a8", {"a.weight_s_rel": torch.ones(6, 63)}, "[6, 63]: expected F8_E4M3 [6, 64]"),
+        ("w4a8", {"a.weight_correction": torch.ones(64, 6)}, "unknown tensor 'a.weight_correction'"),
+        ("w4a8", {"a.comfy_quant": said(format="asym_w4a8_int8", group_size=24)}, "group_size 24"),
+        ("w4a8", {"a.comfy_quant": said(format="asym_w4a8_int8", group_size=0)}, "group_size 0"),
+        ("w6a8", {"a.weight": torch.ones(6, 190, dtype=torch.int8)}, "'a.weight"),
+    ],
+)
+def test_what_is_no_rotated_weight_is_one_line(tmp_path: Path, layout: str, change: dict, words: str) -> None:
+    made, _, _ = rotated_case(layout)
+    made = {name: value for name, value in (made | change).items() if value is not None}
+    with pytest.raises(ModelError) as caught:
+        opened_rotated(tmp_path / "a.safetensors", made)
+    shown = str(caught.value)
+    print(shown)
+    assert words in shown and "a.safetensors" in shown and shown.isprintable() and len(shown) <= 300
+
+
+@pytest.mark.parametrize(
+    ("layout", "part", "value"),
+    [
+        ("convrot", "weight_scale", float("nan")),
+        ("convrot", "weight_scale", float("inf")),
+        ("convrot", "weight_scale", 3e38),
+        ("w4a8", "weight_s_rel", float("nan")),
+        ("w4a8", "weight_s_channel", float("inf")),
+        ("w4a8", "weight_codebook", float("nan")),
+        ("w6a8", "weight_s_rel", float("inf")),
+    ],
+)
+def test_a_scale_of_rotated_rows_that_is_not_finite_is_named(
+    tmp_path: Path, layout: str, part: str, value: float
+) -> None:
+    made, _, _ = rotated_case(layout)
+    made[f"a.{part}"] = torch.full_like(made[f"a.{part}"].float(), value).to(made[f"a.{part}"].dtype)
+    opened = opened_rotated(tmp_path / "a.safetensors", made)
+    entry = opened.entries["a.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ModelError, match=r"a\.weight has \d+ non-finite"):
+            read_codes(entry)
+        with pytest.raises(ModelError, match=r"a\.weight has \d+ non-finite"):
+            read_finite(replace(entry, storage=Dense("float32")))
+    opened.close()
+
+
+def test_rows_of_zeros_and_of_a_negative_scale_have_the_formula_s_values(tmp_path: Path) -> None:
+    made, _, expected = rotated_case("convrot")
+    made["a.weight_scale"][0], made["a.weight_scale"][1] = 0, -made["a.weight_scale"][1]
+    opened = opened_rotated(tmp_path / "a.safetensors", made)
+    found = read(opened.entries["a.weight"])
+    assert not found[0].any() and np.array_equal(found[1], -expected["a.weight"][1].astype(np.float32))
+    opened.close()
+
+
+def test_zero_points(tmp_path: Path) -> None:
+    """awq_w4a16, by its formula in float64 with the float16 numbers that it has."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 16, (6, 256))
+    scales, zeros = ((rng.standard_normal((4, 6)) * 0.1).astype(np.float16) for _ in range(2))
+    made: Tensors = {
+        "a.weight": comfy_files.nibbles(torch.from_numpy(codes)),
+        "a.weight_scale": torch.from_numpy(scales),
+        "a.weight_zeros": torch.from_numpy(zeros),
+        "a.comfy_quant": said(format="awq_w4a16", group_size=64),
+    }
+    safetensors.torch.save_file(made, tmp_path / "a.safetensors")
+    opened = plan(tmp_path / "a.safetensors", "transformer", {"a.weight": (6, 256)})
+    spread = [np.repeat(part.T.astype(np.float64), 64, 1) for part in (scales, zeros)]
+    once = (((codes - 8) * spread[0]).astype(np.float32).astype(np.float64) + spread[1]).astype(np.float32)
+    assert np.array_equal(read(opened.entries["a.weight"]), once)
+    opened.close()
+    for name, shape in (("a.weight_zeros", (6, 4)), ("a.weight_scale", (4, 5))):
+        wrong = made | {name: torch.ones(shape)}
+        safetensors.torch.save_file(wrong, tmp_path / "b.safetensors")
+        with pytest.raises(ModelError, match=f"'{name}' is F32"):
+            plan(tmp_path / "b.safetensors", "transformer", {"a.weight": (6, 256)})

@@ -13,6 +13,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx.compile import fused
 from qwenimg.backends.mlx.ops import images
 from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
+from qwenimg.common.codes.rotated import H4
 from qwenimg.common.numbers.moments import Moments, moments
 from qwenimg.common.precision.precision import Compute
 from qwenimg.common.runtime.observers import seen
@@ -27,9 +28,24 @@ def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array
     return y + at_least_float32(layer.bias) if "bias" in layer else y
 
 
+def rotate(x: Array, group: int) -> Array:
+    """Return x [... in] times the rotation of each `group` of its values (`common/codes/rotated.py`), rounded once."""
+    return mx.matmul(x.reshape(*x.shape[:-1], -1, group), _rotation(group).astype(x.dtype)).reshape(x.shape)
+
+
+@cache
+def _rotation(group: int) -> Array:
+    """Return the symmetric matrix [group group] of a rotation, which every dtype holds exactly."""
+    matrix = np.array(H4, np.float32)
+    while len(matrix) < group:
+        matrix = np.kron(matrix, np.array(H4, np.float32))
+    return mx.array(matrix)
+
+
 class Linear(mlx.nn.Module):
     path = ""
     compute: Compute | None = None
+    rotation = 0  # values of a group of the input that are rotated first, as weight and branch are
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True):
         super().__init__()
@@ -46,11 +62,13 @@ class Linear(mlx.nn.Module):
 
     @property
     def plain(self) -> bool:
-        """True if the layer is one product in its dtype with a bias: no LoRA branch, no other dtype."""
-        return self.compute is None and not self.branch and "bias" in self
+        """True if the layer is one product in its dtype with a bias: no LoRA branch, no other dtype, no rotation."""
+        return self.compute is None and not self.branch and "bias" in self and not self.rotation
 
     def __call__(self, x: Array) -> Array:
         """Return [... in] -> [... out] in the layer's dtype; the bias is added before the one rounding."""
+        if self.rotation:
+            x = rotate(x.astype(self.dtype), self.rotation)
         if self.compute is not None:
             y = _scaled(self.compute, lambda x, w: mx.matmul(x, w.T), x, self)
         else:

@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays quantized (`common/codes/affine.py`) and is decoded for each product."""
+"""Linear layers whose weight stays quantized (`common/codes/`) and is decoded for each product."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.functions import on_gpu
-from qwenimg.backends.mlx.ops.layers import Linear
+from qwenimg.backends.mlx.ops.layers import Linear, rotate
 from qwenimg.common.codes.affine import Affine
+from qwenimg.common.codes.block_float import BlockFloat
+from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.storage import Codes
 
@@ -24,13 +26,14 @@ class QuantisedLinear(Linear):
         mlx.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
         self.code, self._dtype = code, dtype
+        self.rotation = code.rotation if isinstance(code, RotatedInt8) else 0
         self.branch: tuple[Array, ...] = ()
         if "bias" in linear:
             self.bias = linear.bias
 
     def put(self, codes: Array, scales: Array, biases: Array | None = None) -> None:
-        """Set the weight. codes: uint32 [out words]; scales, biases: float16 or float32 [out groups]; or scales
-        uint8 alone."""
+        """Set the weight. codes: uint32 [out words]; scales, biases: float16 or float32 [out groups]; or scales alone,
+        uint8, or float32 [out 1] of rotated rows."""
         self.codes, self.scales = codes, scales
         if biases is not None:
             self.biases = biases
@@ -53,7 +56,7 @@ class QuantisedLinear(Linear):
 
     @property
     def weight(self) -> Array:  # type: ignore[override]
-        """The weight [out in], decoded at each call and rounded once.
+        """The weight [out in], decoded at each call and rounded once; as the layer's `rotation` leaves it.
 
         A CPU decodes it in parts, since MLX makes several arrays of its size on the way, in 6 bits one for every bit.
         """
@@ -71,11 +74,12 @@ class QuantisedLinear(Linear):
     def __call__(self, x: Array) -> Array:
         """Return [... in] -> [... out].
 
-        A GPU has a kernel, which does not round the weight. A CPU's kernel sums 16 bit in 16 bit, so there the decoded
-        weight is multiplied as usual.
+        A GPU has a kernel, which does not round the weight, but none for whole rows of one scale. A CPU's kernel sums
+        16 bit in 16 bit. Where there is none, the decoded weight is multiplied as usual.
         """
-        if not on_gpu() or self.compute is not None:
-            y = super().__call__(x)
+        if not on_gpu() or self.compute is not None or isinstance(self.code, RotatedInt8):
+            wide = self.rotation and self.compute is None and not on_gpu()
+            y = self._wide(x.astype(self.dtype)) if wide else super().__call__(x)
             if not on_gpu():
                 mx.eval(y)  # or MLX decodes the weights of many layers before it multiplies one
             return y
@@ -83,15 +87,24 @@ class QuantisedLinear(Linear):
         y = y + self.bias if "bias" in self else y
         return seen("linear", self.path, self.with_branch(x, y.astype(self.dtype)))
 
+    def _wide(self, x: Array) -> Array:
+        """Return the result of a layer that rotates, in float32 as a whole and rounded once."""
+        turned, weight = rotate(x.astype(mx.float32), self.rotation), decode(*self.packed, code=self.code)
+        y = mx.matmul(turned, weight.T)
+        y = y + self.bias.astype(mx.float32) if "bias" in self else y
+        return seen("linear", self.path, self.with_branch(turned, y.astype(x.dtype)))
+
 
 def decode(codes: Array, scales: Array, biases: Array | None = None, *, code: Codes) -> Array:
     """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; or
-    scales alone, uint8, and no bias."""
+    scales alone, and no bias; rotated rows as they are."""
+    if isinstance(code, RotatedInt8):
+        return codes.view(mx.int8).astype(mx.float32) * scales
     if biases is None:
         return mx.dequantize(codes, scales, dtype=mx.float32, **_as_keywords(code))
     return mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), **_as_keywords(code))
 
 
-def _as_keywords(code: Codes) -> dict[str, Any]:
+def _as_keywords(code: Affine | BlockFloat) -> dict[str, Any]:
     mode = "affine" if isinstance(code, Affine) else code.mode
     return {"group_size": code.group, "bits": code.bits, "mode": mode}

@@ -1,14 +1,18 @@
-"""Linear layers whose weight stays quantized (`common/codes/affine.py`) and is decoded for each product."""
+"""Linear layers whose weight stays quantized (`common/codes/`) and is decoded for each product."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from qwenimg.backends.torch.ops.layers import Linear
+from qwenimg.backends.torch.ops.cpu import multiplies
+from qwenimg.backends.torch.ops.layers import Linear, rotate
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import E2M1, E8M0_BIAS, BlockFloat
 from qwenimg.common.codes.coded import unit
+from qwenimg.common.codes.rotated import RotatedInt8
+from qwenimg.common.runtime.observers import seen
 from qwenimg.common.weights.storage import Codes
 
 IN_CACHE = 1 << 18  # values that a CPU decodes at once
@@ -43,11 +47,12 @@ class QuantisedLinear(Linear):
         self.path, self.compute = linear.path, linear.compute
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.code, self._dtype, self.decoded = code, dtype, decoded
+        self.rotation = code.rotation if isinstance(code, RotatedInt8) else 0
         self.bias = linear.bias
 
     def put(self, codes: Tensor, scales: Tensor, biases: Tensor | None = None) -> None:
-        """Set the weight. codes: int32 [out words]; scales, biases: float16 or float32 [out groups]; or scales uint8
-        alone."""
+        """Set the weight. codes: int32 [out words]; scales, biases: float16 or float32 [out groups]; or scales alone,
+        uint8, or float32 [out 1] of rotated rows."""
         for name, value in (("codes", codes), ("scales", scales), ("biases", biases)):
             setattr(self, name, None if value is None else torch.nn.Parameter(value, requires_grad=False))
 
@@ -61,7 +66,7 @@ class QuantisedLinear(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The weight [out in], decoded at each call and rounded once."""
+        """The weight [out in], decoded at each call and rounded once; as the layer's `rotation` leaves it."""
         if torch.compiler.is_compiling():
             return decode(self.codes, self.scales, self.biases, self.code).to(self._dtype)
         weight = (self.decoded or DecodeBuffer()).of(
@@ -70,12 +75,35 @@ class QuantisedLinear(Linear):
         rows = max(1, IN_CACHE // self.in_features) if weight.device.type == "cpu" else self.out_features
         parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
         for out, codes, scales, *biases in zip(weight.split(rows), *(part.split(rows) for part in parts), strict=True):
-            out.copy_(decode(codes, scales, biases[0] if biases else None, self.code))
+            if self.rotation:
+                out.copy_(codes.view(torch.int8)).mul_(scales)  # whole numbers up to 127 are exact in every dtype
+            else:
+                out.copy_(decode(codes, scales, biases[0] if biases else None, self.code))
         return weight
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the layer's result as `Linear` does. A CPU without products in 16 bit computes a layer that rotates in
+        float32 as a whole, and rounds once."""
+        x = x.to(self.dtype)
+        if not self.rotation or self.compute is not None or multiplies(x.dtype, x.device.type):
+            return super().forward(x, out)
+        assert out is None
+        wide, parts = rotate(x.float(), self.rotation), []
+        step = max(1, IN_CACHE // self.in_features)
+        biases = [None] * -(-self.out_features // step) if self.bias is None else self.bias.float().split(step)
+        for codes, scales, bias in zip(self.codes.split(step), self.scales.split(step), biases, strict=True):
+            parts.append(F.linear(wide, decode(codes, scales, None, self.code), bias).to(x.dtype))
+        y = torch.cat(parts, dim=-1)
+        return seen(
+            "linear", self.path, y if self.branch is None else y + self._branch_of(wide.to(x.dtype), *self.branch)
+        )
 
 
 def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) -> Tensor:
-    """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]."""
+    """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; of
+    rotated rows without a bias, and rotated as they are."""
+    if isinstance(code, RotatedInt8):
+        return codes.view(torch.int8).to(torch.float32) * scales
     if not isinstance(code, Affine):
         return _block_float(codes, scales, code)
     assert biases is not None
