@@ -1,9 +1,9 @@
 """Weights as whole numbers in a rotated basis, with a scale for each row: ComfyUI's `convrot`, W = (Q s) R.
 
 R [in in] rotates each group of G values along a row by the Kronecker power of H4, whose rows are 1 1 1 -1, 1 1 -1 1,
-1 -1 1 1 and -1 1 1 1, halved; G is a power of 4. R is symmetric, and R R = 1. The product Q R is exact in float32, so that a value is
-rounded once, when it is multiplied by the scale: the same bits everywhere. A layer need not decode W at all, since
-x W^T = (x R) (Q s)^T.
+1 -1 1 1 and -1 1 1 1, halved; G is a power of 4. R is symmetric, and R R = 1. The product Q R is exact in float32, so
+that a value is rounded once, when it is multiplied by the scale: the same bits everywhere. A layer need not decode W at
+all, since x W^T = (x R) (Q s)^T.
 (ConvRot, https://arxiv.org/abs/2512.03673)
 
 Q is stored in 8 bits; in 4; or in 4 or 6 bits, as levels times a scale for each small group, rounded to 8 bits.

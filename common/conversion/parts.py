@@ -54,8 +54,8 @@ class ConvertedPart:
 
     @property
     def coded(self) -> bool:
-        """True if weights are in MLX's codes."""
-        return any(_mlx_code(weight) for shard in self.shards for weight in shard)
+        """True if weights are packed in words."""
+        return any(_packed_code(weight) for shard in self.shards for weight in shard)
 
 
 def parts(opened: Opened, dtype: str | None) -> list[ConvertedPart]:
@@ -112,7 +112,7 @@ def _quantization(weights: list[Weight]) -> dict[str, object]:
     """Return mlx-lm's entries: the commonest code, layers with another one, and false for layers without one."""
     codes: dict[str, Affine | BlockFloat | None] = {}
     for weight in weights:
-        code = _mlx_code(weight)
+        code = _packed_code(weight)
         if len(weight.shape) == 2 or code is not None:
             codes[weight.key.removesuffix(".weight")] = code
     counts = Counter(code for code in codes.values() if code is not None)
@@ -123,8 +123,8 @@ def _quantization(weights: list[Weight]) -> dict[str, object]:
     return {key: {**_code_fields(usual), **others} for key in QUANTIZATION}
 
 
-def _mlx_code(weight: Weight) -> Affine | BlockFloat | None:
-    """Return the code in which `weight` is written, if it is one of MLX's."""
+def _packed_code(weight: Weight) -> Affine | BlockFloat | None:
+    """Return the code in which `weight` is written, if it is packed in words."""
     storage = weight.entry.storage
     return storage.code if isinstance(storage, Packed) and isinstance(storage.code, Affine | BlockFloat) else None
 

@@ -72,10 +72,19 @@ def weights_summary(name: str, weights: Iterable[Source]) -> str:
     return _summary(name, [_kind(source) for source in every], [source.shape for source in every], size)
 
 
+def kinds(weights: Iterable[Source]) -> str:
+    """Return how many weights are in each dtype or code."""
+    return _counts([_kind(source) for source in weights])
+
+
+def _counts(kinds: list[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(kinds).items()))
+
+
 def _summary(name: str, kinds: list[str], shapes: list[Shape], size: int) -> str:
-    shown = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(kinds).items()))
     parameters = sum(map(prod, shapes))
-    return f"{name}: {counted(len(kinds), 'tensor')} ({shown}), {parameters / 1e6:,.1f} M parameters, {size_text(size)}"
+    tensors = f"{counted(len(kinds), 'tensor')} ({_counts(kinds)})"
+    return f"{name}: {tensors}, {parameters / 1e6:,.1f} M parameters, {size_text(size)}"
 
 
 def _kind(source: Source) -> str:

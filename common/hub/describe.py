@@ -9,12 +9,13 @@ from pathlib import Path
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import is_file, is_folder
+from qwenimg.common.base.safe_files import is_file, is_folder, shown_path
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
+from qwenimg.common.codes.gguf_blocks import GGUFBlocks
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, in_memory, listed, summary, weights_summary
+from qwenimg.common.families.description import Description, in_memory, kinds, listed, summary, weights_summary
 from qwenimg.common.families.file_kind import is_lora
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
@@ -28,6 +29,8 @@ from qwenimg.common.precision import precision
 from qwenimg.common.weights import keys, left_out, quantise
 from qwenimg.common.weights.loras.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
+
+UNUSABLE = "cannot be drawn with: "
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
@@ -140,6 +143,7 @@ def _expected(folder: Path, wanted: str) -> tuple[Network, Manifest]:
 
 
 def _file(path: Path, prediction: Prediction | None) -> Description:
+    """Describe a file or a LoRA's folder. Where no model can be drawn with it, a line says why."""
     if is_file(path / ADAPTER):
         return describe_lora(path, layers_of_known())
     with _opened(find_files(path).files) as headers:
@@ -152,13 +156,32 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
                     description.lines.insert(1, f"for: {kind.models}")
                 if line := left_out.line(headers[0]):
                     description.lines.append(line)
+                told = any(line.startswith("use it:") for line in description.lines)
+                lines = _formats(headers)
+                description.lines.extend(line for line in lines if not (told and line.startswith(UNUSABLE)))
                 return description
         tensors = {name: stored for header in headers for name, stored in header.tensors.items()}
-    layout = f"{kind.title} ({kind.flag})" if kind else "unknown"
-    lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
-    if headers[0].format == "GGUF":
-        lines[0:2] = [f"layout: GGUF, {layout}", *_gguf(headers[0])]
-    return Description(lines=lines)
+        layout = f"{kind.title} ({kind.flag})" if kind else "unknown"
+        lines = [f"layout: {layout}", summary("file", tensors), f"first tensors: {listed(tensors)}"]
+        if headers[0].format == "GGUF":
+            lines[0:2] = [f"layout: GGUF, {layout}", *_gguf(headers[0])]
+        lines += _formats(headers)
+        if kind is None and not lines[-1].startswith(UNUSABLE):
+            lines.append(f"{UNUSABLE}its tensors are those of no model that this version knows")
+        return Description(lines=lines)
+
+
+def _formats(headers: Iterable[Header]) -> list[str]:
+    """Return a line on the weights of open files if some are quantized, or why they cannot be read."""
+    weights: list[Source] = []
+    for header in headers:
+        try:
+            weights += keys.weights_of(header).values()
+        except ModelError as error:
+            reason = str(error).removeprefix(f"{shown_path(header.file.path)}: ")
+            return [f"{UNUSABLE}{reason}"]
+    quantized = [source for source in weights if source.code and not isinstance(source.code, GGUFBlocks)]
+    return [f"quantized: {kinds(quantized)}"] if quantized else []
 
 
 def layers_of_known() -> Layers:

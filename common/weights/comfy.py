@@ -179,8 +179,8 @@ def _four_bits(layer: str, pieces: Mapping[str, TensorSlice], descriptor: Descri
         scales = [part(name, numbers, (width // group, rows)) for name in ("weight_scale", "weight_zeros")]
         return Source((weight, *scales), ZeroPoints(group))
     has_levels = f"{layer}.weight_codebook" in pieces
-    known = pieces.get(f"{layer}.weight_s_rel")
-    six = known is not None and known.shape == (rows, stored * 4 // 3 // group) and not has_levels
+    small = pieces.get(f"{layer}.weight_s_rel")
+    six = small is not None and small.shape == (rows, stored * 4 // 3 // group) and not has_levels
     width = stored * 4 // 3 if six else width
     if width % group or (six and (stored % 24 or group % 16)):
         _refuse(weight, f"is {list(weight.shape)}, and its groups are of {group}")

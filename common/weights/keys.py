@@ -21,7 +21,7 @@ from qwenimg.common.formats import gguf, gguf_types
 from qwenimg.common.formats.files import check_index, find_files, first
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import DTYPES, Header, TensorSlice
-from qwenimg.common.weights import left_out
+from qwenimg.common.weights import comfy, left_out
 from qwenimg.common.weights.joined import Joins, join
 from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, stored_uses
 from qwenimg.common.weights.sources import Pieces, grouped
@@ -134,6 +134,22 @@ def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
         storage=Dense(source.dtype),
         residency=use.residency,
     )
+
+
+def weights_of(header: Header) -> Named:
+    """Return the weights of an open file, whatever model it is of. Raises ModelError for the first in a format that is
+    not read."""
+    pieces = {name: TensorSlice(name, header.file, *stored) for name, stored in header.tensors.items()}
+    words = {name for name, piece in pieces.items() if piece.dtype == "U32"}  # only a model's widths tell their bits
+    shapes = {
+        name: shape
+        for name, shape in comfy.value_shapes(header).items()
+        if name.endswith(".weight") and not (name in words and f"{name.removesuffix('.weight')}.scales" in pieces)
+    }
+    sources = grouped(pieces, shapes.get, header.metadata).sources
+    weights = {name: source for name, source in sources.items() if name in shapes}
+    _check_dtypes(weights)
+    return weights
 
 
 def check_architecture(header: Header, architectures: frozenset[str], component: str, hint: str = "") -> None:

@@ -57,8 +57,12 @@ class Weight(NamedTuple):
             return {self.key: self.shape}
         layer, (rows, width) = self.key.removesuffix(".weight"), self.entry.shape
         if isinstance(storage.code, RotatedInt8):
-            said = comfy.described(storage.code)
-            return {self.key: (rows, width), f"{layer}.weight_scale": (rows, 1), f"{layer}.comfy_quant": said.shape}
+            descriptor = comfy.described(storage.code)
+            return {
+                self.key: (rows, width),
+                f"{layer}.weight_scale": (rows, 1),
+                f"{layer}.comfy_quant": descriptor.shape,
+            }
         groups: Shape = (rows, width // storage.code.group)
         words: Shape = (rows, width * storage.code.bits // 32)
         return {self.key: words} | {f"{layer}.{part}": groups for part in storage.code.parts}

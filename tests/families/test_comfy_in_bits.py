@@ -3,22 +3,64 @@ published formulas in float64; and their weights stay in 8 bits, with LoRAs, str
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
+from support import tiny_edit, tiny_flux, tiny_flux2, tiny_model, tiny_qwen21, tiny_sd3, tiny_zimage
+from support.cli_runner import cli
 from support.comfy_files import comfy
-from support.family_cases import ASKED, BACKENDS, PROMPT, given_a_picture
+from support.family_cases import ASKED, BACKENDS, PROMPT, given_a_picture, see_few_pixels
 from support.folder_tensors import tensors
 
 import qwenimg
 from qwenimg import Pipeline, Result
+from qwenimg.common.codes.rotated import RotatedInt8
+from qwenimg.common.families import registry
+from qwenimg.common.weights.storage import Packed
 
-KINDS = ("qwen", "qwen-2511", "qwen21", "z-image", "flux2-klein", "flux-dev", "sd3")
+# Heads whose rows are whole groups of a rotation, by the module that writes a kind's tiny folder
+AXES = {tiny_model: (8, 12, 12), tiny_qwen21: (8, 12, 12), tiny_flux2: (8, 8, 8, 8)}
+KINDS: dict[str, Callable[[Path], None]] = {
+    "qwen": tiny_model.write_tiny_model,
+    "qwen-2511": lambda folder: tiny_edit.write_tiny_edit(folder, "2511"),
+    "qwen21": tiny_qwen21.write_tiny_qwen21,
+    "z-image": lambda folder: tiny_zimage.write_tiny_zimage(
+        folder, dit=tiny_zimage.WIDE, text={"hidden_size": tiny_zimage.WIDE["cap_feat_dim"]}
+    ),
+    "flux2-base": lambda folder: tiny_flux2.write_tiny_flux2(folder, distilled=False),
+    "flux-dev": lambda folder: tiny_flux.write_tiny_flux(folder, "dev", wide=True),
+    "sd3": lambda folder: tiny_sd3.write_tiny_sd3(folder, wide=True),
+}
 PARTS = ("transformer", "text_encoder", "text_encoder_2")
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a kind, written once by diffusers with heads of 32 channels."""
+    place = tmp_path_factory.mktemp("wide")
+
+    def made(kind: str) -> Path:
+        if not (place / kind).exists():
+            with pytest.MonkeyPatch.context() as patch:
+                for module, axes in AXES.items():
+                    patch.setattr(module, "DIT", module.DIT | {"attention_head_dim": 32, "axes_dims_rope": axes})
+                KINDS[kind](place / kind)
+        return place / kind
+
+    return made
+
+
+@pytest.fixture(autouse=True)
+def few_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_few_pixels(monkeypatch)
+    tiny_qwen21.see_small_pictures(monkeypatch)
 
 
 def written(folder: Path, out: Path, layout: str) -> tuple[Path, Path]:
@@ -37,18 +79,123 @@ def written(folder: Path, out: Path, layout: str) -> tuple[Path, Path]:
     return coded, plain
 
 
-def drawn(folder: Path, backend: str, **options: Any) -> tuple[Result, Pipeline]:
+def drawn(folder: Path, backend: str, lora: str = "", **options: Any) -> tuple[Result, Pipeline]:
     pipe = qwenimg.load(folder, backend=backend, **{"precision": "fp32"} | options)
     pipe = given_a_picture(pipe) if pipe.model.images[0] else pipe
-    return pipe(PROMPT, **ASKED), pipe
+    return pipe(PROMPT, **ASKED, **({"lora": lora} if lora else {})), pipe
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_picture_is_that_of_the_values(tiny: dict[str, Path], tmp_path: Path, kind: str, backend: str) -> None:
-    coded, plain = written(tiny[kind], tmp_path, "convrot")
+def test_the_picture_is_that_of_the_values(
+    wide: Callable[[str], Path], tmp_path: Path, kind: str, backend: str
+) -> None:
+    coded, plain = written(wide(kind), tmp_path, "convrot")
+    rotated = sum(name.endswith(".comfy_quant") for name in tensors(coded / "transformer"))
     (one, _), (other, _) = (drawn(folder, backend) for folder in (coded, plain))
     pixels = np.abs(one.pixels.astype(int) - other.pixels.astype(int)).max()
     most = np.abs(one.latents - other.latents).max() / np.abs(other.latents).max()
-    print(f"{kind} on {backend}: pixels {pixels}, latents {most:.1e}")
-    assert pixels <= 1
+    print(f"{kind} on {backend}: {rotated} layers rotate, pixels {pixels}, latents {most:.1e}")
+    assert pixels <= 1 and rotated >= 20
+
+
+@pytest.fixture(scope="module")
+def model(wide: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A FLUX.2 model, in codes and with their values."""
+    return written(wide("flux2-base"), tmp_path_factory.mktemp("model"), "convrot")
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["w4a4", "w4a8"])
+def test_formats_in_fewer_bits(wide: Callable[[str], Path], tmp_path: Path, layout: str, backend: str) -> None:
+    coded, plain = written(wide("qwen21"), tmp_path, layout)
+    (one, pipe), (other, _) = (drawn(folder, backend) for folder in (coded, plain))
+    kept = [e for e in pipe.model.checkpoint["transformer"].plan.entries.values() if isinstance(e.storage, Packed)]
+    assert kept and all(isinstance(entry.storage.code, RotatedInt8) for entry in kept)
+    assert np.abs(one.pixels.astype(int) - other.pixels.astype(int)).max() <= 1
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_with_a_lora_streamed_and_with_fewer_bits(model: tuple[Path, Path], tmp_path: Path, backend: str) -> None:
+    """A LoRA beside the codes is the one in the values; streamed blocks give the same bits; -q changes nothing here."""
+    coded, plain = model
+    rng, layer = np.random.default_rng(1), "transformer.transformer_blocks.0.attn.to_q"
+    width = tensors(coded / "transformer")["transformer_blocks.0.attn.to_q.weight"].shape[1]
+    low = {f"{layer}.lora_{x}.weight": rng.standard_normal(s) for x, s in (("A", (4, width)), ("B", (width, 4)))}
+    save_file({name: torch.from_numpy(v).float() for name, v in low.items()}, tmp_path / "l.safetensors")
+    lora = f"{tmp_path / 'l.safetensors'}:0.2"
+    (one, _), (other, _) = (drawn(folder, backend, lora=lora) for folder in (coded, plain))
+    without, pipe = drawn(coded, backend)
+    assert np.abs(one.pixels.astype(int) - other.pixels.astype(int)).max() <= 1
+    assert not np.array_equal(one.pixels, without.pixels)
+    memory = pipe.estimate(PROMPT, **ASKED).memory
+    limited = None
+    for share in (0.97, 0.9, 0.8):
+        try:
+            limited, _ = drawn(coded, backend, max_memory=int(memory * share))
+        except qwenimg.DoesNotFit:
+            continue
+        assert np.array_equal(limited.pixels, without.pixels), share
+    assert limited is not None
+    fewer, _ = drawn(coded, backend, quantize="transformer=4")
+    assert np.abs(fewer.pixels.astype(int) - without.pixels).max() < 255
+
+
+@pytest.mark.sample(0)
+def test_converted_it_is_the_same_file_format_and_picture(model: tuple[Path, Path], tmp_path: Path) -> None:
+    coded, _ = model
+    assert cli("convert", str(coded), str(tmp_path / "made")).code == 0
+    made, source = tensors(tmp_path / "made" / "transformer"), tensors(coded / "transformer")
+    names = [name for name in source if name.endswith(".comfy_quant")]
+    assert names and {name for name in made if name.endswith(".comfy_quant")} == set(names)
+    for name in names:
+        layer = name.removesuffix(".comfy_quant")
+        assert json.loads(bytes(made[name].tolist())) == json.loads(bytes(source[name].tolist()))
+        for part in ("weight", "weight_scale"):
+            assert torch.equal(made[f"{layer}.{part}"], source[f"{layer}.{part}"])
+    config = json.loads((tmp_path / "made" / "transformer" / "config.json").read_bytes())
+    assert "quantization" not in config
+    for backend in BACKENDS:
+        (one, _), (other, _) = drawn(tmp_path / "made", backend), drawn(coded, backend)
+        assert np.array_equal(one.pixels, other.pixels)
+
+
+def test_info_and_plan(wide: Callable[[str], Path], tmp_path: Path) -> None:
+    """info says the format, or why no model is drawn with a file; plan counts 8 bits."""
+    coded, plain = written(wide("qwen"), tmp_path, "convrot")
+    ran = cli("info", str(coded))
+    assert ran.code == 0 and b"in 8 bits, rotated by groups of " in ran.out, ran
+    checkpoint = registry.open_model(coded).checkpoint
+    kept = [entry for entry in checkpoint["transformer"].plan.entries.values() if isinstance(entry.storage, Packed)]
+    assert kept and all(entry.nbytes == entry.shape[0] * (entry.shape[1] + 4) for entry in kept)
+    checkpoint.close()
+    ran = cli("info", str(coded / "transformer" / "diffusion_pytorch_model.safetensors"))
+    assert ran.code == 0 and b"rotated by groups of " in ran.out, ran
+    said = torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8)
+    weights: dict[str, dict[str, torch.Tensor]] = {
+        "format nvfp4": {"a.weight": torch.zeros(4, 32, dtype=torch.uint8), "a.comfy_quant": said},
+        "bitsandbytes": {"a.weight": torch.zeros(4, 32, dtype=torch.uint8), "a.weight.absmax": torch.ones(4)},
+        "is I64, which is not read": {"a.weight": torch.zeros(4, dtype=torch.int64)},
+        "are those of no model": {"a.weight": torch.zeros(4)},
+    }
+    for words, made in weights.items():
+        save_file(made, tmp_path / "a.safetensors")
+        ran = cli("info", str(tmp_path / "a.safetensors"))
+        (line,) = [line for line in ran.out.decode().splitlines() if line.startswith("cannot be drawn with: ")]
+        assert ran.code == 0 and words in line, line
+    for path in (coded, plain):
+        assert cli("plan", str(path)).code == 0
+
+
+def test_a_descriptor_that_is_wrong_ends_with_5(model: tuple[Path, Path], tmp_path: Path) -> None:
+    coded, _ = model
+    shutil.copytree(coded, tmp_path / "m")
+    path = tmp_path / "m" / "transformer" / "diffusion_pytorch_model.safetensors"
+    held = tensors(path.parent)
+    name = next(name for name in held if name.endswith(".comfy_quant"))
+    said = json.dumps({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 6})
+    save_file(held | {name: torch.tensor(list(said.encode()), dtype=torch.uint8)}, path)
+    cli("a cat", "-m", str(tmp_path / "m"), "-o", str(tmp_path / "a.png")).refused(5, "convrot_groupsize 6")

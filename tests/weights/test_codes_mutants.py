@@ -31,11 +31,39 @@ WEIGHTS: dict[str, tuple[Shape, dict[str, tuple[str, Shape]]]] = {
     "f": ((4, 16), {"weight": ("F8_E4M3", (4, 16)), "scale_weight": ("F32", ()), "scale_input": ("F32", ())}),
     "g": ((2, 8), {"weight": ("I8", (2, 8)), "weight_scale": ("F32", (2, 1))}),
     "h": ((3, 5), {"weight": ("F8_E5M2", (3, 5))}),
+    "i": ((3, 32), {"weight": ("I8", (3, 32)), "weight_scale": ("F32", (3, 1))}),
+    "j": ((3, 32), {"weight": ("I8", (3, 16)), "weight_scale": ("F32", (3,))}),
+    "l": (
+        (3, 32),
+        {
+            "weight": ("I8", (3, 16)),
+            "weight_s_rel": ("F8_E4M3", (3, 2)),
+            "weight_s_channel": ("F32", (3,)),
+            "weight_codebook": ("F32", (16,)),
+        },
+    ),
+    "m": (
+        (3, 64),
+        {
+            "weight": ("I8", (3, 32)),
+            "weight_scale": ("BF16", (1, 3)),
+            "weight_zeros": ("BF16", (1, 3)),
+        },
+    ),
     "k.conv3d": ((4, 2, 3, 3, 3), {"weight": ("F16", (4, 3, 3, 3, 2)), "bias": ("BF16", (4,))}),
     "n": ((6, 1, 1), {"weight": ("F32", (6,))}),
 }
 SHAPES = {f"{layer}.weight": shape for layer, (shape, _) in WEIGHTS.items()} | {"k.conv3d.bias": (4,)}
-DESCRIBED = json.dumps({"format": "int8_tensorwise"}).encode()
+DESCRIBED = {
+    f"{layer}.comfy_quant": json.dumps(fields).encode()
+    for layer, fields in {
+        "g": {"format": "int8_tensorwise"},
+        "i": {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 16},
+        "j": {"format": "convrot_w4a4", "convrot_groupsize": 4},
+        "l": {"format": "asym_w4a8_int8", "group_size": 16, "convrot_groupsize": 16},
+        "m": {"format": "awq_w4a16", "group_size": 64},
+    }.items()
+}
 LAST = ".conv3d."
 
 
@@ -56,7 +84,7 @@ def sample() -> dict[str, Held]:
             else:
                 data = rng.integers(0, 64, count * SIZES[dtype], np.uint8).tobytes()
             made[f"{layer}.{part}"] = Held(dtype, shape, data)
-    made["g.comfy_quant"] = Held("U8", (len(DESCRIBED),), DESCRIBED)
+    made |= {name: Held("U8", (len(text),), text) for name, text in DESCRIBED.items()}
     made["scaled_fp8"] = Held("F8_E4M3", (0,), b"")
     return made
 
@@ -92,10 +120,11 @@ def changed(whole: dict[str, Held], chance: random.Random) -> bytes:
             at = chance.randrange(len(data))
             data = (data[:at] + chance.choice((b"\xff", b"\x7f\x80", b"\0" * 8)) + data[at:])[: len(data)]
         elif kind == 6:
-            notes["_quantization_metadata"] = json.dumps({"layers": {chance.choice("abfgh"): {"format": chance.choice(
-                ("float8_e4m3fn", "nvfp4", "int8_tensorwise", chance.choice(EXTREMES))
-            )}}})  # fmt: skip
-        elif kind == 7 and name == "g.comfy_quant":
+            formats = ("float8_e4m3fn", "nvfp4", "int8_tensorwise", "convrot_w4a4", chance.choice(EXTREMES))
+            field = chance.choice(("convrot_groupsize", "group_size", "params"))
+            descriptor = {"format": chance.choice(formats), field: chance.choice(EXTREMES)}
+            notes["_quantization_metadata"] = json.dumps({"layers": {chance.choice("abfghijlm"): descriptor}})
+        elif kind == 7 and name in DESCRIBED:
             data = damaged(data, len(data), chance)
             shape = (len(data),)
         if kind:  # 0: it is left out
@@ -132,7 +161,7 @@ def run(path: Path, count: int, seed: int) -> Counter[str]:
 
 @pytest.mark.sample(0)
 def test_mutants(tmp_path: Path) -> None:
-    found = run(tmp_path / "m.safetensors", 200, 1)
+    found = run(tmp_path / "m.safetensors", 300, 1)
     assert found.keys() == {"plan", "values", "read"}
 
 

@@ -84,9 +84,9 @@ def rotate(x: Tensor, group: int) -> Tensor:
         return F.linear(x.unflatten(-1, (-1, group)), _rotation(group, x.dtype, x.device)).flatten(-2)
     first = 2 ** (group.bit_length() // 4 * 2)
     left, right = (_rotation(size, x.dtype, x.device) for size in (first, group // first))
-    given = x.reshape(-1, first, group // first)
-    turned = torch.empty_like(given)
-    for part, out in zip(given.split(IN_CACHE // group), turned.split(IN_CACHE // group), strict=True):
+    blocks = x.reshape(-1, first, group // first)
+    turned = torch.empty_like(blocks)
+    for part, out in zip(blocks.split(IN_CACHE // group), turned.split(IN_CACHE // group), strict=True):
         torch.matmul(torch.matmul(left, part), right, out=out)
     return turned.view(x.shape)
 

@@ -75,8 +75,8 @@ class QuantisedLinear(Linear):
         rows = max(1, IN_CACHE // self.in_features) if weight.device.type == "cpu" else self.out_features
         parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
         for out, codes, scales, *biases in zip(weight.split(rows), *(part.split(rows) for part in parts), strict=True):
-            if self.rotation:
-                out.copy_(codes.view(torch.int8)).mul_(scales)  # whole numbers up to 127 are exact in every dtype
+            if self.rotation and out.dtype == torch.float32:
+                out.copy_(codes.view(torch.int8)).mul_(scales)  # without a copy
             else:
                 out.copy_(decode(codes, scales, biases[0] if biases else None, self.code))
         return weight
@@ -103,7 +103,7 @@ def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) ->
     """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; of
     rotated rows without a bias, and rotated as they are."""
     if isinstance(code, RotatedInt8):
-        return codes.view(torch.int8).to(torch.float32) * scales
+        return codes.view(torch.int8).to(torch.float32).mul_(scales)
     if not isinstance(code, Affine):
         return _block_float(codes, scales, code)
     assert biases is not None
