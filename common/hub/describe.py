@@ -9,9 +9,9 @@ from pathlib import Path
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import is_file, is_folder, shown_path
+from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.codes.gguf_blocks import GGUFBlocks
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction

@@ -29,14 +29,22 @@ def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array
 
 
 def rotate(x: Array, group: int) -> Array:
-    """Return x [... in] times the rotation of each `group` of its values (`common/codes/rotated.py`), rounded once."""
-    return mx.matmul(x.reshape(*x.shape[:-1], -1, group), _rotation(group).astype(x.dtype)).reshape(x.shape)
+    """Return x [... in] times the rotation of each `group` of its values (`common/codes/rotated.py`).
+
+    A GPU multiplies by the whole matrix, and rounds once. A CPU multiplies by its two Kronecker factors, whose sums are
+    shorter.
+    """
+    if on_gpu():
+        return mx.matmul(x.reshape(*x.shape[:-1], -1, group), _rotation(group).astype(x.dtype)).reshape(x.shape)
+    first = 2 ** (group.bit_length() // 4 * 2)
+    left, right = _rotation(first).astype(x.dtype), _rotation(group // first).astype(x.dtype)
+    return mx.matmul(mx.matmul(left, x.reshape(-1, first, group // first)), right).reshape(x.shape)
 
 
 @cache
 def _rotation(group: int) -> Array:
     """Return the symmetric matrix [group group] of a rotation, which every dtype holds exactly."""
-    matrix = np.array(H4, np.float32)
+    matrix = np.ones((1, 1), np.float32)
     while len(matrix) < group:
         matrix = np.kron(matrix, np.array(H4, np.float32))
     return mx.array(matrix)
