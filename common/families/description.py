@@ -15,7 +15,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.codes.gguf_blocks import storage_of
-from qwenimg.common.codes.rotated import RotatedInt4, RotatedInt8, RotatedLevels
+from qwenimg.common.codes.rotated import Rotated
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import LoadPlan, Source
@@ -92,9 +92,8 @@ def _kind(source: Source) -> str:
         return f"in {source.code.bits} bits by groups of {source.code.group}"
     if isinstance(source.code, BlockFloat):
         return f"in {source.code.mode}"
-    if isinstance(source.code, RotatedInt8 | RotatedInt4 | RotatedLevels):
-        bits = source.code.bits
-        return f"in {bits} bits, rotated by groups of {source.code.rotation}"
+    if isinstance(source.code, Rotated):
+        return f"in {source.code.bits} bits, rotated by groups of {source.code.rotation}"
     return f"{source.first.dtype}{' with scales' if len(source.pieces) > 1 else ''}"
 
 

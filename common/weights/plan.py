@@ -20,7 +20,7 @@ from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.codes.coded import QuantStorage
 from qwenimg.common.codes.gguf_blocks import GGUFBlocks
-from qwenimg.common.codes.rotated import RotatedInt4, RotatedInt8, RotatedLevels
+from qwenimg.common.codes.rotated import Rotated
 from qwenimg.common.formats.stored import DTYPES, TensorSlice
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
@@ -45,7 +45,7 @@ class Code(Protocol):
         """Return the values in float32, in any shape, from `raw` of the pieces."""
 
 
-StaysQuantized: TypeAlias = Affine | BlockFloat | GGUFBlocks | RotatedInt8 | RotatedInt4 | RotatedLevels
+StaysQuantized: TypeAlias = Affine | BlockFloat | GGUFBlocks | Rotated
 """Codes of weights that can stay quantized in memory: `storage` names their storage, `coded` makes it. All others are
 decoded while they are read."""
 
