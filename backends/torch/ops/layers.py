@@ -80,8 +80,10 @@ def rotate(x: Tensor, group: int) -> Tensor:
     A card multiplies by the whole matrix, and rounds once. A CPU multiplies by its two Kronecker factors, which takes a
     third of the time.
     """
-    if x.device.type != "cpu" or x.dtype.itemsize < 4 or torch.compiler.is_compiling():
-        return F.linear(x.unflatten(-1, (-1, group)), _rotation(group, x.dtype, x.device)).flatten(-2)
+    compiling = torch.compiler.is_compiling()
+    if x.device.type != "cpu" or x.dtype.itemsize < 4 or compiling:
+        matrix_of = _rotation.__wrapped__ if compiling else _rotation  # the compiler warns of a cache
+        return F.linear(x.unflatten(-1, (-1, group)), matrix_of(group, x.dtype, x.device)).flatten(-2)
     first = 2 ** (group.bit_length() // 4 * 2)
     left, right = (_rotation(size, x.dtype, x.device) for size in (first, group // first))
     blocks = x.reshape(-1, first, group // first)
