@@ -80,7 +80,7 @@ def _check(values: Mapping[str, Any]) -> None:
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
     fields.check(fields.fields({name: value for name, value in values.items() if name in SAID}))
     for name in (name for name in OPENING if name in values):
-        OPENING[name].check(values[name])
+        OPENING[name].check(_as_option(name, values[name]))
     if "output" in values:
         from qwenimg.common.jobs.naming import output_path
 
@@ -118,13 +118,13 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
 
 
 def _as_option(name: str, value: Any) -> Any:
-    if name == "models_dir":
+    if name in OPENING and OPENING[name].several:
         return folders(value)
     return Path(home(value)) if name in OPENING and OPENING[name].kind is Path else value
 
 
 def folders(text: str) -> tuple[Path, ...]:
-    """Return the folders of `models_dir`, which are separated by colons."""
+    """Return the folders of an option of several, which are separated by colons."""
     return tuple(Path(folder) for folder in text.split(os.pathsep) if folder)
 
 

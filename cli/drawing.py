@@ -33,11 +33,13 @@ from qwenimg.common.jobs.run import (
     prepare,
     run,
 )
+from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.parts import PARTS
 
 if TYPE_CHECKING:
     from qwenimg import Step
     from qwenimg.cli.ranks.lead import Leader
+    from qwenimg.common.hub.model_folders import ModelFolders
     from qwenimg.common.memory.estimate import Estimate
 
 MOST = 20  # the most faults of a prompt file that are reported one by one if they end the run
@@ -110,17 +112,16 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
     replay = _with_loras(flags, opening, replay, report)
-    wanted, failed = _wanted(flags, replay, report)
-    opening, wanted = _located(opening, wanted)
+    folders, opening = _located(opening)
+    wanted, failed = _wanted(flags, replay, Wildcards(opening.wildcards), report)
+    wanted = wanted if folders is None else [_with_paths(picture, folders) for picture in wanted]
     _check_files(flags, opening, replay, wanted)
     job = _job(flags, replay, wanted, report)
     advice = None if opening.parts else resolve.advice(opening.model or (None if replay is None else replay.model))
-    notes = list[str]()
     if advice is not None:
         wanted = kept(
             wanted, lambda p: advice.check(p.prompt, p.said("few_steps")), report, failed, keep_going=flags.keep_going
         )
-        notes = advice.texts([p.prompt for p in wanted], [p.said("negative_prompt") or "" for p in wanted])
     for folder in {picture.path.parent for picture in wanted if picture.path is not None}:
         atomic_files.sweep(folder)
     try:
@@ -128,9 +129,7 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
         pipe = opens(replace(_replayed(flags, opening, replay), compile="auto"), report.notify)
         wanted = [completed(picture, pipe, job) for picture in wanted]
         check_files(job, wanted)
-        sizes = dict.fromkeys((picture.said("width"), picture.said("height")) for picture in wanted)
-        for line in notes if advice is None else [*notes, *advice.sizes(sizes)]:
-            report.notify("warning", line)
+        sizes = {(picture.said("width"), picture.said("height")) for picture in wanted}
         if flags.save_latents is not None and len(sizes) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
         expected: list[Estimate] = []
@@ -191,7 +190,9 @@ class RunReport:
 # Checks before the model is opened
 
 
-def _wanted(flags: Flags, replay: Replay | None, report: RunPrinter) -> tuple[list[Picture], list[int]]:
+def _wanted(
+    flags: Flags, replay: Replay | None, wildcards: Wildcards, report: RunPrinter
+) -> tuple[list[Picture], list[int]]:
     """Return the images to generate, and the exit codes of images that cannot be generated, whose faults are
     reported here. Raises QwenimgError."""
     prompt = _prompt(flags)
@@ -201,7 +202,7 @@ def _wanted(flags: Flags, replay: Replay | None, report: RunPrinter) -> tuple[li
     base = merged({} if replay is None else replay.fields, fields(options))
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     described = bool(flags.image)  # some models describe a picture
-    wanted, faults = pictures(base, lines, flags.output, overwrite=flags.overwrite, unsaid=described)
+    wanted, faults = pictures(base, lines, flags.output, wildcards, overwrite=flags.overwrite, unsaid=described)
     return wanted, report_faults(faults, report, left=len(wanted), keep_going=flags.keep_going)
 
 
@@ -220,17 +221,20 @@ def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: R
     return replace(replay, fields=replay.fields | {"lora": text}, used=used)
 
 
-def _located(opening: Opening, wanted: list[Picture]) -> tuple[Opening, list[Picture]]:
-    """Return both with the paths of files that are found by name in the folders of --models-dir. Raises UsageError and
-    ModelError."""
+def _located(opening: Opening) -> tuple[ModelFolders | None, Opening]:
+    """Return the folders of --models-dir, if there are any, and `opening` with the paths of files that are found there
+    by name. Raises UsageError and ModelError."""
     if not opening.models_dir:
-        return opening, wanted
+        return None, opening
     from qwenimg.common.hub.part_files import located
 
-    folders, opening = located(opening)
-    loras = [(one, one.said("lora")) for one in wanted]
-    changed = [replace(one, asked=one.asked | {"lora": folders.lora(lora)}) if lora else one for one, lora in loras]
-    return opening, changed
+    return located(opening)
+
+
+def _with_paths(picture: Picture, folders: ModelFolders) -> Picture:
+    """Return `picture` with the paths of LoRAs that are found by name. Raises ModelError."""
+    lora = picture.said("lora")
+    return replace(picture, asked=picture.asked | {"lora": folders.lora(lora)}) if lora else picture
 
 
 def _prompt(flags: Flags) -> str | None:
@@ -305,6 +309,7 @@ def _job(flags: Flags, replay: Replay | None, wanted: Sequence[Picture], report:
         noise=noise,
         noise_rows=1 if noise is None else max(1, len(noise) // len(wanted)),
         replay=replay,
+        notes=(*(() if replay is None else replay.messages), *notes),
         overwrite=flags.overwrite,
         metadata=not flags.no_metadata,
         check_cache=flags.step_cache_check,

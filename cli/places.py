@@ -20,7 +20,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Values that no room of common knows.
 _MORE: dict[str, dict[str, Any]] = {"backend": {"type": Backend(NAMES), "metavar": "|".join(NAMES)}}
 WEIGHTS = (*PARTS, "tokenizer", "prediction", "variant", "quantize")
-OF_WORKERS = (*WEIGHTS, "refiner", "models_dir", "preset", "precision", "compile", "fallback", "max_memory")
+OF_WORKERS = (
+    *WEIGHTS,
+    "refiner",
+    "models_dir",
+    "wildcards",
+    "preset",
+    "precision",
+    "compile",
+    "fallback",
+    "max_memory",
+)
 """The options of commands whose workers open models."""
 _COUNTS = {1: "one text encoder", 2: "two text encoders", 3: "three text encoders"}
 

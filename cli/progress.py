@@ -120,6 +120,8 @@ class RunPrinter:
             f"picture {picture.index} of {self.total}: seed {picture.seed}, {size}, "
             f"{counted(picture.said('steps'), 'step')}, guidance {picture.said('guidance'):g}"
         )
+        if picture.said("template"):
+            self._line(f"its prompt: {clean(picture.prompt, 280)}")
 
     def step(self, picture: Picture, step: Step) -> None:
         self._event(

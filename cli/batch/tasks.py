@@ -21,6 +21,7 @@ from qwenimg.common.jobs.fields import Fields, check, seeds
 from qwenimg.common.jobs.naming import slug
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.prompts.check import check_said
+from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request.request import Defaults
 
 _SHARDS = (("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"), ("RANK", "WORLD_SIZE"))
@@ -59,10 +60,10 @@ def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
 
 
 def tasks_of(
-    lines: Sequence[Line], identity: Mapping[str, Any], defaults: Defaults
+    lines: Sequence[Line], identity: Mapping[str, Any], defaults: Defaults, wildcards: Wildcards
 ) -> tuple[list[BatchTask], list[ModelError]]:
-    """Return the pictures of all lines, each key once, and the faults of lines. A line without a seed has one that
-    follows from what it asks for, so that the next run asks for the same."""
+    """Return the pictures of all lines, each key once, with the texts that seeds choose, and the faults of lines. A
+    line without a seed has one that follows from what it asks for, so that the next run asks for the same."""
     found_keys: dict[str, BatchTask] = {}
     faults: list[ModelError] = []
     times: Counter[str] = Counter()  # that the same request without a seed was read
@@ -74,16 +75,16 @@ def tasks_of(
             if "prompt" not in line:
                 raise UsageError("no prompt")
             check(line)
-            check_said(line["prompt"])  # no line has a picture that a model could describe
             fields = {name: value for name, value in line.items() if name not in ("seed", "num_images")}
-            complete = _complete(fields, defaults)
-            plain = _hash([complete, identity])
+            plain = _hash([_complete(fields, defaults), identity])
             times[plain] += 1
             chance = int(_hash([plain, times[plain]])[:8], 16) % (2**32 - 10_000)
             for seed in seeds(line, chance):
-                key = _hash([complete, identity, seed])
-                found_keys.setdefault(key, BatchTask(key=key, where=where, fields=fields, seed=seed))
-        except UsageError as error:
+                chosen = wildcards.chosen(fields, seed)
+                check_said(chosen["prompt"])  # no line has a picture that a model could describe
+                key = _hash([_complete(chosen, defaults), identity, seed])
+                found_keys.setdefault(key, BatchTask(key=key, where=where, fields=chosen, seed=seed))
+        except (UsageError, ModelError) as error:
             faults.append(bad(where, str(error)))
     return list(found_keys.values()), faults
 
@@ -122,7 +123,7 @@ def _number(name: str, default: str = "") -> int:
 
 def _complete(fields: Fields, defaults: Defaults) -> dict[str, Any]:
     """Return the fields with the model's defaults, as plain JSON."""
-    values = dict(fields)
+    values = {name: value for name, value in fields.items() if name not in TEMPLATES.values()}
     aspect = values.pop("aspect", None)
     if isinstance(aspect, Fraction):
         values["width"], values["height"] = defaults.size(aspect)

@@ -25,6 +25,7 @@ from qwenimg.cli.signals import Stop
 from qwenimg.common.base.amounts import duration
 from qwenimg.common.families.opening import opening_of
 from qwenimg.common.jobs.prompt_file import read_prompts
+from qwenimg.common.prompts.wildcards import Wildcards
 
 
 @click.command("batch")
@@ -75,7 +76,7 @@ def batch(
     _, opening = part_files.located(opening_of(places.taken(given)))
     lines = read_prompts(file)
     identity, defaults = model_identity(opening)
-    tasks, faults = tasks_of(lines, identity | {"backend": backends[0]}, defaults)
+    tasks, faults = tasks_of(lines, identity | {"backend": backends[0]}, defaults, Wildcards(opening.wildcards))
     count = max(workers, len(backends))
     settings = Settings(
         models={"model": opening},

@@ -25,6 +25,7 @@ from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.run import Job, completed, estimated, prepare
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import layer_files
+from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request import control_text
 from qwenimg.common.request.request import OPTIONS
 
@@ -142,8 +143,9 @@ class DrawingProcess:
             pipe = self._opened(order.model)
             is_checking = True
             _check_count(pipe, order)
-            job, notes = _job(order)
-            wanted = [completed(_picture(order, index), pipe, job) for index in range(len(order.seeds))]
+            job = _job(order)
+            indices = range(len(order.seeds))
+            wanted = [completed(_picture(order, index, pipe.wildcards), pipe, job) for index in indices]
             wanted = wanted[order.first // max(1, wanted[0].layers) :]  # layers are kept one by one
             if wanted:  # else a server was killed between the last picture and the end of the job
                 _check(pipe, job, wanted[0], order.suffix)
@@ -153,7 +155,7 @@ class DrawingProcess:
                 if order.order in self._halts:
                     break
                 self._skips.discard(order.order)
-                self._draw_one(pipe, job, order, picture, notes)
+                self._draw_one(pipe, job, order, picture)
         except Exception as error:
             code, text = failures.explain(error)
             # The model is open: a file that is wrong now is a LoRA or a control network that the request names.
@@ -164,9 +166,7 @@ class DrawingProcess:
         finished = messages.Finished(order=order.order, error=text, exit_code=code, refused=refused, peak=_peak())
         self._send(finished)
 
-    def _draw_one(
-        self, pipe: Pipeline, job: Job, order: messages.Draw, picture: Picture, notes: tuple[str, ...]
-    ) -> None:
+    def _draw_one(self, pipe: Pipeline, job: Job, order: messages.Draw, picture: Picture) -> None:
         """Draw one picture and send it, unless a halt comes between two steps."""
         from qwenimg.common.pipeline.result import Result
 
@@ -176,7 +176,7 @@ class DrawingProcess:
         with closing(pipe.stream(**job.asked(picture))) as events:
             for event in events:
                 if isinstance(event, Result):
-                    self._send_pictures(order, index, event, seconds, notes)
+                    self._send_pictures(job, order, index, event, seconds)
                     return
                 seconds += event.seconds
                 seen = previews.after(event) if self._previews else b""
@@ -189,13 +189,12 @@ class DrawingProcess:
                 if event.index < event.total and (order.order in self._halts or order.order in self._skips):
                     return
 
-    def _send_pictures(
-        self, order: messages.Draw, first: int, result: Result, seconds: float, notes: tuple[str, ...]
-    ) -> None:
+    def _send_pictures(self, job: Job, order: messages.Draw, first: int, result: Result, seconds: float) -> None:
         """Send the image, or each layer as a picture of its own; not those that an earlier server has kept."""
         from qwenimg.common.pipeline.encode import encode
 
         # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
+        result.warn(job.notes)
         recipe = json.loads(json.dumps(result.recipe))
         pictures = result.layers or (result.pixels,)
         for index, pixels in enumerate(pictures, first):
@@ -204,7 +203,6 @@ class DrawingProcess:
                     messages.PictureDrawn(
                         order=order.order, index=index, data=encode(pixels, result.recipe, order.suffix), recipe=recipe,
                         seconds=(sum(result.timing.values()) or seconds) / len(pictures),
-                        warnings=(*notes, *result.warnings),
                         thumbnail=_thumbnail(pixels) if order.thumbnail else b"",
                     )
                 )  # fmt: skip
@@ -257,9 +255,12 @@ def _thumbnail(pixels: Uint8) -> bytes:
     return encode(fit(pixels, max(1, round(width * share)), max(1, round(height * share))), None, ".jpg")
 
 
-def _picture(order: messages.Draw, index: int) -> Picture:
-    asked = {name: order.fields[name] for name in OPTIONS if name in order.fields} | {"seed": order.seeds[index]}
-    return Picture(index=index + 1, where="", asked=asked, aspect=order.fields.get("aspect"), path=None)
+def _picture(order: messages.Draw, index: int, wildcards: Wildcards) -> Picture:
+    """Return a picture of the order, with its choices made. Raises UsageError and ModelError."""
+    seed = order.seeds[index]
+    fields = wildcards.chosen(order.fields, seed)
+    asked = {name: fields[name] for name in (*OPTIONS, *TEMPLATES.values()) if name in fields} | {"seed": seed}
+    return Picture(index=index + 1, where="", asked=asked, aspect=fields.get("aspect"), path=None)
 
 
 def _check_count(pipe: Pipeline, order: messages.Draw) -> None:
@@ -271,10 +272,10 @@ def _check_count(pipe: Pipeline, order: messages.Draw) -> None:
         pipe.controls.check_taken(one.model)
 
 
-def _job(order: messages.Draw) -> tuple[Job, tuple[str, ...]]:
-    """Decode the order's pictures, and return them with a line for each conversion. Raises UsageError."""
+def _job(order: messages.Draw) -> Job:
+    """Decode the order's pictures. Raises UsageError."""
     if not (order.images or order.control_images):
-        return Job(), ()
+        return Job()
     from qwenimg.common.pictures import input, pixels
 
     try:
@@ -288,12 +289,12 @@ def _job(order: messages.Draw) -> tuple[Job, tuple[str, ...]]:
     except ModelError as error:
         raise UsageError(str(error)) from None
     numbers = [int(one.picture) for one in control_text.parse(order.fields.get("control", ""))]
-    job = Job(
+    return Job(
         images=tuple(image for image, _ in images),
         mask=mask,
         control_images=tuple(pixels.over_white(controls[number - 1][0]) for number in numbers),
+        notes=tuple(notes),
     )
-    return job, tuple(notes)
 
 
 def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:
@@ -301,8 +302,7 @@ def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:
     loaded."""
     from qwenimg.common.pipeline import encode
 
-    texts = picture.prompt + (picture.said("negative_prompt") or "")
-    encode.check(suffix, *job.size(picture), texts)
+    encode.check(suffix, *job.size(picture), picture.texts)
     if picture.layers:
         layer_files.check(suffix)
     estimated(pipe, job, picture)

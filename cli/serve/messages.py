@@ -8,6 +8,7 @@ from typing import Any
 
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.fields import Fields
+from qwenimg.common.prompts.wildcards import OFF
 
 # To a worker
 
@@ -117,7 +118,6 @@ class PictureDrawn:
     data: bytes
     recipe: Mapping[str, Any]
     seconds: float
-    warnings: tuple[str, ...] = ()
     thumbnail: bytes = b""  # a JPEG
 
 
@@ -151,3 +151,8 @@ class Settings:
     share: int = 4  # of these of one client on another machine
     deadline: float = 600.0  # seconds
     patience: float = 60.0  # seconds for running orders after SIGTERM
+
+    @property
+    def reads_templates(self) -> bool:
+        """False if prompts are text, whatever they hold."""
+        return all(OFF not in map(str, opening.wildcards) for opening in self.models.values())

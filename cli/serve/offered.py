@@ -17,6 +17,7 @@ from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families.opening import Opening, opening_of
+from qwenimg.common.prompts.wildcards import Wildcards
 
 if TYPE_CHECKING:
     from qwenimg.common.hub.model_folders import ModelFolders
@@ -73,6 +74,7 @@ def search(offer: Offer) -> Offered:
 
     base = opening_of(offer.options)
     folders = read_folders(base.models_dir)
+    Wildcards(base.wildcards)  # only for its errors
     return Offered(
         models=_models(offer.names, base),
         loras=_loras(offer.loras, folders),

@@ -14,6 +14,7 @@ from typing import Any
 from qwenimg.common.base import arguments
 from qwenimg.common.base.amounts import parse_max
 from qwenimg.common.base.arguments import home
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.choices import (
     PREDICTIONS,
     VARIANTS,
@@ -22,11 +23,17 @@ from qwenimg.common.families.choices import (
     check_prediction,
     check_variant,
 )
+from qwenimg.common.prompts.wildcards import OFF
 from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime import compiling
 
 _FILES = "Model's files"  # the second half of the section "Model" in the help
+
+
+def _check_wildcards(folders: tuple[Path, ...]) -> None:
+    if OFF in map(str, folders) and len(folders) > 1:
+        raise UsageError(f"--wildcards {OFF} draws prompts as text; leave the folders out, or write ./{OFF}")
 
 
 def _check_preset(name: str) -> None:
@@ -101,6 +108,12 @@ class Opening:
         help="find models, parts and LoRAs by name in DIR, such as the folder of ComfyUI or A1111",
         call="folders where models, parts and LoRAs have names", python="str | Path | Sequence[str | Path] | None",
         section=_FILES, metavar="DIR", several=True, config=True,
+    ))  # fmt: skip
+    wildcards: tuple[Path, ...] = option((), Option(
+        help="fill __name__ in prompts from the lines of DIR/name.txt; off draws {a|b} and __name__ as text",
+        call="folders of the files that __name__ in a prompt is filled from; 'off' takes prompts as text",
+        python="str | Path | Sequence[str | Path] | None", section=_FILES, metavar="DIR", several=True,
+        checks=_check_wildcards, config=True,
     ))  # fmt: skip
     refiner: str | None = option(None, Option(
         help="an SDXL refiner for the last steps", call="an SDXL refiner, named as `model`",

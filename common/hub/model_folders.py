@@ -51,6 +51,9 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
 }
 INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
 """InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, where the key does not tell the kind."""
+WILDCARDS = ("wildcards", "custom_wildcards")
+"""Folders of wildcards, in a program's own folder, beside its scripts, and in those of its extensions."""
+_EXTENSIONS = ("custom_nodes", "extensions")  # of ComfyUI and of the web UI
 _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
 MAX_ENTRIES = 200_000  # files and folders that are searched for one name: half a second
@@ -63,6 +66,7 @@ class ModelFolders:
 
     given: tuple[Path, ...]  # here a name counts from the folder itself, and no folder below is searched
     folders: Mapping[str, tuple[Path, ...]]
+    wildcards: tuple[Path, ...] = ()  # folders of wildcards
 
     def locate(self, name: str, kind_: str) -> str:
         """Return `name`, or the path of the file or folder of that name, with its suffix or without. A path, a known
@@ -124,6 +128,7 @@ def read_folders(given: Sequence[Path]) -> ModelFolders:
     """Return the model folders in `given`: folders, or files such as extra_model_paths.yaml. Raises UsageError for one
     that does not exist, and ModelError for a file of paths that cannot be read."""
     folders: dict[str, list[Path]] = {kind_: [] for kind_ in KINDS}
+    wildcards: list[Path] = []
     paths = [absolute(Path(home(path))) for path in given]
     for path in paths:
         here = kind(path)
@@ -137,12 +142,29 @@ def read_folders(given: Sequence[Path]) -> ModelFolders:
         for keyed in (keyed for root in roots for keyed in _keyed(root)):
             for kind_ in KINDS:
                 folders[kind_].append(keyed)
+        for program in [*roots, path.parent] if path.name == "models" else roots:
+            wildcards += _of_wildcards(program)
         for file in [path] if here == "file" else _lists(path):
             for name, more in comfy_paths.read_paths(file).items():
+                wildcards += more if name == WILDCARDS[0] else []
                 for kind_ in (kind_ for kind_, names in KINDS.items() if name in names):
                     folders[kind_] += more
     existing = {kind_: tuple(dict.fromkeys(filter(_is_there, places))) for kind_, places in folders.items()}
-    return ModelFolders(given=tuple(paths), folders=existing)
+    return ModelFolders(
+        given=tuple(paths), folders=existing, wildcards=tuple(dict.fromkeys(filter(_is_there, wildcards)))
+    )
+
+
+def _of_wildcards(program: Path) -> Iterator[Path]:
+    """Yield the places where a program and its extensions may have wildcards."""
+    places = [program, program / "scripts"]
+    for folder in (program / name for name in _EXTENSIONS):
+        try:
+            with os.scandir(folder) as entries:
+                places += sorted(folder / entry.name for entry in islice(entries, MAX_ENTRIES))
+        except OSError:
+            continue
+    yield from (place / name for place in places for name in WILDCARDS)
 
 
 def _lists(folder: Path) -> Iterable[Path]:

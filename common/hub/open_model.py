@@ -26,8 +26,10 @@ from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
+from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
 from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.notices import Notices
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.shapes import builtin
@@ -116,6 +118,7 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
     """Open the model that `opening` names on `engine`, which is called once its files have passed all checks. Weights
     are read when they are first needed. notify(kind, text) gets stages, warnings and notices. Raises QwenimgError."""
     folders, opening = located(opening)
+    wildcards, notify = Wildcards(opening.wildcards), Notices(notify)
     with ExitStack() as stack:
         files = open_files(opening)
         stack.callback(files.close)
@@ -144,6 +147,8 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
             find_lora=folders.lora,
             hashes=model_hash(files.opened),
             controls=_controls(files.opened, checkpoint, folders),
+            wildcards=wildcards,
+            **({"advise": builtin.advise} if files.resolved.known is catalog.BUILT_IN else {}),
         )
         if opening.compile != "auto":
             pipeline.compile(opening.compile)

@@ -18,6 +18,7 @@ from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
+from qwenimg.common.prompts.wildcards import OFF
 from qwenimg.common.request.parts import LEFT_OUT, PARTS
 
 
@@ -124,7 +125,10 @@ def located(opening: Opening) -> tuple[ModelFolders, Opening]:
         check_whole(Path(path), name, completed=bool(opening.parts))
     model, refiner = (one and folders.locate(one, "model") for one in (name, opening.refiner))
     parts = {part: Path(folders.locate(str(path), PARTS[part].again or part)) for part, path in opening.parts.items()}
-    return folders, replace(opening, model=model, refiner=refiner, parts=parts)
+    wildcards = tuple(dict.fromkeys((*opening.wildcards, *folders.wildcards)))
+    if OFF in map(str, opening.wildcards):
+        wildcards = opening.wildcards
+    return folders, replace(opening, model=model, refiner=refiner, parts=parts, wildcards=wildcards)
 
 
 def check_no_collection(path: Path) -> None:

@@ -25,7 +25,19 @@ _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})", re.ASCII)
 
 _ONCE = ("Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size", "Model", "RNG", "Clip skip")
 # Fields about the origin of the image, which change nothing.
-_ABOUT = ("Version", "Model hash", "Hashes", "Batch size", "Batch pos", "User", "Parser", "App", "Time taken")
+_ABOUT = (
+    "Version",
+    "Model hash",
+    "Hashes",
+    "Batch size",
+    "Batch pos",
+    "User",
+    "Parser",
+    "App",
+    "Time taken",
+    "Template",
+    "Negative Template",
+)
 _MASKED = ("Mask blur", "Inpaint area", "Masked content", "Masked area padding", "Mask mode")
 
 

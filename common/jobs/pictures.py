@@ -17,6 +17,7 @@ from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.pictures import layer_files
 from qwenimg.common.prompts.check import check_said
+from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request.request import OPTIONS, random_seed
 
 
@@ -35,6 +36,11 @@ class Picture:
     @property
     def prompt(self) -> str:
         return str(self.asked["prompt"])
+
+    @property
+    def texts(self) -> str:
+        """Its prompts and their templates: the long texts of its recipe."""
+        return "".join(self.said(name) or "" for name in (*TEMPLATES, *TEMPLATES.values()))
 
     @property
     def seed(self) -> int:
@@ -57,10 +63,16 @@ class Picture:
 
 
 def pictures(
-    base: Fields, lines: Sequence[Line] | None, output: str | None, *, overwrite: bool, unsaid: bool = False
+    base: Fields,
+    lines: Sequence[Line] | None,
+    output: str | None,
+    wildcards: Wildcards,
+    *,
+    overwrite: bool,
+    unsaid: bool = False,
 ) -> tuple[list[Picture], list[ModelError]]:
-    """Return an image for every prompt with every seed, and the faults of `lines`, which override `base`. unsaid: a
-    prompt may be empty. Raises UsageError."""
+    """Return an image for every prompt with every seed, which chooses among what the prompt has, and the faults of
+    `lines`, which override `base`. unsaid: a prompt may be empty. Raises UsageError and ModelError."""
     chance = random_seed()
     check(base)
     seeds(base, chance)
@@ -75,10 +87,11 @@ def pictures(
             if "prompt" not in fields:
                 raise UsageError("no prompt")
             check(fields)
-            if not unsaid:
-                check_said(fields["prompt"])
-            wanted += [(fields, seed, where) for seed in seeds(fields, chance)]
-        except UsageError as error:
+            chosen = [(wildcards.chosen(fields, seed), seed, where) for seed in seeds(fields, chance)]
+            for each, _, _ in () if unsaid else chosen:
+                check_said(each["prompt"])
+            wanted += chosen
+        except (UsageError, ModelError) as error:
             if not where:
                 raise
             faults.append(bad(where, str(error)))
@@ -114,5 +127,5 @@ def _picture(
     if output != "-":
         names = {"seed": seed, "index": index, "prompt": fields["prompt"]}
         path = absolute(output_path(output, **names, now=now, several=several, same_seeds=same_seeds))
-    asked = {name: fields[name] for name in OPTIONS if name in fields} | {"seed": seed}
+    asked = {name: fields[name] for name in (*OPTIONS, *TEMPLATES.values()) if name in fields} | {"seed": seed}
     return Picture(index=index, where=where, asked=asked, aspect=fields.get("aspect"), path=path)

@@ -16,6 +16,7 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, fields, option_in, said_in
 from qwenimg.common.prompts.check import MAX_CHARACTERS
+from qwenimg.common.prompts.templates import begins_with_choice
 
 MAX_PROMPT_FILE = 32 << 20  # bytes
 MAX_LINE = 5_000_000  # bytes: two prompts of the largest size fit, \\u-escaped
@@ -28,8 +29,8 @@ Line: TypeAlias = tuple[str, Fields | ModelError]
 def read_prompts(source: str) -> list[Line]:
     """Read a prompt file (`-`: standard input). Return each line that is not blank.
 
-    A line that starts with # is left out, one that starts with { is a JSON object, any other a prompt. Raises
-    ModelError if the file as a whole cannot be used."""
+    A line that starts with # is left out, one that starts with { is a JSON object unless that begins a choice such as
+    {a|b}, any other a prompt. Raises ModelError if the file as a whole cannot be used."""
     name, raw = ("standard input", _read_input()) if source == "-" else (source, _read_file(Path(home(source))))
     lines: list[Line] = []
     for number, line in lines_with_text(raw.removeprefix(b"\xef\xbb\xbf")):
@@ -64,12 +65,12 @@ def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _fields_of(line: bytes, where: str) -> Fields:
     """Return the fields of a line. Raises ModelError."""
-    if line.strip().startswith(b"{"):
-        return _object(line.strip(), where)
     try:
         prompt = line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise bad(where, f"is not UTF-8 (byte {error.start})") from None
+    if prompt.startswith("{") and not begins_with_choice(prompt[:MAX_CHARACTERS]):
+        return _object(line.strip(), where)
     if option := option_in(prompt):
         example = '{"prompt": "a cat", "steps": 20}'
         raise bad(

@@ -12,6 +12,8 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.prompts.templates import escaped
+from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
 
@@ -58,6 +60,7 @@ def read_replay(path: Path) -> Replay:
     fields["seed"] = str(recipe["seed"])
     if recipe["guidance"] <= 1:  # it was not used, and is not recorded
         del fields["negative_prompt"]
+    fields |= _escaped(fields)
     used = {key: str(values[key]) for key in USED if key in values}
     if "lora" in fields and in_cache(fields["lora"]):
         del used["lora"]
@@ -77,6 +80,11 @@ def read_replay(path: Path) -> Replay:
     )
 
 
+def _escaped(fields: Fields) -> Fields:
+    """Return the prompts among `fields`, which are chosen already, as templates of themselves."""
+    return {name: escaped(fields[name]) for name in TEMPLATES if name in fields}
+
+
 def _control_hashes(recipe: Recipe) -> tuple[str, ...]:
     return (*recipe.get("control_fingerprints", ()), *recipe.get("control_sha256", ()))
 
@@ -91,6 +99,7 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
     fields = foreign.fields | seed
     if "negative_prompt" in fields and fields.get("guidance", 2) <= 1:  # it was not used
         del fields["negative_prompt"]
+    fields |= _escaped(fields)
     model = None if foreign.model is None else known_model(foreign.model)
     if model is not None and os.path.lexists(model):  # a name of unknown origin never opens a path
         model = None

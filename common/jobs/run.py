@@ -49,6 +49,7 @@ class Job:
     noise: NDArray[np.float32] | None = None  # [N, C, h, w], `noise_rows` for each image or these for all
     noise_rows: int = 1
     replay: Replay | None = None  # the recipe that is repeated
+    notes: tuple[str, ...] = ()  # warnings about its inputs, for the recipe of every image
     overwrite: bool = False
     metadata: bool = True
     check_cache: bool = False  # measure the effect of a step cache by generating without it too
@@ -158,7 +159,7 @@ def estimated(pipe: Pipeline, job: Job, picture: Picture) -> Estimate:
     from qwenimg.common.pipeline import encode
 
     if picture.path is not None:
-        texts = picture.prompt + (picture.said("negative_prompt") or "") if job.metadata else ""
+        texts = picture.texts if job.metadata else ""
         encode.check(picture.path.suffix, *job.size(picture), texts)
     return pipe.estimate(**job.asked(picture))
 
@@ -209,8 +210,7 @@ def run(pipe: Pipeline, job: Job, wanted: Sequence[Picture], listener: Listener)
             drawn = True
             if job.check_cache and "step_cache_effect" in result.recipe:
                 _check_cache(pipe, job, picture, listener, result)
-            for line in differences(job.replay, picture, result.recipe):
-                listener.notify("warning", line)
+            result.warn([*job.notes, *differences(job.replay, picture, result.recipe)])
             _write(job, picture, result)
             listener.image(picture, result, time.monotonic() - start)
             outcome.written += 1

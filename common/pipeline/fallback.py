@@ -52,7 +52,7 @@ class Fallback:
             return higher(precision, error.part, error.operation)
         return holding(precision, error.part, error.entry.name, error.entry.residency)
 
-    def adopt(self, wider: WiderPolicy, warnings: list[str]) -> None:
+    def adopt(self, wider: WiderPolicy) -> None:
         """Set the policy, for this image and later ones, and report it."""
         runtime = self.model.runtime
         kind, before = runtime.precision.kind, runtime.choice
@@ -61,13 +61,12 @@ class Fallback:
         runtime.choice = replace(before, precision=wider.policy, fallback=lines)
         renew(self.model, wider.part)
         runtime.notify("warning", wider.line)
-        warnings.append(wider.line)
 
-    def retried(self, call: Callable[[], T], warnings: list[str]) -> T:
+    def retried(self, call: Callable[[], T]) -> T:
         """Return the result of `call` under the first policy that can represent it."""
         while True:
             try:
                 return call()
             except CAUSES as error:
                 wider = self.next_policy(error)
-            self.adopt(wider, warnings)  # outside the handler, where the error no longer holds its arrays
+            self.adopt(wider)  # outside the handler, where the error no longer holds its arrays

@@ -32,11 +32,12 @@ from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
+from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
 from qwenimg.common.request.lora_text import NamedLora
 from qwenimg.common.request.loras import Key, Loras
-from qwenimg.common.request.option import no_effect, recorded
+from qwenimg.common.request.option import recorded
 from qwenimg.common.request.recipe import Recipe
 from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed
 from qwenimg.common.runtime import compiling
@@ -69,11 +70,14 @@ class Pipeline:
         find_lora: Callable[[str], str] = str,
         hashes: Callable[[], Mapping[str, str]] = dict,
         controls: Controls | None = None,
+        wildcards: Wildcards | None = None,
+        advise: Callable[[Request], list[str]] = lambda request: [],
     ):
         """Create a pipeline of an opened model. family: the name of the model's. fallback: continue under the next
         wider policy if a value overflows. options: entries of recipes; `hashes` returns those that need the files'
         contents. checkpoint: the weights, without LoRAs. find_lora: replaces names by paths in a request's `lora`.
-        controls: the control networks."""
+        controls: the control networks. wildcards: the choices in prompts. advise: returns more warnings about a
+        request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
         self._find_lora, self._hashes = find_lora, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
@@ -82,6 +86,7 @@ class Pipeline:
         self.tf32 = tf32  # True: float32 products are rounded to fewer digits on this device
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras, self.controls = Loras(model.lora_names), controls or Controls()
+        self.wildcards, self._advise = wildcards or Wildcards(), advise
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._turns: Turns[Step | Result] = Turns()
         self._fit = FitCheck(model)
@@ -117,11 +122,9 @@ class Pipeline:
             self._turns.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        met, guidance = self._met(request), self.model.guidance.text(request)
-        warnings = (no_effect(one, asked.get(name), self.model.options, met, guidance) for name, one in OPTIONS.items())
         notes += start.image_warnings(self.model, request, start.given_images(converted), given.noises(asked))
-        events = self._generate(request, [*notes, *(warning for warning in warnings if warning)])
-        return self._turns.driven(events, patience)
+        notes += start.no_effects(self.model, request, asked, self.options)
+        return self._turns.driven(self._generate(request, notes), patience)
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
@@ -132,7 +135,8 @@ class Pipeline:
         values["width"], values["height"] = self.defaults.sides(*sides, start.given_images(values), only_masked=part)
         values["seed"] = values.get("seed", random_seed())
         usual = self.defaults.values(masked="mask" in values)
-        whole = self.controls.prompted(Request(**(usual | values), prompt=prompt))
+        chosen = self.wildcards.chosen(values | {"prompt": prompt}, values["seed"])
+        whole = self.controls.prompted(Request(**(usual | chosen)))
         whole = whole if self.model.sees_alpha else whole.opaque()
         start.check_said(self.model, whole)
         start.check_images(self.model, self.model_name, len(whole.images))
@@ -181,7 +185,7 @@ class Pipeline:
             self.model.announce(texts, skipped, images)
 
         with self._turns.taken(), self._in_memory():
-            self.fallback.retried(announced, [])
+            self.fallback.retried(announced)
 
     def fit_preview(self) -> None:
         """Fit the map from latents to colours that `Step.preview` applies: read it if this machine has it, else decode
@@ -233,28 +237,28 @@ class Pipeline:
 
     # The run
 
-    def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
+    def _generate(self, request: Request, notes: Sequence[str]) -> Generator[Step | Result, None, None]:
         area = masked_area.split(request)
         plan = self.model.plan(area.drawn)
-        unused = self.controls.warnings(request, plan.steps)
-        warnings += [*start.warnings(request, plan), *self.model.warnings(area.drawn), *unused]
-        for warning in warnings:
-            self.notify("warning", warning)
+        about = *notes, *start.warnings(request, plan), *self.model.warnings(area.drawn)
+        about += *self.controls.warnings(request, plan.steps), *self._advise(request)
         try:
-            with self._in_memory():
-                yield from self._with_fallback(area, warnings)
+            with self.notify.of_picture(), self._in_memory():
+                for warning in about:
+                    self.notify("warning", warning)
+                yield from self._with_fallback(area)
         finally:  # a run that failed or was abandoned leaves no times to the next
             self.runtime.clock.clear()
 
-    def _with_fallback(self, area: MaskedArea, warnings: list[str]) -> Iterator[Step | Result]:
+    def _with_fallback(self, area: MaskedArea) -> Iterator[Step | Result]:
         """Yield the run's events. It starts again under the next wider policy if a value overflows, with `fallback`."""
         while True:
             try:
-                yield from self._run(area, warnings)
+                yield from self._run(area)
                 return
             except CAUSES as error:
                 wider = self.fallback.next_policy(error)
-            self.fallback.adopt(wider, warnings)
+            self.fallback.adopt(wider)
 
     @contextmanager
     def _in_memory(self) -> Iterator[None]:
@@ -268,7 +272,7 @@ class Pipeline:
             self.model.residents.free(DENOISERS)
             raise self._fit.ran_out() from None
 
-    def _run(self, area: MaskedArea, warnings: list[str]) -> Iterator[Step | Result]:
+    def _run(self, area: MaskedArea) -> Iterator[Step | Result]:
         model, request = self.model, area.drawn
         plan, shape = model.plan(request), start.latent_shape(model, request)
         self.controls.give(model, request)
@@ -296,13 +300,13 @@ class Pipeline:
             if cache is not None:
                 cache.free()
 
-        decoded = self._decoded(request, latents, warnings)
+        decoded = self._decoded(request, latents)
         if self._preview is not None and plan.steps > 1:  # one step leaves latents that are no picture
             self._preview.learn(finish.frames(latents), decoded)
         pixels, layers = finish.images(request, decoded, layered=len(latents) > 1)
         if blank := blank_warning(pixels):
             self.notify("warning", blank)
-            warnings.append(blank)
+        warnings = self.notify.warnings
         yield Result(
             pixels=area.completed(pixels),
             layers=layers,
@@ -314,11 +318,11 @@ class Pipeline:
             control_pictures=initial.control_pictures,
         )
 
-    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> finish.Decoded:
+    def _decoded(self, request: Request, latents: Latents) -> finish.Decoded:
         """Return the values of each image. Decoding falls back alone only if the VAE has not encoded for it too."""
         decoded = partial(finish.decoded, self.model.vae, latents)
         alone = request.image is None and not self.model.sees_mask
-        return self.fallback.retried(decoded, warnings) if alone else decoded()
+        return self.fallback.retried(decoded) if alone else decoded()
 
     def _with_inputs(self, request: Request) -> DiffusionModel:
         return with_inputs(self.model, self.loras, self.controls, request, self._adapted)
@@ -368,23 +372,19 @@ class Pipeline:
 
     # Warnings and the recipe
 
-    def _met(self, request: Request) -> frozenset[str]:
-        """Return the `needs` of options that this run has."""
-        guided, image, mask = self.model.guidance.is_on(request), request.image is not None, request.mask is not None
-        has = {"guidance": guided, "image": image, "mask": mask, "refiner": "refiner" in self.options}
-        return frozenset(name for name in has if has[name])
-
     def _recipe(
         self, request: Request, plan: SamplingPlan, initial: Latents, warnings: list[str], cache: StepCache | None
     ) -> Recipe:
         rng = "torch-cpu" if request.latents is None else "given"
         about = {"model": self.model_name, "rng": rng, **recorded_runtime(self.runtime)}
-        asked = recorded(OPTIONS.values(), request, self._met(request))
+        asked = recorded(OPTIONS.values(), request, start.met(self.model, request, self.options))
         asked.pop("lora", None)  # it may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
         asked |= self.loras.recorded(request.lora)
+        asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}
         if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""
+            asked.pop(TEMPLATES["negative_prompt"], None)
         if cache is not None:
             asked |= cache.recorded()
             self.notify("stage", f"step cache: {asked['step_cache_effect']}")
@@ -392,7 +392,7 @@ class Pipeline:
             "sigmas_sha256": noise.sha256(np.asarray(plan.sigmas, np.float32)),
             "noise_sha256": noise.sha256(initial),
             "tf32": self.tf32,
-            "warnings": list(warnings),
+            "warnings": warnings,
             "created": datetime.now(UTC).replace(microsecond=0).isoformat(),
         }
         hashes |= {**start.image_hashes(request), **self._hashes(), **self.loras.hashes(request.lora)}

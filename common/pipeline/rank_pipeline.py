@@ -86,12 +86,12 @@ class RankPipeline(Pipeline):
         """Return the hashes of the LoRAs and control networks of a request. Raises QwenimgError."""
         return self.loras.hashes(request.lora) | self.controls.hashes(request)
 
-    def _generate(self, request: Request, warnings: list[str]) -> Generator[Step | Result, None, None]:
+    def _generate(self, request: Request, notes: Sequence[str]) -> Generator[Step | Result, None, None]:
         if self.followers is not None:
             self.followers.draw(request, self.hashes(request))
-        yield from super()._generate(request, warnings)
+        yield from super()._generate(request, notes)
 
-    def _decoded(self, request: Request, latents: Latents, warnings: list[str]) -> finish.Decoded:
+    def _decoded(self, request: Request, latents: Latents) -> finish.Decoded:
         if self.engine.group is not None and self.engine.group.rank:
             raise StepsDone
-        return super()._decoded(request, latents, warnings)
+        return super()._decoded(request, latents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +74,7 @@ class Result:
     recipe: Recipe
     timing: dict[str, float] = field(default_factory=dict)  # seconds by stage
     shapes: dict[str, str] = field(default_factory=dict)  # shapes of the models' inputs, for --debug
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # the recipe's
     control_pictures: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] of each control, as its network sees it
 
     def __repr__(self) -> str:
@@ -83,6 +83,11 @@ class Result:
         r = self.recipe
         about = f"seed {r['seed']}, steps {r['steps']}, {clean(r['model'], 60)}"
         return f"<Result {width}x{height}, {about}, {clean(r['prompt'], 60)!r}>"
+
+    def warn(self, lines: Iterable[str]) -> None:
+        """Add warnings to those of the recipe, each once."""
+        self.warnings.extend(line for line in dict.fromkeys(lines) if line not in self.warnings)
+        self.recipe["warnings"] = self.warnings
 
     @property
     def seed(self) -> int:

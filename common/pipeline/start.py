@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,8 @@ from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.prompts import check
 from qwenimg.common.request import lora_text
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.option import no_effect
+from qwenimg.common.request.request import OPTIONS, Request
 
 
 def latent_shape(model: DiffusionModel, request: Request) -> LatentShape:
@@ -63,6 +64,26 @@ def image_warnings(
     mine = sha256(noise(model, request, TorchCPUGenerator(request.seed)))
     again = "image was made with this seed at this size, and the model tends to draw it again, with halos"
     return [*told, f"{again}: give another seed or size"] if mine in noises else told
+
+
+def met(model: DiffusionModel, request: Request, entries: Container[str]) -> frozenset[str]:
+    """Return the `needs` of options that a run has. entries: those of its recipe."""
+    has = {
+        "guidance": model.guidance.is_on(request),
+        "image": request.image is not None,
+        "mask": request.mask is not None,
+        "refiner": "refiner" in entries,
+    }
+    return frozenset(name for name in has if has[name])
+
+
+def no_effects(
+    model: DiffusionModel, request: Request, asked: Mapping[str, object], entries: Container[str]
+) -> list[str]:
+    """Return a warning for each option of a call, `asked`, that changes nothing."""
+    there, guidance = met(model, request, entries), model.guidance.text(request)
+    lines = (no_effect(one, asked.get(name), model.options, there, guidance) for name, one in OPTIONS.items())
+    return [line for line in lines if line]
 
 
 def image_hashes(request: Request) -> dict[str, str | list[str]]:

@@ -1,1 +1,1 @@
-"""Prompts: their parts and texts by step, weights and token ids, and the tokenizers that give them."""
+"""Prompts: choices by seeds and wildcards, parts and texts by step, weights and token ids, and the tokenizers."""

@@ -61,7 +61,7 @@ def described(function: F) -> F:
 def check_names(names: Iterable[str]) -> None:
     """Raise UnknownOption for the first name that is no option."""
     for name in names:
-        if name not in _keywords() and name != given.READ:
+        if name not in _keywords() and name not in given.INTERNAL:
             raise UnknownOption(f"unknown option {clean(name, 40)!r}: {_nearest(name)}")
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ Control: TypeAlias = (
 Controls: TypeAlias = "Control | Sequence[Control]"
 READ = "control_images"
 """The field of a request with the pictures of `control`, once they are read."""
+INTERNAL = (READ, *TEMPLATES.values())
+"""Fields of a request that no user names."""
 
 
 def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

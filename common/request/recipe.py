@@ -17,6 +17,7 @@ from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
+from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import lora_text, names
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
@@ -71,6 +72,8 @@ class Recipe(TypedDict):
     prediction: NotRequired[str]  # eps, v or x0, if it was given
     quantize: NotRequired[str]  # the bits of quantized weights, if there are any
     step_cache_effect: NotRequired[str]  # model calls that were cached, seconds saved, PSNR
+    template: NotRequired[str]  # that the seed chose `prompt` from
+    negative_template: NotRequired[str]  # likewise
 
 
 # Keys besides the options of a request, which have their own bounds.
@@ -144,6 +147,8 @@ def a1111_parameters(recipe: Recipe) -> str:
         "RNG": "CPU" if rng == "torch-cpu" else rng,
         **({"Lora hashes": hashes} if hashes else {}),
         **_picture_fields(cast(Mapping[str, Any], recipe)),
+        **({"Template": recipe["template"]} if "template" in recipe else {}),
+        **({"Negative Template": recipe["negative_template"]} if "negative_template" in recipe else {}),
         "Version": f"qwenimg {recipe['version']}",
     }
     negative = recipe["negative_prompt"].strip()
@@ -236,6 +241,8 @@ def _fault(key: str, value: object) -> str | None:
     """Return what `value` should have been, or None if it is right."""
     if key in _TEXTS and not _is_text(value):
         return f"a text of at most {MAX_TEXT:,} characters"
+    if key in TEMPLATES.values():
+        return OPTIONS["prompt"].fault(value)
     if key == "prediction" and value not in _PREDICTIONS:
         return f"one of {', '.join(_PREDICTIONS)}"
     if key == "tf32":

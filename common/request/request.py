@@ -238,6 +238,8 @@ class Request:
 
     more_images: tuple[NDArray[np.uint8], ...] = ()  # behind the first; a tuple of all may be given as `image`
     control_images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3], one for each of `control`
+    template: str = ""  # that the seed chose `prompt` from
+    negative_template: str = ""  # likewise
 
     def __post_init__(self) -> None:
         if isinstance(self.image, tuple):

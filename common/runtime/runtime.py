@@ -19,6 +19,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine
+from qwenimg.common.runtime.notices import Notices
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
 from qwenimg.common.runtime.text_store import TextStore
 from qwenimg.common.weights import streaming
@@ -72,7 +73,8 @@ class Clock:
 
 
 class Runtime:
-    """An engine with a precision that loads within the free memory. `notify(kind, text)` reports stages."""
+    """An engine with a precision that loads within the free memory. `notify(kind, text)` reports stages and warnings,
+    and keeps the latter for the pictures that they are about."""
 
     def __init__(
         self,
@@ -86,7 +88,8 @@ class Runtime:
         """Set the options of runs. choice: the preset, and the reason for it. max_memory: the limit of a run's bytes;
         blocks that do not fit are streamed, as with a preset that asks for it. quantize: the requested bits of the
         weights."""
-        self.engine, self.precision, self.notify, self.max_memory = engine, precision, notify, max_memory
+        self.engine, self.precision, self.max_memory = engine, precision, max_memory
+        self.notify = notify if isinstance(notify, Notices) else Notices(notify)
         self.quantize = self.bits = quantize  # bits: those that the weights have in the end
         self.choice = choice or Choice(preset="", precision=precision.name)
         self.clock = Clock()

@@ -15,6 +15,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
+from qwenimg.common.request.request import Request
 
 NAME = catalog.BUILT_IN.name
 SHOWN = 8  # the most unknown words that are listed
@@ -103,9 +104,19 @@ def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
     return f"it was trained at {trained}; at {', '.join(others[:SHOWN])}{more} shapes may be missing or drawn twice"
 
 
+def advise(request: Request) -> list[str]:
+    """Return warnings about a request: of words that it does not know, and of a size."""
+    lines = (
+        unknown_words([request.prompt]),
+        unknown_words([request.negative_prompt], " of the negative prompt"),
+        other_sizes([(request.width, request.height)]),
+    )
+    return [line for line in lines if line]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Checks and warnings about a request, before the model is opened. If it was `named`, every prompt is allowed."""
+    """Checks of a request, before the model is opened. If it was `named`, every prompt is allowed."""
 
     named: bool
 
@@ -119,13 +130,3 @@ class Advice:
                 f"real model: {_pull(catalog.DEFAULT)}, and after it the LoRA that is then named"
             )
         check_prompts([prompt])
-
-    def texts(self, prompts: Iterable[str], negatives: Iterable[str]) -> list[str]:
-        """Return warnings about the texts of a run."""
-        lines = (unknown_words(prompts), unknown_words(negatives, " of the negative prompt"))
-        return [line for line in lines if line]
-
-    def sizes(self, sizes: Iterable[tuple[int, int]]) -> list[str]:
-        """Return warnings about the sizes of a run, (width, height)."""
-        line = other_sizes(sizes)
-        return [line] if line else []

@@ -83,6 +83,7 @@ def load(
     text_encoder_3: str | Path | None = None,
     vae: str | Path | None = None,
     models_dir: str | Path | Sequence[str | Path] | None = (),
+    wildcards: str | Path | Sequence[str | Path] | None = (),
     refiner: str | Path | None = None,
     tokenizer: str | Path | None = None,
     prediction: Prediction | None = None,
@@ -108,6 +109,7 @@ def load(
         text_encoder_3: a folder or file of its weights.
         vae: a folder or file of its weights.
         models_dir: folders where models, parts and LoRAs have names.
+        wildcards: folders of the files that __name__ in a prompt is filled from; 'off' takes prompts as text.
         refiner: an SDXL refiner, named as `model`.
         tokenizer: the folder of the tokenizer, for a model that has none.
         prediction: what a Stable Diffusion file predicts: eps, v or x0.

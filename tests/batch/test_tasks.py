@@ -10,6 +10,7 @@ from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shar
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.fields import fields
+from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.request import Defaults
 
 USUAL = Defaults(width=64, height=32, steps=9, guidance=3.0)
@@ -17,7 +18,7 @@ USUAL = Defaults(width=64, height=32, steps=9, guidance=3.0)
 
 def tasks(*lines: dict[str, Any], identity: dict[str, Any] | None = None) -> list[BatchTask]:
     rows = [(f"r:{i}", fields(line)) for i, line in enumerate(lines, 1)]
-    made, faults = tasks_of(rows, identity or {"model": "m"}, USUAL)
+    made, faults = tasks_of(rows, identity or {"model": "m"}, USUAL, Wildcards())
     assert not faults
     return made
 
@@ -60,7 +61,7 @@ def test_faults_of_lines() -> None:
         ("r:3", ModelError("r:3: broken")),
         ("r:4", {"prompt": "x"}),
     ]
-    made, faults = tasks_of(rows, {}, USUAL)
+    made, faults = tasks_of(rows, {}, USUAL, Wildcards())
     assert [str(fault)[:4] for fault in faults] == ["r:1:", "r:2:", "r:3:"] and len(made) == 1
 
 

@@ -27,8 +27,19 @@ WRONG = {
     "only_masked": "20000", "mask_blur": "-1", "mask_fill": "no", "mask_mode": "no",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.
-NAMES = {"prompt", "prompt_file", "replay", "model", "models_dir", "refiner", "transformer", "text_encoder", "vae"}
-NAMES |= {"negative_prompt", "tokenizer", "image", "mask"}
+NAMES = {
+    "prompt",
+    "prompt_file",
+    "replay",
+    "model",
+    "models_dir",
+    "wildcards",
+    "refiner",
+    "transformer",
+    "text_encoder",
+    "vae",
+}
+NAMES |= {"wildcards", "negative_prompt", "tokenizer", "image", "mask"}
 MISSING = (["--from", "missing.png"], ["x", "-i", "missing.png", "-m", "/missing"], ["--prompt-file", "missing.txt"])
 
 

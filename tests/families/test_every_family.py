@@ -42,6 +42,7 @@ from qwenimg.common.families.family import Family
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline import preview
+from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.recipe import png_text
 
@@ -261,6 +262,22 @@ def test_guidance_that_is_off_takes_no_negative_prompt(shared: Callable[[str], P
     assert made[0].latents.tobytes() == made[1].latents.tobytes()
     assert made[1].recipe["negative_prompt"] == "" and "negative prompt has no effect" in made[1].warnings[0]
     assert bits(pipe, negative_prompt="a green square") != bits(pipe)
+
+
+@each(PATHS)
+@pytest.mark.sample(1)
+def test_the_seed_chooses_among_words(shared: Callable[[str], Pipeline], backend: str) -> None:
+    """The picture is that of the chosen text, which the recipe has beside the template."""
+    pipe, template = shared(backend), "a {red|green|blue} {circle|square}, {2$$a|b|c}"
+    made = [pipe(template, **(BRIEF | {"seed": seed}), negative_prompt="{x|y}") for seed in (1, 2)]
+    texts = [Wildcards().chosen({"prompt": template}, seed)["prompt"] for seed in (1, 2)]
+    assert [one.recipe["prompt"] for one in made] == texts and texts[0] != texts[1]
+    assert all(one.recipe["template"] == template for one in made)
+    plain = pipe(texts[0], **(BRIEF | {"seed": 1}), negative_prompt=made[0].recipe["negative_prompt"] or None)
+    assert plain.latents.tobytes() == made[0].latents.tobytes() and "template" not in plain.recipe
+    guided = pipe.model.guidance.is_on(pipe.check(template, **BRIEF))
+    assert ("negative_template" in made[0].recipe) == guided
+    assert json.loads(png_text(made[0].recipe)["qwenimg"])["template"] == template
 
 
 # Recipes

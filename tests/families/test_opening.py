@@ -198,14 +198,15 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
     said: dict[str, Any] = {
         "model": "x", "backend": "cpu", "compile": "on", "preset": "fast", "precision": "fp32", "fallback": True,
         "quantize": "8", "max_memory": "6GB", "cache_prompts": True, "offline": True, "models_dir": (tmp_path,),
-        "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
+        "wildcards": (tmp_path,), "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
         **{name: Path(name) for name in PARTS},
     }  # fmt: skip
     assert said.keys() == OPENING.keys()
     found = opening_of(said)
     assert {name: found.value(name) for name in OPENING} == said
     assert found.parts == {name: Path(name) for name in PARTS} and found.limit == 6 * 10**9
-    in_python = {"quantize": 8, "models_dir": str(tmp_path), "tokenizer": "t", **{name: name for name in PARTS}}
+    in_python = {"quantize": 8, "models_dir": str(tmp_path), "wildcards": [tmp_path], "tokenizer": "t"}
+    in_python |= {name: name for name in PARTS}
     assert from_call(said | in_python) == found
     assert opening_of(dict.fromkeys(OPENING)) == Opening() == from_call({})
 

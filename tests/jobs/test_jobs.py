@@ -19,6 +19,9 @@ from qwenimg.common.hub import resolve
 from qwenimg.common.jobs.fields import fields
 from qwenimg.common.jobs.pictures import Picture, pictures
 from qwenimg.common.jobs.run import Job, Outcome, completed, estimated, passing, prepare, run
+from qwenimg.common.prompts.wildcards import Wildcards
+from qwenimg.common.request.request import Request
+from qwenimg.common.shapes import builtin
 
 
 class Heard:
@@ -50,7 +53,7 @@ def drawn(
     pipe: Any, job: Job, lines: list[dict[str, Any]], output: str | None, heard: Heard | None = None
 ) -> tuple[Outcome, list[Picture]]:
     """As a server would: JSON objects in, pictures out."""
-    made, faults = pictures({}, [("", fields(line)) for line in lines], output, overwrite=job.overwrite)
+    made, faults = pictures({}, [("", fields(line)) for line in lines], output, Wildcards(), overwrite=job.overwrite)
     assert not faults
     wanted = [completed(picture, pipe, job) for picture in made]
     for picture in wanted:
@@ -110,18 +113,18 @@ def test_lines_at_fault_are_apart_and_a_request_of_its_own_raises() -> None:
 
     asked: list[Any] = [{"prompt": "bad", "num_images": 2}, {"prompt": "good"}, ModelError("x")]
     lines = [(f"f:{number}", line) for number, line in enumerate(asked, 1)]
-    made, faults = pictures({}, lines, "-", overwrite=False)
+    made, faults = pictures({}, lines, "-", Wildcards(), overwrite=False)
     assert [str(fault) for fault in faults] == ["x"]
     passed, faults = passing(made, check)
     assert [picture.prompt for picture in passed] == ["good"] and [str(fault) for fault in faults] == ["f:1: no"]
     with pytest.raises(UsageError):
-        passing(pictures({"prompt": "bad"}, None, "-", overwrite=False)[0], check)
+        passing(pictures({"prompt": "bad"}, None, "-", Wildcards(), overwrite=False)[0], check)
 
 
 def test_rows_of_noise_go_to_their_pictures() -> None:
     noise = np.zeros((2, 4, 2, 2), np.float32)
     noise[1] = 1
-    made, _ = pictures({"prompt": "x", "num_images": 2}, None, None, overwrite=True)
+    made, _ = pictures({"prompt": "x", "num_images": 2}, None, None, Wildcards(), overwrite=True)
     assert [job["latents"].max() for job in map(Job(noise=noise).asked, made)] == [0, 1]
 
 
@@ -129,8 +132,9 @@ def test_what_the_built_in_model_can_draw_is_asked_of_the_hub(monkeypatch: pytes
     advice = resolve.advice("shapes")
     assert advice is not None
     advice.check("a lighthouse")  # it was asked for by name
-    assert advice.texts(["a red lighthouse"], ["blurry"]) and not advice.texts(["a red circle"], [""])
-    assert advice.sizes([(16, 16)]) and not advice.sizes([(128, 128)])
+    trained = {"width": 128, "height": 128}
+    assert not builtin.advise(Request(prompt="a red circle", **trained))
+    assert len(builtin.advise(Request(prompt="a red lighthouse", negative_prompt="blurry", width=16, height=16))) == 3
     assert resolve.advice("owner/name") is None
     monkeypatch.setattr(resolve, "is_built_in", lambda model: True)
     unnamed = resolve.advice(None)

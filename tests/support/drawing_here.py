@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from qwenimg.cli.serve.drawing_process import DrawingProcess
 from qwenimg.cli.serve.messages import FromWorker, Start
 from qwenimg.common.families.opening import Opening
 
 
-def drawing(folder: Path) -> tuple[DrawingProcess, list[FromWorker]]:
-    """Return one on the CPU with the model of `folder`, called "tiny", and the list of all that it sends."""
+def drawing(folder: Path, **more: Any) -> tuple[DrawingProcess, list[FromWorker]]:
+    """Return one on the CPU with the model of `folder`, called "tiny", and the list of all that it sends. more:
+    options of opening the model."""
     sent: list[FromWorker] = []
-    models = {"tiny": Opening(model=str(folder), backend="cpu")}
+    models = {"tiny": Opening(model=str(folder), backend="cpu", **more)}
     return DrawingProcess(SimpleNamespace(send=sent.append), Start(models=models)), sent

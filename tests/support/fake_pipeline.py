@@ -12,9 +12,11 @@ import numpy as np
 from qwenimg import Result, Step
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
+from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.recipe import Recipe
-from qwenimg.common.request.request import Defaults
+from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.compiling import Decision
+from qwenimg.common.shapes import builtin
 from support.policies import parse
 
 Notify = Callable[[str, str], None]
@@ -39,6 +41,8 @@ class FakePipeline:
         self.defaults = Defaults(width=20, height=12, steps=3, guidance=4.0, negative_prompt=" ")
         self.notify = notify or (lambda kind, text: None)
         self.faults, self.pause = faults or {}, pause
+        self.advises = model is None and builtin.present()  # as the built-in model
+        self.wildcards = Wildcards()
         self.prepared: list[str] = []
         self.expected = 4.0
         self.asked: list[dict[str, Any]] = []
@@ -93,6 +97,9 @@ class FakePipeline:
         if seed in self.faults:
             raise self.faults[seed]
         warnings = [f"width {width} is odd"] if width % 2 else []
+        if self.advises:
+            size = {"width": width, "height": height}
+            warnings += builtin.advise(Request(prompt=prompt, negative_prompt=negative_prompt or " ", **size))
         for warning in warnings:
             self.notify("warning", warning)
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)

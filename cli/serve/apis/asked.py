@@ -19,6 +19,8 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs import fields as said
 from qwenimg.common.jobs.fields import SAID, Fields, OptionFault
+from qwenimg.common.prompts import templates
+from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
 from qwenimg.common.request.request import random_seed
 
@@ -102,6 +104,9 @@ def ordered(
         values["control"] = _controls(values.get("control", ""), control_images, settings)
     for name, value in values.items():
         try:
+            if name in TEMPLATES and settings.reads_templates:
+                said.check({name: value})
+                templates.parse(value)
             values[name] = SAID[name].converted(value) if SAID[name].joined else value
             said.check({name: values[name]})
             if name == "seed":

@@ -33,7 +33,7 @@ IGNORED = ("user", "quality", "style", "moderation", "safety_identifier", "outpu
 _SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 # The only values of fields that have no other meaning here.
 _ONLY = {"response_format": ("b64_json",), "background": ("auto", "opaque"), "partial_images": (0, 1, 2, 3)}
-_ECHOED = ("seed", "steps", "guidance", "sampler")
+_ECHOED = ("seed", "steps", "guidance", "sampler", "warnings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,9 @@ def _check_fixed(data: dict[str, Any]) -> None:
 
 
 def _image(drawn: PictureDrawn) -> dict[str, Any]:
-    echo = {name: drawn.recipe[name] for name in _ECHOED if name in drawn.recipe}
+    echo = {name: drawn.recipe[name] for name in _ECHOED if drawn.recipe.get(name) not in (None, [])}
+    if "template" in drawn.recipe:
+        echo["revised_prompt"] = drawn.recipe["prompt"]
     return {"b64_json": base64.b64encode(drawn.data).decode()} | echo
 
 

@@ -320,6 +320,7 @@ def _info(order: PictureOrder) -> dict[str, Any]:
         "infotexts": [png_text(one)["parameters"] for one in recipes],
         "index_of_first_image": 0,
         "extra_generation_params": {},
+        "warnings": [*dict.fromkeys(line for one in recipes for line in one["warnings"])],
     }
 
 
