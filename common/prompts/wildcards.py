@@ -8,11 +8,12 @@ files hold.
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -59,6 +60,8 @@ class Wildcards:
         """Set the folders, or OFF alone. Raises UsageError for one that does not exist."""
         self.is_on = OFF not in map(str, folders)
         self.folders = tuple(map(_checked, folders)) if self.is_on else ()
+        self._reading = threading.Lock()  # a pipeline checks requests of several threads
+        self._templates: dict[str, Template | None] = {}  # of the last texts
         self._values: dict[Path, tuple[tuple[int, int, int], WeightedList[str]]] = {}
 
     def chosen(self, asked: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -70,11 +73,25 @@ class Wildcards:
             return options
         for name, kept in TEMPLATES.items():
             text = options.get(name)
-            template = _parsed(text) if isinstance(text, str) and len(text) <= MAX_CHARACTERS else None
-            if template is not None and isinstance(text, str):
-                check_prompt(text)
-                options |= {name: _Choosing(self, seed, name).text(template), kept: text}
+            if isinstance(text, str) and len(text) <= MAX_CHARACTERS:
+                with self._reading:
+                    options |= self._chosen(name, kept, text, seed)
         return options
+
+    def _chosen(self, name: str, kept: str, text: str, seed: int) -> dict[str, str]:
+        """Return the text that is chosen and its template by their names; nothing for a text without choices."""
+        template = self._parsed(text)
+        if template is None:
+            return {}
+        check_prompt(text)
+        return {name: _Choosing(self, seed, name).text(template), kept: text}
+
+    def _parsed(self, text: str) -> Template | None:
+        """Return `parse` of a text, which many seeds choose from."""
+        if text not in self._templates:
+            drop_oldest(self._templates, len(TEMPLATES) - 1)
+            self._templates[text] = parse(text)
+        return self._templates[text]
 
     def values(self, name: str) -> WeightedList[str]:
         """Return the values of `__name__`. Raises UsageError if there is no such file, and ModelError for one that
@@ -111,12 +128,6 @@ class Wildcards:
         while len(self._values) > 1 and sum(len(one.lines) for _, one in self._values.values()) > KEPT_LINES:
             drop_oldest(self._values, len(self._values) - 1)
         return kept[1]
-
-
-@lru_cache(maxsize=4)
-def _parsed(text: str) -> Template | None:
-    """Return `parse` of a text, which many seeds choose from."""
-    return parse(text)
 
 
 # Files

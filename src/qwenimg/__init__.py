@@ -120,11 +120,9 @@ def load(
     given = dict(locals())  # written by tools/write_asked.py up to here
     from qwenimg.common.base import arguments
     from qwenimg.common.families.opening import OPENING, from_call
+    from qwenimg.common.request import load_options
 
-    if unknown:
-        from qwenimg.common.request import load_options
-
-        load_options.check_names(unknown, [name for name in given if name != "unknown"])
+    load_options.check_names(unknown, [name for name in given if name != "unknown"])
     arguments.check_functions(notify=notify)
     return open_pipeline(from_call({name: given[name] for name in OPENING}), notify)
 

@@ -79,6 +79,8 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
     assert CallOptions.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys() - {
         "more_images",
         "control_images",
+        "template",
+        "negative_template",
     }
 
 
