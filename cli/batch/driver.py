@@ -57,6 +57,7 @@ class Driver:
         self.workers = [make_worker(backend, settings) for backend in settings.backends[: len(tasks)]]
         self._model = next(iter(settings.models))
         self._tries: Counter[str] = Counter()
+        self._warned: set[str] = set()  # lines, each of which is printed once
         self._closing: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
@@ -129,6 +130,10 @@ class Driver:
         except UsageError as error:  # such as a folder under the picture's name
             self._give_up(task, str(error), error.exit_code, 1)
             return
+        for line in drawn.recipe.get("warnings", ()):
+            if line not in self._warned:
+                self._warned.add(line)
+                self.say(f"warning: {task.where}: {line}")
         self.outcome.done += 1
         self.report(task, "", drawn.seconds)
 

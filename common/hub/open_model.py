@@ -172,6 +172,7 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
             family=files.opened.family.name,
             defaults=files.opened.defaults(files.resolved.known),
             controls=_controls(files.opened, checkpoint, read_folders(opening.models_dir), planned=True),
+            wildcards=Wildcards(opening.wildcards),
         )
         stack.pop_all()
         return pipeline, files.here

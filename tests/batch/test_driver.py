@@ -80,6 +80,22 @@ def test_each_worker_has_one_picture_at_a_time(run, tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.png"))) == 5
 
 
+def test_warnings_about_pictures_are_printed_once(run) -> None:
+    lines: list[str] = []
+
+    async def body(driver: Driver, workers: list[FakeWorker]) -> None:
+        [worker] = workers
+        driver.say = lines.append
+        await worker.get_ready()
+        for i in range(2):
+            recipe = {"warnings": ["the picture is blank", f"only {i}"]}
+            await worker.say(PictureDrawn(order=worker.order.id, index=0, data=b"PNG", recipe=recipe, seconds=0.1))
+            await worker.finish()
+
+    assert run(body, 2)[0].done == 2
+    assert lines == ["warning: r:0: the picture is blank", "warning: r:0: only 0", "warning: r:1: only 1"]
+
+
 def test_no_more_workers_than_pictures(run) -> None:
     async def body(driver: Driver, workers: list[FakeWorker]) -> None:
         assert len(workers) == 2

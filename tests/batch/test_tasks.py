@@ -48,6 +48,28 @@ def test_a_request_is_drawn_once_and_seeds_without_one_stay_the_same() -> None:
     assert b.seed == a.seed + 1
 
 
+def test_a_template_has_the_keys_of_the_texts_that_seeds_choose() -> None:
+    """They decide the pixels; a worker does not choose again."""
+    made = tasks({"prompt": "{a|b|c}", "seed": "1-3", "negative_prompt": "{d|e}"})
+    assert {task.fields["prompt"] for task in made} == {"a", "b", "c"} and len({task.name for task in made}) == 3
+    for task in made:
+        plain = {name: task.fields[name] for name in ("prompt", "negative_prompt")}
+        assert task.key == tasks({**plain, "seed": str(task.seed)})[0].key
+        assert task.fields["template"] == "{a|b|c}" and task.fields["negative_template"] == "{d|e}"
+        assert Wildcards().chosen(task.fields, 99) == task.fields
+    [escaped] = tasks({"prompt": r"\{a|b\}", "seed": "1"})
+    assert escaped.fields["prompt"] == "{a|b}" and Wildcards().chosen(escaped.fields, 5) == escaped.fields
+    first, again = tasks({"prompt": "{a|b}", "num_images": 3}), tasks({"prompt": "{a|b}", "num_images": 3})
+    assert [task.key for task in first] == [task.key for task in again], "without a seed too"
+    rows = [
+        ("r:1", fields({"prompt": "__nope__"})),
+        ("r:2", fields({"prompt": "{|}"})),
+        ("r:3", fields({"prompt": "x"})),
+    ]
+    found, faults = tasks_of(rows, {}, USUAL, Wildcards())
+    assert [str(fault)[:4] for fault in faults] == ["r:1:", "r:2:"] and len(found) == 1
+
+
 def test_names_are_distinct_and_plain() -> None:
     made = tasks({"prompt": "a/../../b", "seed": "1-50"}, {"prompt": "语" * 100})
     assert len({task.name for task in made}) == 51
