@@ -29,9 +29,8 @@ from qwenimg.common.precision import presets
 from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
 from qwenimg.common.runtime.engine import Engine
-from qwenimg.common.runtime.notices import Notices
 from qwenimg.common.runtime.paper import OnPaper
-from qwenimg.common.runtime.runtime import Runtime
+from qwenimg.common.runtime.runtime import Notices, Runtime
 from qwenimg.common.shapes import builtin
 
 MAX_FP32_ERROR = 1e-5  # relative error of a product

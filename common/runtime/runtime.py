@@ -19,7 +19,6 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.presets import Choice
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine
-from qwenimg.common.runtime.notices import Notices
 from qwenimg.common.runtime.probe import NotFinite, Overflow, first_non_finite
 from qwenimg.common.runtime.text_store import TextStore
 from qwenimg.common.weights import streaming
@@ -27,6 +26,8 @@ from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.values import check_values
 
 Notify = Callable[[str, str], None]
+
+WARNINGS = 50  # warnings that a recipe has
 
 WEIGHTS = 0.8  # the share of free memory for weights when a preset chooses their bits; the rest is for a step
 # Parts of --max-memory that no plan counts: tokenizers, Python's objects, allocators. 10 to 40 MB measured.
@@ -70,6 +71,37 @@ class Clock:
 
     def clear(self) -> None:
         self.seconds = {}
+
+
+class Notices:
+    """A function of messages, (kind, text), that passes them on and keeps the warnings: those of a picture while it is
+    drawn, and those in between, which hold for every later picture, such as the ones of opening a model."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._lasting: dict[str, None] = {}
+        self._of_picture: dict[str, None] | None = None  # None: none is drawn
+
+    def __call__(self, kind: str, text: str) -> None:
+        if kind == "warning":
+            kept = self._lasting if self._of_picture is None else self._of_picture
+            if len(kept) < WARNINGS:
+                kept[text] = None
+        self._notify(kind, text)
+
+    @contextmanager
+    def of_picture(self) -> Iterator[None]:
+        """Keep the warnings in the context for one picture alone."""
+        self._of_picture = {}
+        try:
+            yield
+        finally:
+            self._of_picture = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings that hold for the picture that is drawn, each once."""
+        return [*(self._lasting | (self._of_picture or {}))][:WARNINGS]
 
 
 class Runtime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qwenimg.common.runtime.notices import MOST, Notices
+from qwenimg.common.runtime.runtime import WARNINGS, Notices
 
 
 def test_warnings_are_of_a_picture_or_of_all() -> None:
@@ -28,4 +28,4 @@ def test_a_recipe_has_so_many_and_no_more() -> None:
     with notices.of_picture():
         for i in range(1000):
             notices("warning", str(i))
-        assert len(notices.warnings) == MOST
+        assert len(notices.warnings) == WARNINGS
