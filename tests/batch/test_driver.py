@@ -89,7 +89,7 @@ def test_warnings_about_pictures_are_printed_once(run) -> None:
         await worker.get_ready()
         for i in range(2):
             recipe = {"warnings": ["the picture is blank", f"only {i}"]}
-            await worker.say(PictureDrawn(order=worker.order.id, index=0, data=b"PNG", recipe=recipe, seconds=0.1))
+            await worker.say(PictureDrawn(order=worker.order.id, index=0, data=PNG, recipe=recipe, seconds=0.1))
             await worker.finish()
 
     assert run(body, 2)[0].done == 2
