@@ -140,13 +140,13 @@ def res_multistep(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise:
 def unipc(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
     """Sample with UniPC-2 with B(h) = exp(h) - 1: each step is predicted, then corrected by the model's prediction
     at its end, which costs no further evaluation (W. Zhao et al., "UniPC: A Unified Predictor-Corrector Framework
-    for Fast Sampling of Diffusion Models", 2023)."""
+    for Fast Sampling of Diffusion Models", 2023). From a level without signal these are the formula's limits."""
     before, sigma_before = x, 0.0  # where the last step began
     old_denoised: list[Array] = []  # at the start of the last step and of the one before it
     steps: list[float] = []  # growth of lambda over those steps
     for i, (sigma, sigma_next) in enumerate(schedule.pairs()):
         denoised, h = denoise(x, sigma), growth(schedule, sigma, sigma_next)
-        if old_denoised and math.isfinite(steps[0]):
+        if old_denoised:
             x = _corrected(before, schedule, sigma_before, sigma, [denoised, *old_denoised], steps)
         old_denoised, before, sigma_before = [denoised, *old_denoised[:1]], x, sigma
         denoised_d = denoised
@@ -166,9 +166,11 @@ def _corrected(
     h, now, start = steps[0], old_denoised[0], old_denoised[1]
     size = schedule.alpha(sigma_next) * gain(h, 0.0)
     moved = toward(x, start, sigma, sigma_next)
-    if len(steps) == 1 or math.isinf(steps[1]):
+    if len(steps) == 1:
         return moved + (0.5 * size) * (now - start)
     ratio, g = -steps[1] / h, gain(h, 0.0)
     moment, second = 1.0 / g - 1.0 / h, (1.0 - 2.0 * (1.0 - g / h) / h) / g
+    if math.isinf(ratio):  # the step before began without signal, so that its prediction weighs nothing
+        return moved + (size * moment) * (now - start)
     older = (moment - second) / (1.0 - ratio)
     return moved + size * ((older / ratio) * (old_denoised[2] - start) + (moment - older) * (now - start))
