@@ -177,7 +177,7 @@ def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
 def tiny_flux(shared_folder: Path) -> dict[str, Path]:
     """Tiny Flux.1 folders of each variant, written by diffusers; see `tiny_flux`."""
     folders = {}
-    for variant in ("dev", "schnell", "kontext", "fill"):
+    for variant in ("dev", "schnell", "undistilled", "kontext", "fill"):
         folder = shared_folder / f"tiny-flux-{variant}"
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():

@@ -41,7 +41,7 @@ def write_random_flux(folder: Path) -> None:
     for name, config in FLUX.items():
         write_part(folder / name, FLUX_NETWORKS[name].NETWORK, config)
     (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=True)))
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(distilled=False)))
     write_tiny_clip_tokenizer(folder / "tokenizer")
     write_spiece(folder / "tokenizer_2", trained())
     (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))

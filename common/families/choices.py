@@ -22,9 +22,9 @@ def check_prediction(value: object) -> None:
         raise UsageError(f"prediction is {shown(value)}; choose one of {', '.join(PREDICTIONS)}")
 
 
-VARIANTS = ("text", "edit", "2509", "2511", "layered", "kontext")
+VARIANTS = ("text", "edit", "2509", "2511", "layered", "kontext", "dev", "schnell")
 """The models whose weights, or whose names, do not tell them apart: text to image, Qwen-Image-Edit, -2509, -2511 and
--Layered, FLUX.1 Kontext."""
+-Layered, FLUX.1 Kontext, dev and schnell."""
 
 
 def check_variant(value: object) -> None:

@@ -125,11 +125,68 @@ def test_a_file_is_what_its_channels_its_name_or_the_user_says(wide: dict[str, P
             assert pipe.checkpoint is not None and pipe.checkpoint.variant == kind, (folder, more)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("flux1-schnell-Q4_0.gguf", True),
+        ("FLUX.1-schnell", True),
+        ("flux1-dev-schnell-merged.safetensors", True),
+        ("flux1-dev-dedistilled-fp8.safetensors", False),
+        ("nyanko7/flux-dev-de-distill/consolidated_s6700.safetensors", False),
+        ("flux-schnell-undistilled", False),
+        ("ostris/OpenFLUX.1", False),
+        ("fluxDev_v2.safetensors", False),
+        ("model.safetensors", None),
+        ("devoted.safetensors", None),
+    ],
+)
+def test_names_of_schnell(name: str, expected: bool | None) -> None:
+    assert variants.is_schnell(name) is expected
+
+
+@pytest.mark.sample(0)
+def test_schnell_is_what_its_scheduler_its_name_or_the_user_says(tmp_path: Path) -> None:
+    """A de-distilled dev has no embedding of its guidance either; it takes 512 tokens of T5, and dev's noise levels."""
+    for kind in ("schnell", "undistilled"):
+        write_tiny_flux(tmp_path / kind, kind, wide=True)
+    made = authors(tmp_path / "undistilled", tmp_path / "a.safetensors")
+    named = Path(shutil.copy(made, tmp_path / "flux1-dev-de-distilled.safetensors"))
+    as_mflux = save_as_mflux(tmp_path / "undistilled", tmp_path / "my-flux", None)
+    dev_mflux = save_as_mflux(tmp_path / "undistilled", tmp_path / "flux-dev-de-distill", None)
+    values = {key: value.numpy() for key, value in load_file(made).items()}
+    write(tmp_path / "flux1-schnell.gguf", {key: (value, "F32") for key, value in values.items()}, "flux")
+    ways: tuple[tuple[Path, dict[str, Any], bool], ...] = (
+        (tmp_path / "schnell", {}, True),
+        (tmp_path / "undistilled", {}, False),
+        (tmp_path / "undistilled", {"variant": "schnell"}, True),
+        (tmp_path / "undistilled", {"transformer": made}, False),
+        (tmp_path / "undistilled", {"transformer": tmp_path / "flux1-schnell.gguf"}, True),
+        (tmp_path / "schnell", {"transformer": made}, True),
+        (tmp_path / "schnell", {"transformer": named}, False),
+        (tmp_path / "schnell", {"transformer": made, "variant": "dev"}, False),
+        (as_mflux, {}, True),
+        (as_mflux, {"variant": "dev"}, False),
+        (dev_mflux, {}, False),
+    )
+    for place, more, distilled in ways:
+        with opened(place, **more) as pipe:
+            assert pipe.checkpoint is not None and pipe.checkpoint.distilled is distilled, (place, more)
+            assert pipe.model.texts.t5.length == (256 if distilled else 512)  # type: ignore[attr-defined]
+            assert pipe.defaults.steps == (4 if distilled else 28)
+            if not (place / "scheduler").exists():
+                assert pipe.checkpoint.scheduler.use_dynamic_shifting is not distilled
+    for place, words in ((tmp_path / "undistilled", "Flux.1 dev"), (tmp_path / "schnell", "Flux.1 schnell")):
+        assert words in describe(place).lines[1]
+    write_tiny_flux(tmp_path / "dev", "dev", wide=True)
+    with pytest.raises(UsageError, match=r"--variant schnell: the transformer is told its guidance, so it is FLUX\.1"):
+        opened(tmp_path / "dev", variant="schnell")
+
+
 def test_a_variant_is_for_these_models(wide: dict[str, Path], tiny_folder: Path) -> None:
     assert set(variants.ASKED) < set(VARIANTS)
     with pytest.raises(UsageError, match=r"--variant kontext is no Qwen-Image; choose one of text, edit, 2509, 2511"):
         opened(tiny_folder, variant="kontext")
-    with pytest.raises(UsageError, match=r"--variant 2511 is no FLUX\.1; choose one of text, kontext"):
+    with pytest.raises(UsageError, match=r"--variant 2511 is no FLUX\.1; choose one of text, kontext, dev, schnell"):
         opened(wide["dev"], variant="2511")
     with pytest.raises(UsageError, match=r"--variant kontext: the transformer has the mask as an input, so .*Fill"):
         opened(wide["fill"], variant="kontext")

@@ -106,7 +106,7 @@ def write_published_flux(folder: Path, name: str) -> Path:
         network, config = networks.get(part, kl_vae.NETWORK), component.config
         _write_part(folder / part, network, config)
     (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(guided=guided)))
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(distilled=not guided)))
     (folder / "tokenizer").mkdir()
     (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
     return folder

@@ -152,7 +152,7 @@ def write_tiny_flux(
         tokenizer=CLIPTokenizer.from_pretrained(tokens),
         text_encoder_2=t5,
         tokenizer_2=hugging_face(trained()),
-        transformer=tiny_dit(guidance_embeds=variant != "schnell", **sizes),
+        transformer=tiny_dit(guidance_embeds=variant not in ("schnell", "undistilled"), **sizes),
     )
     part = folder.with_suffix(".part")
     pipeline.save_pretrained(part, max_shard_size=shard)

@@ -10,14 +10,15 @@ from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.hf_cache import cached_name, told_name
+from qwenimg.common.base.safe_files import absolute, bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
-from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT, FluxVariant
+from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
@@ -49,6 +50,7 @@ REFUSED = {
     "FluxControl": "is a Flux.1 model for control images: not supported",
     "FluxPrior": "is Flux.1 Redux: not supported",
 }
+_SCHEDULER = Path("scheduler") / "scheduler_config.json"
 _NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
 
 
@@ -66,7 +68,25 @@ def model_of(transformer: Path, choices: Choices) -> str:
     if (kind := _kind_of_part(transformer, choices, sees_mask=sees_mask)) in (KONTEXT, FILL):
         return f"flux-{kind.name}"
     guided = FILE.shape(transformer, "time_text_embed.guidance_embedder.linear_1.weight") is not None
-    return "flux-dev" if guided else "flux-schnell"
+    return "flux-schnell" if is_schnell(transformer, choices, None, guided=guided) else "flux-dev"
+
+
+def is_schnell(path: Path, choices: Choices, levels: FlowMatchConfig | None, *, guided: bool) -> bool:
+    """Return whether the text-to-image model in the folder or file `path` was distilled to few steps: as the user says,
+    or the name of a file, or `levels`, those of the model's own scheduler. A file without guidance that says nothing is
+    taken for schnell. Raises UsageError."""
+    chosen = choices.variant_of(variants.ASKED, "FLUX.1")
+    if guided and chosen == SCHNELL:
+        raise UsageError(f"--variant {chosen}: the transformer is told its guidance, so it is FLUX.1 dev")
+    if guided or chosen in (DEV, SCHNELL):
+        return chosen == SCHNELL
+    elsewhere = choices.part("transformer")
+    place = absolute(elsewhere or path)
+    if levels is not None and elsewhere is None:
+        return not levels.use_dynamic_shifting
+    if (named := variants.is_schnell(cached_name(place) or told_name(place))) is not None:
+        return named
+    return levels is None or not levels.use_dynamic_shifting
 
 
 def _open_file(path: Path, choices: Choices) -> Checkpoint:
@@ -86,12 +106,14 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
         _check_fit(path, dit, clip_config, t5_config, vae)
         kind = _kind(path, choices, dit)
         tokenizers = _tokenizers(path, choices, components)
+        schnell = _is_distilled(path, choices, dit, kind, None)
     return Checkpoint(
         source=path,
         components=components,
         tokenizers=tokenizers,
-        scheduler=_scheduler(path, dit, whole=False),
+        scheduler=_published_levels(path, distilled=schnell),
         variant=kind.name,
+        distilled=schnell,
     )
 
 
@@ -110,12 +132,15 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
         _check_fit(folder, *opened)
         kind = _kind(folder, choices, opened[0])
         tokenizers = _tokenizers(folder, choices, components)
+        levels = read_levels(folder) if whole or is_file(folder / _SCHEDULER) else None
+        schnell = _is_distilled(folder, choices, opened[0], kind, levels)
     return Checkpoint(
         source=folder,
         components=components,
         tokenizers=tokenizers,
-        scheduler=_scheduler(folder, components["transformer"].config, whole=whole),
+        scheduler=levels or _published_levels(folder, distilled=schnell),
         variant=kind.name,
+        distilled=schnell,
     )
 
 
@@ -171,14 +196,24 @@ def _kind_of_part(elsewhere: Path | None, choices: Choices, *, sees_mask: bool) 
             raise UsageError(f"--variant {chosen}: the transformer has the mask as an input, so it is FLUX.1 Fill")
         return FILL
     if chosen is not None:
-        return variants.VARIANTS[chosen]
+        return variants.VARIANTS.get(chosen, TEXT)  # dev or schnell
     return variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
 
 
-def _scheduler(folder: Path, dit: FluxConfig, *, whole: bool) -> FlowMatchConfig:
-    """Return the noise levels of the model in `folder`, which has none if it is not `whole`. Raise ModelError."""
-    path = folder / "scheduler" / "scheduler_config.json"
-    return flow_match.read_config(read_json(path) if whole else scheduler(guided=dit.guidance_embeds), path)
+def _is_distilled(
+    path: Path, choices: Choices, dit: FluxConfig, kind: FluxVariant, levels: FlowMatchConfig | None
+) -> bool:
+    return kind is TEXT and is_schnell(path, choices, levels, guided=dit.guidance_embeds)
+
+
+def read_levels(folder: Path) -> FlowMatchConfig:
+    """Return the noise levels of the model in `folder`, of its own scheduler. Raises ModelError."""
+    path = folder / _SCHEDULER
+    return flow_match.read_config(read_json(path), path)
+
+
+def _published_levels(path: Path, *, distilled: bool) -> FlowMatchConfig:
+    return flow_match.read_config(scheduler(distilled=distilled), path / _SCHEDULER)
 
 
 def _places(choices: Choices) -> dict[str, Path]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description, component_line, of_file, summary
 from qwenimg.common.families.flux import single_file, variants
+from qwenimg.common.families.flux.checkpoint import is_schnell
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
@@ -81,8 +82,14 @@ def _describe_model(header: Header) -> Description:
 
 def _type(path: Path, config: FluxConfig) -> str:
     """Return the line with the variant, by the transformer's channels and the name of its file."""
-    guided = "dev: it is told its guidance" if config.guidance_embeds else "schnell: without guidance"
-    named = "Kontext, by its name: it is told its guidance" if variants.of_name(path.name) else guided
+    if variants.of_name(path.name):
+        named = "Kontext, by its name: it is told its guidance"
+    elif config.guidance_embeds:
+        named = "dev: it is told its guidance"
+    elif is_schnell(path, Choices(), None, guided=False):
+        named = "schnell: without guidance; if it is a dev without, say --variant dev"
+    else:
+        named = "dev, by its name: it is not told its guidance"
     return f"type: {_INPUTS.get(config.in_channels, named)}"
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.config import read_json
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
+from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import lora_names, mflux, variants
-from qwenimg.common.families.flux.checkpoint import REFUSED, model_of, open_checkpoint
+from qwenimg.common.families.flux.checkpoint import REFUSED, is_schnell, model_of, open_checkpoint, read_levels
 from qwenimg.common.families.flux.describe_file import describe_file, part_of
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.published import defaults, published
@@ -67,8 +71,16 @@ def _described(folder: Path) -> str:
         kind = variants.FILL
     else:
         kind = variants.of_name(folder.name) or variants.TEXT
-    name = ("dev" if config.get("guidance_embeds") is True else "schnell") if kind is variants.TEXT else kind.title
-    return f"Flux.1 {name}, {kind.purpose}"
+    return f"Flux.1 {_text_model(folder, config) if kind is variants.TEXT else kind.title}, {kind.purpose}"
+
+
+def _text_model(folder: Path, config: Mapping[str, Any]) -> str:
+    guided = config.get("guidance_embeds") is True
+    try:
+        levels = read_levels(folder) if is_file(folder / "model_index.json") else None
+    except ModelError:  # opening the folder says why
+        return "dev or schnell"
+    return "schnell" if is_schnell(folder, Choices(), levels, guided=guided) else "dev"
 
 
 FAMILY = Family(
@@ -92,7 +104,7 @@ FAMILY = Family(
     lora_names=lora_names.names,
     small_files=small_files,
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
-    defaults=lambda checkpoint: defaults(checkpoint.variant, guided=checkpoint["transformer"].config.guidance_embeds),
+    defaults=defaults,
     described=_described,
     part=part_of,
 )

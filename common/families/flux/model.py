@@ -37,7 +37,7 @@ from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.plan import LoadPlan
 
-LENGTHS = {True: 512, False: 256}  # tokens of T5, of a model with and without guidance
+LENGTHS = {True: 256, False: 512}  # tokens of T5, of schnell and of all others
 
 
 def _true_cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
@@ -57,7 +57,7 @@ class Flux(PooledFlowModel):
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, guided = Residents(runtime), checkpoint["transformer"].config.guidance_embeds
-        texts, kind = FluxTexts(residents, checkpoint, LENGTHS[guided]), checkpoint.variant
+        texts, kind = FluxTexts(residents, checkpoint, LENGTHS[checkpoint.distilled]), checkpoint.variant
         halves = vae.scaled_halves(residents, checkpoint["vae"], samples=kind != KONTEXT.name)
         super().__init__(runtime, checkpoint, residents, texts, halves)
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
@@ -67,7 +67,7 @@ class Flux(PooledFlowModel):
 
     def warnings(self, request: Request) -> list[str]:
         unguided = request.guidance and not self.config.guidance_embeds
-        lines = ["guidance has no effect: this model was distilled without; give true-cfg"] if unguided else []
+        lines = ["guidance has no effect: this model is not told it; give true-cfg"] if unguided else []
         return lines + super().warnings(request)
 
     # Images that the model sees

@@ -36,10 +36,13 @@ def published(name: str) -> Checkpoint | None:
         "text_encoder_2": (t5.NETWORK, T5Config()),
         "vae": (kl_vae.NETWORK, kl_vae.FLUX_1),
     }
-    levels = parse(FlowMatchConfig, scheduler(guided=guided), source=name)
-    return replace(paper_checkpoint(name, parts, levels), variant=kind.name)
+    levels = parse(FlowMatchConfig, scheduler(distilled=not guided), source=name)
+    return replace(paper_checkpoint(name, parts, levels), variant=kind.name, distilled=not guided)
 
 
-def defaults(variant: str, *, guided: bool) -> Defaults:
-    """Return the defaults of a variant that is told its guidance, or of schnell, which is not."""
-    return VARIANTS[variant].defaults if guided else Defaults(**SCHNELL.usual)
+def defaults(checkpoint: Checkpoint) -> Defaults:
+    """Return the defaults of its variant, or of schnell. A model that is not told its guidance has none."""
+    if checkpoint.distilled:
+        return Defaults(**SCHNELL.usual)
+    usual = VARIANTS[checkpoint.variant].defaults
+    return usual if checkpoint["transformer"].config.guidance_embeds else replace(usual, guidance=0.0)

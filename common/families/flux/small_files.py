@@ -21,8 +21,8 @@ INDEX: dict[str, object] = {
 }
 
 
-def scheduler(*, guided: bool) -> dict[str, object]:
-    """Return the scheduler's configuration of dev, which is told its guidance, or of schnell."""
+def scheduler(*, distilled: bool) -> dict[str, object]:
+    """Return the scheduler's configuration of dev, or of schnell, which is `distilled` to few steps."""
     return {
         "_class_name": flow_match.CLASS_NAME,
         "base_image_seq_len": 256,
@@ -30,13 +30,12 @@ def scheduler(*, guided: bool) -> dict[str, object]:
         "max_image_seq_len": 4096,
         "max_shift": 1.15,
         "num_train_timesteps": 1000,
-        "shift": 3.0 if guided else 1.0,
-        "use_dynamic_shifting": guided,
+        "shift": 1.0 if distilled else 3.0,
+        "use_dynamic_shifting": not distilled,
     }
 
 
 def small_files(checkpoint: Checkpoint) -> dict[str, object]:
     """Return JSON by its path, for the folder `checkpoint.source`, which lacks these files."""
-    guided = checkpoint["transformer"].config.guidance_embeds
     index = INDEX | {"_class_name": VARIANTS[checkpoint.variant].pipeline}
-    return {"model_index.json": index, "scheduler/scheduler_config.json": scheduler(guided=guided)}
+    return {"model_index.json": index, "scheduler/scheduler_config.json": scheduler(distilled=checkpoint.distilled)}

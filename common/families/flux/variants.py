@@ -1,11 +1,13 @@
 """The models that share FLUX.1's networks: text to image (dev and schnell), Kontext and Fill.
 
 Fill's transformer takes more channels. Nothing in a file tells Kontext from dev: a folder in diffusers layout does, by
-the class of its pipeline; else the user says it, or the name of the file.
+the class of its pipeline; else the user says it, or the name of the file. Nor does a file tell schnell from a dev that
+was trained without the embedding of its guidance (de-distilled): a folder does, by its scheduler.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,7 +61,8 @@ FILL = FluxVariant(
     mask_strength=1.0,
 )
 VARIANTS = {variant.name: variant for variant in (TEXT, KONTEXT, FILL)}
-ASKED = ("text", "kontext")
+DEV, SCHNELL = "dev", "schnell"
+ASKED = ("text", "kontext", DEV, SCHNELL)
 """The values of --variant: models that files of weights do not tell apart."""
 PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {
     "FluxImg2ImgPipeline",
@@ -76,6 +79,18 @@ def of_pipeline(pipeline: str) -> FluxVariant:
 def of_name(name: str) -> FluxVariant | None:
     """Return the variant that the `name` of a file or folder says; None if it says nothing."""
     return KONTEXT if "kontext" in name.lower() else None
+
+
+_UNDISTILLED = re.compile(r"(de|un)[-_ ]?distill|openflux|(^|flux|[^a-z])dev([^a-z]|$)")
+
+
+def is_schnell(name: str) -> bool | None:
+    """Return whether the `name` of a file or folder without guidance is that of a schnell, or of a model that was not
+    distilled to few steps; None if it says neither."""
+    found = _UNDISTILLED.search(name.lower())
+    if "schnell" in name.lower():
+        return found is None or "distill" not in found[0]
+    return False if found else None
 
 
 # Few steps: LoRAs for dev by their files on the hub, with the settings of their model cards
