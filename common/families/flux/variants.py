@@ -87,10 +87,10 @@ _UNDISTILLED = re.compile(r"(de|un)[-_ ]?distill|openflux|(^|flux|[^a-z])dev([^a
 def is_schnell(name: str) -> bool | None:
     """Return whether the `name` of a file or folder without guidance is that of a schnell, or of a model that was not
     distilled to few steps; None if it says neither."""
-    found = _UNDISTILLED.search(name.lower())
+    undistilled = _UNDISTILLED.search(name.lower())
     if "schnell" in name.lower():
-        return found is None or "distill" not in found[0]
-    return False if found else None
+        return undistilled is None or "distill" not in undistilled[0]
+    return False if undistilled else None
 
 
 # Few steps: LoRAs for dev by their files on the hub, with the settings of their model cards
