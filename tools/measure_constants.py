@@ -1,9 +1,11 @@
 """Writes common/parity/constants.json: K of every kind of block, the largest of both backends on CPUs,
-with AVX-512 and with AVX2 alone (--add).
+with AVX-512 and with AVX2 alone (--add). MLX computes with the BLAS of its own wheel, as users on Linux have it: its
+sums are added up number by number, so that its errors are larger than those of the library that the tests load.
 
-python tools/measure_constants.py              # two minutes, on the built-in model and the tests' tiny ones
+python tools/measure_constants.py              # the built-in model and the tests' tiny ones in every precision, and in
+                                               # float32 twelve folders of each family of random sizes: ten minutes
 python tools/measure_constants.py --add        # the same, and keeps what was recorded on another machine and is larger
-python tools/measure_constants.py --add sd3    # on some models alone, by their names in WRITERS
+python tools/measure_constants.py --add sd3    # some models alone, by their names in MODELS (random:sd3: random sizes)
 python tools/measure_constants.py --check      # measures, and fails where a K has grown by half
 """
 
@@ -12,20 +14,22 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
 import numpy as np
-from support import frameworks  # noqa: F401
+import torch
+from support import random_folders
 from support.tiny_control import write_controlnet, write_patches
 from support.tiny_edit import write_tiny_edit
 from support.tiny_flux import write_tiny_flux
@@ -49,7 +53,7 @@ ASKED: dict[str, Any] = {"prompt": "a large blue star", "width": 64, "height": 6
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
 CONTROLS = ("qwen_controlnet.", "qwen_patches.")  # alone of a run with loud control networks, as the tests' are
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
-ROUNDING = 0.42  # of one rounding to nearest, rms, in units of roundoff
+ROUNDING = 0.6  # of the two additions to a stream in a block, each rounding by 0.42 rms, in units of roundoff
 WRITERS = {
     "qwen": write_tiny_model,
     "qwen-control": write_tiny_model,
@@ -63,32 +67,39 @@ WRITERS = {
     "sd3": write_tiny_sd3,
     "z-image": write_tiny_zimage,
 }
-MODELS = ("shapes", *WRITERS)
+RANDOM, SEEDS = "random:", range(1, 13)  # folders of random sizes, and those of each family
+MODELS = ("shapes", *WRITERS, *(f"{RANDOM}{family}" for family in random_folders.FAMILIES))
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     references.AREA = 128**2  # of the pictures that a model sees
     chosen = [name for name in sys.argv[1:] if not name.startswith("--")]
     if unknown := set(chosen) - set(MODELS):
         sys.exit(f"no {', '.join(unknown)} in WRITERS")
     if chosen and not {"--add", "--check"} & {*sys.argv}:
         sys.exit("give --add: without it, what other models have is dropped")
-    found: dict[str, dict[str, float]] = constants.document()["k"] if "--add" in sys.argv else {}
+    before = constants.document() if "--add" in sys.argv else {"k": {}, "configurations": {}}
+    found: dict[str, dict[str, float]] = before["k"]
+    counts = Counter[str](before["configurations"])
     with small_pictures(), tempfile.TemporaryDirectory() as folder:
-        for kind, dtype, k in measured(Path(folder), chosen or MODELS):
-            row = found.setdefault(kind, {})
-            row[dtype] = max(row.get(dtype, 0.0), k)
+        for rows in measured(Path(folder), chosen or MODELS):
+            for kind, dtype, k in rows:
+                row = found.setdefault(kind, {})
+                row[dtype] = max(row.get(dtype, 0.0), k)
+            counts.update({kind.partition(".")[0] for kind, dtype, _ in rows if dtype == "float32"})
     rounded = {kind: {d: float(f"{k:.3g}") for d, k in sorted(row.items())} for kind, row in sorted(found.items())}
     if "--check" in sys.argv:
         found_worse = grown((kind, dtype, k) for kind, row in rounded.items() for dtype, k in row.items())
         print("\n".join(found_worse) or "no K has grown by half")
         sys.exit(6 if found_worse else 0)
-    about = {
+    about: dict[str, Any] = {
         "command": "python tools/measure_constants.py",
         "date": datetime.now(UTC).date().isoformat(),
         "machine": platform.machine(),
         "versions": {k: v for name in ("cpu", "mlx") for k, v in backends.load(name).versions().items()},
     }
+    about["configurations"] = dict(sorted(counts.items()))
     constants.path().write_text(json.dumps(about | {"k": rounded}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -101,17 +112,32 @@ def grown(found: Iterable[tuple[str, str, float]]) -> list[str]:
     ]
 
 
-def measured(folder: Path, models: Sequence[str]) -> Iterator[tuple[str, str, float]]:
-    """Kind, dtype and K of every block of `models` under every policy, on both backends."""
+def measured(folder: Path, models: Sequence[str]) -> Iterator[list[tuple[str, str, float]]]:
+    """Kind, dtype and K of every block of `models`, on both backends: for each model under each of its policies."""
     for name in models:
+        if name.startswith(RANDOM):
+            for seed in SEEDS:
+                yield of_random(folder / f"{seed}", name.removeprefix(RANDOM), seed)
+            continue
         place = resolve("shapes").folder if name == "shapes" else folder / name
         if name != "shapes":
             WRITERS[name](place)
         controls = written_controls(folder) if name == "qwen-control" else []
         refused = registry.of_folder(place).precision.refused
         for policy in POLICIES[:2] if "float16" in refused else POLICIES:
-            found = of_model(str(place), policy, controls)
-            yield from (row for row in found if not controls or row[0].startswith(CONTROLS))
+            found = of_model(str(place), policy, controls=controls)
+            yield [row for row in found if not controls or row[0].startswith(CONTROLS)]
+
+
+def of_random(folder: Path, family: str, seed: int) -> list[tuple[str, str, float]]:
+    """The same of the folder of random sizes `seed` of a family, in float32, recorded on either backend in turn."""
+    place = folder / family
+    random_folders.write(place, family, seed)
+    controls = random_folders.write_controls(place, seed) if family == random_folders.CONTROLLED else []
+    asked, backends = random_folders.asked(family, seed), ("cpu", "mlx") if seed % 2 else ("mlx", "cpu")
+    found = list(of_model(str(place), "fp32", asked, controls=controls, recording=backends))
+    shutil.rmtree(folder)
+    return found
 
 
 def written_controls(folder: Path) -> list[str]:
@@ -120,12 +146,20 @@ def written_controls(folder: Path) -> list[str]:
     return [*map(str, nets), str(write_patches(folder / "patches.safetensors"))]
 
 
-def of_model(place: str, policy: str, controls: Sequence[str] = ()) -> Iterator[tuple[str, str, float]]:
-    pipe, other = (qwenimg.load(place, backend, policy) for backend in ("cpu", "mlx"))
-    picture = np.random.default_rng(2).integers(0, 256, (ASKED["height"], ASKED["width"], 3), np.uint8)
+def of_model(
+    place: str,
+    policy: str,
+    asked: Mapping[str, Any] = ASKED,
+    *,
+    controls: Sequence[str] = (),
+    recording: Sequence[str] = ("cpu", "mlx"),
+) -> Iterator[tuple[str, str, float]]:
+    pipe, other = (qwenimg.load(place, backend, policy) for backend in recording)
+    picture = np.random.default_rng(2).integers(0, 256, (asked["height"], asked["width"], 3), np.uint8)
     control = {"control": "; ".join(f"{net}=a" for net in controls), "control_images": (picture,) * len(controls)}
-    asked = ASKED | (control if controls else {})
-    passport = record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
+    asked = {**asked, **(control if controls else {})}
+    exact = {pipe.engine.name: pipe.engine, other.engine.name: other.engine}["cpu"]
+    passport = record.record(pipe, asked, exact=exact, notify=lambda text: None)
     theirs = list(check.blocks(passport, other, networks=controls))
     parts = check.parts(inputs.weights(pipe, asked), pipe.precision)
     for recorded, judged in zip(passport.blocks, theirs, strict=True):

@@ -20,8 +20,9 @@ class NetworkBlocks:
         with the weights as `plan` stores them."""
         self.model, self.plan, self.wide = opened.model, plan, wide
 
-    def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:
+    def call(self, path: str, block: Block, arguments: Sequence[Tree], seed: int | None = None) -> Tree:
         """Load the block at `path`, call it on `arguments` and free it."""
+        assert seed is None, "weights are moved in float64, which is another backend's"
         plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
         load.fill(self.model, plan)
         inputs = [crossing.inward(one, block.image and i == 0, self.wide) for i, one in enumerate(arguments)]

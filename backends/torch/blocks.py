@@ -12,7 +12,7 @@ from qwenimg.backends.torch import load, ops
 from qwenimg.backends.torch.ops import crossing
 from qwenimg.common.base.block import Block
 from qwenimg.common.precision.residency import ALWAYS, ONCE
-from qwenimg.common.runtime.traced import Tree
+from qwenimg.common.runtime.traced import TINY, Tree
 from qwenimg.common.weights.plan import LoadPlan
 
 
@@ -23,8 +23,8 @@ class NetworkBlocks:
         self.model, self.plan, self.device, self.wide = opened.model, plan, device, wide
 
     @ops.computes
-    def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree:
-        """Load the block at `path`, call it on `arguments` and free it."""
+    def call(self, path: str, block: Block, arguments: Sequence[Tree], seed: int | None = None) -> Tree:
+        """Load the block at `path`, call it on `arguments` and free it. seed: of moved weights, in float64."""
         plan = self.plan.under(path).when(ONCE if block.once else ALWAYS)
         load.fill(self.model, plan, self.device)
         inputs = [
@@ -32,6 +32,9 @@ class NetworkBlocks:
         ]
         with nullcontext() if self.wide is None else load.widened(self.model, path, self.wide):
             module = self.model.get_submodule(path)
+            if seed is not None:
+                assert self.wide is torch.float64, "weights are moved in float64 alone"
+                load.move(module, TINY, seed)
             results = getattr(module, block.method or "forward")(*inputs)
             outputs = crossing.outward(results, block.image)
         load.drop(self.model, plan.entries)

@@ -137,6 +137,14 @@ def widened(model: torch.nn.Module, path: str, dtype: torch.dtype) -> Iterator[N
             setattr(module, attribute, value)
 
 
+def move(module: torch.nn.Module, share: float, seed: int) -> None:
+    """Move every weight of `module` up or down by `share` of itself."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        signs = 2 * torch.randint(0, 2, parameter.shape, generator=generator) - 1
+        parameter.data.mul_(1 + share * signs.to(parameter))
+
+
 def _decoded(layer: QuantisedLinear) -> Linear:
     """Return a linear layer with the values of a quantized one."""
     weight = layer.weight.clone()

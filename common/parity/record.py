@@ -35,7 +35,6 @@ from qwenimg.common.parity.passport.passport_schema import AskedJson
 from qwenimg.common.parity.rerun import with_own
 from qwenimg.common.parity.sample import (
     SEEN,
-    TINY,
     Drawn,
     called,
     drawn_like,
@@ -52,7 +51,7 @@ from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.traced import Call, Tree, Values, leaves, mapped
+from qwenimg.common.runtime.traced import TINY, Call, Tree, Values, leaves, mapped
 from qwenimg.common.weights.plan import LoadPlan
 
 MOST_EQUAL = 64  # equal rows of a text that is stored whole
@@ -276,7 +275,8 @@ class Recorder:
         )
 
     def _exact(self, component: str, call: Call, given: list[Tree], results: int) -> list[Exact]:
-        """Return the float64 value and the gain of each result."""
+        """Return the float64 value and the gain of each result: that of another rounding of its arguments, or of its
+        weights, which passes on what rounds inside the block; the latter grows with the updates as the limit does."""
         if component not in self.exact:
             return [(None, 1.0)] * results
         seed = seed_of(f"{component}.{call.block.called(call.path)}")
@@ -284,10 +284,15 @@ class Recorder:
         exact = leaves(blocks.call(call.path, call.block, given))
         moved = [mapped(argument, lambda array: rounded_otherwise(array, seed)) for argument in given]
         changed = leaves(blocks.call(call.path, call.block, moved))
-        return [
-            (one.array, _gain(one.array, other.array, given[i], moved[i]) if i < max(1, call.block.streams) else 1.0)
-            for i, (one, other) in enumerate(zip(exact, changed, strict=True))
-        ]
+        reweighted = leaves(blocks.call(call.path, call.block, given, seed))
+        root = self.parts[component].updates(call.block, call.path) ** 0.5
+        gained: list[Exact] = []
+        for i, one in enumerate(exact):
+            before, after = (given[i], moved[i]) if i < call.block.streams else (None, None)
+            by_arguments = _change(one.array, changed[i].array, before, after)
+            by_weights = _change(one.array, reweighted[i].array, before, before) / root
+            gained.append((one.array, min(max(1.0, by_arguments, by_weights), MAX_GAIN)))
+        return gained
 
     def _kept(self, component: str, name: str, result: Values, exact: Exact) -> RecordedResult:
         wide, gain = exact
@@ -301,14 +306,13 @@ class Recorder:
         )
 
 
-def _gain(exact: NDArray[Any], changed: NDArray[Any], given: Tree, moved: Tree) -> float:
+def _change(exact: NDArray[Any], changed: NDArray[Any], given: Tree, moved: Tree) -> float:
     """Return an update's relative change in units of TINY. `given` and `moved`: its stream before and after."""
     change, update = changed - exact, exact
     if isinstance(given, Values) and isinstance(moved, Values) and given.array.shape == exact.shape:
         change, update = change - (moved.array - given.array), exact - given.array
     length = float(np.linalg.norm(update))
-    gain = float(np.linalg.norm(change)) / (TINY * length) if length and np.isfinite(length) else 1.0
-    return min(max(1.0, gain), MAX_GAIN)
+    return float(np.linalg.norm(change)) / (TINY * length) if length and np.isfinite(length) else 1.0
 
 
 @contextmanager

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator
 from qwenimg.common.numbers.rounding import nearest
-from qwenimg.common.runtime.traced import Values
+from qwenimg.common.runtime.traced import TINY, Values
 
 SEEN = ((96, 128), (128, 80))  # height and width of the pictures that a recorded model sees
 PROJECTIONS = 64  # of one array: they give its length within 9 % (one standard deviation)
 _BYTES = 1 << 12  # of the signs of each sum that are unpacked at a time
 CHANNELS = 32  # the most channels with a mean and a deviation of their own
 SMALL = 2.0**-8  # rms at which an epsilon of 1e-5 and one of 1e-6 differ by 30 %
-TINY = 2.0**-22  # the relative change of the arguments by which the gain of a block is measured
 OUTLIER = 4.0  # a channel with more than this times the median channel's rms has its own mean and deviation
 
 

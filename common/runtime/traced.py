@@ -30,6 +30,8 @@ class Dtype:
     name: str
 
 
+TINY = 2.0**-22  # the relative change of arguments and weights by which the gain of a block is measured
+
 # An argument or a result: an array, a number, nothing, or several of these.
 Tree: TypeAlias = "Values | Dtype | float | tuple[Tree, ...] | None"
 
@@ -57,7 +59,10 @@ class Look(Protocol):
 class BlockRunner(Protocol):
     """A network whose blocks run alone, each with only its own weights, which are read for the call and freed."""
 
-    def call(self, path: str, block: Block, arguments: Sequence[Tree]) -> Tree: ...
+    def call(self, path: str, block: Block, arguments: Sequence[Tree], seed: int | None = None) -> Tree:
+        """Return the results of the block at `path`. seed: in float64, of weights that are each moved up or down by
+        TINY of itself."""
+        ...
 
 
 Crossing: TypeAlias = Callable[[Any, bool], Tree]

@@ -17,11 +17,11 @@ WIDTH = CONTROL["attention_head_dim"] * CONTROL["num_attention_heads"]
 PATCH_GAIN, PICTURE_GAIN = 3.0, 4.0
 
 
-def tiny_controlnet(seed: int = 11, *, layers: int = 2, extra: int = 0) -> torch.nn.Module:
+def tiny_controlnet(seed: int = 11, *, layers: int = 2, extra: int = 0, **changes: object) -> torch.nn.Module:
     """diffusers' ControlNet with the tiny configuration, float32, randomised."""
     from diffusers import QwenImageControlNetModel
 
-    model = QwenImageControlNetModel(**CONTROL, num_layers=layers, extra_condition_channels=extra)
+    model = QwenImageControlNetModel(**(CONTROL | changes), num_layers=layers, extra_condition_channels=extra)
     randomise(model, seed)
     model.controlnet_x_embedder.weight.data.mul_(PICTURE_GAIN)
     return model.eval()
@@ -33,21 +33,21 @@ def write_controlnet(folder: Path, seed: int = 11, *, layers: int = 2, extra: in
     return folder
 
 
-def tiny_patches(seed: int = 21, *, layers: int = 3, extra: int = 0) -> dict[str, torch.Tensor]:
+def tiny_patches(seed: int = 21, *, layers: int = 3, extra: int = 0, width: int = WIDTH) -> dict[str, torch.Tensor]:
     """The tensors of block-wise patches."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    tensors = {"img_in.weight": normal(WIDTH, 64 + extra) / 8, "img_in.bias": 0.2 * normal(WIDTH)}
+    tensors = {"img_in.weight": normal(width, 64 + extra) / 8, "img_in.bias": 0.2 * normal(width)}
     for i in range(layers):
         block = f"controlnet_blocks.{i}."
         for name in ("x_rms", "y_rms"):
-            tensors[f"{block}{name}.weight"] = 1 + 0.3 * normal(WIDTH)
+            tensors[f"{block}{name}.weight"] = 1 + 0.3 * normal(width)
         for name in ("input_proj", "output_proj"):
-            tensors[f"{block}{name}.weight"] = PATCH_GAIN * normal(WIDTH, WIDTH) / WIDTH**0.5
-            tensors[f"{block}{name}.bias"] = 0.2 * normal(WIDTH)
+            tensors[f"{block}{name}.weight"] = PATCH_GAIN * normal(width, width) / width**0.5
+            tensors[f"{block}{name}.bias"] = 0.2 * normal(width)
     return tensors
 
 

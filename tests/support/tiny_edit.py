@@ -5,6 +5,7 @@ Weights are louder than those of `tiny_model`, so that a prompt, a picture and i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,14 @@ def special(name: str) -> int:
     return len(tiny_vocabulary()[0]) + 9 + order.index(name)
 
 
-def tiny_seeing_encoder(seed: int = 3) -> torch.nn.Module:
+def tiny_seeing_encoder(
+    seed: int = 3, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}
+) -> torch.nn.Module:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    text = TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14}
     config = Qwen2_5_VLConfig(
-        text_config=text,
-        vision_config=VISION,
+        text_config=TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14} | text,
+        vision_config=VISION | vision,
         image_token_id=special("image_pad"),
         vision_start_token_id=special("vision_start"),
         vision_end_token_id=special("vision_end"),

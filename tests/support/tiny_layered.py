@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ GENERATION = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.001,
 """As published: of the one best token, the draw is no draw."""
 
 
-def tiny_layered_dit(seed: int = 1) -> torch.nn.Module:
-    return louder(tiny_dit(seed, use_additional_t_cond=True, use_layer3d_rope=True))
+def tiny_layered_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
+    return louder(tiny_dit(seed, use_additional_t_cond=True, use_layer3d_rope=True, **changes))
 
 
-def tiny_writing_encoder() -> torch.nn.Module:
-    model = tiny_seeing_encoder()
+def tiny_writing_encoder(
+    seed: int = 3, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}
+) -> torch.nn.Module:
+    model = tiny_seeing_encoder(seed, text, vision)
     special = tiny_special_ids()
     ends = [special[name] for name in ("<|im_end|>", "<|endoftext|>")]
     model.generation_config.update(**GENERATION, eos_token_id=ends, bos_token_id=None)

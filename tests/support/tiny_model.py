@@ -6,6 +6,7 @@ Qwen-Image's own scheduler configuration and latent statistics.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -87,11 +88,13 @@ def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
     return model.eval()
 
 
-def tiny_text_encoder(seed: int = 3) -> torch.nn.Module:
+def tiny_text_encoder(
+    seed: int = 3, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}
+) -> torch.nn.Module:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     vocabulary = len(tiny_vocabulary()[0]) + 14
-    config = Qwen2_5_VLConfig(text_config=TEXT | {"vocab_size": vocabulary}, vision_config=VISION)
+    config = Qwen2_5_VLConfig(text_config=TEXT | {"vocab_size": vocabulary} | text, vision_config=VISION | vision)
     model = Qwen2_5_VLForConditionalGeneration(config)
     randomise(model, seed)
     return model.eval()

@@ -8,7 +8,7 @@ picture, its positions and its timestep all move the result.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,12 +94,14 @@ def tiny_vae(seed: int = 2, **changes: object) -> torch.nn.Module:
     return model.eval()
 
 
-def tiny_seeing_encoder(seed: int = 3) -> torch.nn.Module:
+def tiny_seeing_encoder(
+    seed: int = 3, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}
+) -> torch.nn.Module:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     config = Qwen3VLConfig(
-        text_config=TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14},
-        vision_config=VISION,
+        text_config=TEXT | {"vocab_size": len(tiny_vocabulary()[0]) + 14} | text,
+        vision_config=VISION | vision,
         image_token_id=special("image_pad"),
         vision_start_token_id=special("vision_start"),
         vision_end_token_id=special("vision_end"),

@@ -1,0 +1,347 @@
+"""Tiny folders of every family with random widths, heads, depths and weights: healthy models that nobody measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from support import (
+    tiny_edit,
+    tiny_flux,
+    tiny_flux2,
+    tiny_layered,
+    tiny_model,
+    tiny_qwen21,
+    tiny_sd,
+    tiny_sd3,
+    tiny_zimage,
+)
+from support.tiny_clip import tiny_clip
+from support.tiny_control import tiny_controlnet, tiny_patches
+from support.tiny_t5 import tiny_t5
+
+WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
+PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (0, 2)}  # that a family sees
+CONTROLLED = "controlled"  # the family that is recorded with control networks
+WITHOUT_TOWER = ("qwen21-text", "text_encoder")
+LOUDEST = 2.0  # times weights of unit gain
+Parts = Mapping[str, torch.nn.Module]  # by folder
+
+
+class Sizes:
+    """A source of random sizes."""
+
+    def __init__(self, seed: int):
+        self.random, self.seed = np.random.default_rng(seed), 1000 * seed
+
+    def whole(self, low: int, high: int, of: int = 1) -> int:
+        """A multiple of `of` from low to high."""
+        return of * int(self.random.integers(-(-low // of), high // of + 1))
+
+    def next_seed(self) -> int:
+        self.seed += 1
+        return self.seed
+
+
+def write(folder: Path, family: str, seed: int) -> None:
+    """Write a folder of the `family` with the random sizes of `seed`. Its tokenizers and scheduler are those of the
+    family's tiny folder."""
+    fixed, parts = FAMILIES[family]
+    fixed(folder)
+    sizes = Sizes(seed)
+    for name, model in parts(sizes).items():
+        if sizes.whole(0, 1):
+            _louder(model, sizes.random.uniform(1, LOUDEST))
+        shutil.rmtree(folder / name)
+        words = {key: value for key, value in model.state_dict().items() if ".visual." not in key}
+        model.save_pretrained(folder / name, **({"state_dict": words} if (family, name) == WITHOUT_TOWER else {}))
+
+
+def _louder(model: torch.nn.Module, gain: float) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "embed" not in name and "relative" not in name:
+            parameter.data.mul_(gain)
+
+
+def write_controls(model: Path, seed: int) -> list[str]:
+    """Write control networks of random depths for the Qwen-Image in the folder `model` beside it, and return their
+    paths."""
+    folder, config = model.parent / "controls", json.loads((model / "transformer" / "config.json").read_text())
+    names = ("attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope")
+    fields, sizes = {name: config[name] for name in names}, Sizes(seed)
+    width = config["attention_head_dim"] * config["num_attention_heads"]
+    for i in range(2):
+        tiny_controlnet(sizes.next_seed(), layers=sizes.whole(1, 3), **fields).save_pretrained(folder / f"net{i}")
+    patches = tiny_patches(sizes.next_seed(), layers=config["num_layers"], width=width)
+    save_file(patches, folder / "patches.safetensors")
+    return [str(folder / name) for name in ("net0", "net1", "patches.safetensors")]
+
+
+def asked(family: str, seed: int) -> dict[str, Any]:
+    """The keywords of a call with a random prompt and size."""
+    sizes = Sizes(seed)
+    seen = {"pictures": pictures} if (pictures := sizes.whole(*PICTURES.get(family, (0, 0)))) else {}
+    prompt = " ".join(sizes.random.choice(WORDS, sizes.whole(1, 16)))
+    width, height = (sizes.whole(32, 112, of=16) for _ in "wh")
+    return {"prompt": prompt, "width": width, "height": height, "steps": 2, "seed": seed, **seen}
+
+
+# Parts
+
+
+def _axes(sizes: Sizes, count: int = 3) -> list[int]:
+    return [sizes.whole(2, 20, of=2) for _ in range(count)]
+
+
+def _denoiser(sizes: Sizes, axes: int = 3) -> dict[str, Any]:
+    chosen = _axes(sizes, axes)
+    return {
+        "attention_head_dim": sum(chosen),
+        "num_attention_heads": sizes.whole(1, 6),
+        "axes_dims_rope": chosen,
+        "num_layers": sizes.whole(1, 4),
+    }
+
+
+def _language(sizes: Sizes) -> dict[str, Any]:
+    """Sizes of a Qwen3."""
+    shared = sizes.whole(1, 3)
+    return {
+        "hidden_size": sizes.whole(16, 160, of=2),
+        "intermediate_size": sizes.whole(16, 320),
+        "num_attention_heads": shared * sizes.whole(1, 3),
+        "num_key_value_heads": shared,
+        "head_dim": sizes.whole(8, 48, of=2),
+    }
+
+
+def _kl_vae(sizes: Sizes, least: int = 1) -> dict[str, Any]:
+    groups = sizes.whole(2, 6)
+    return {
+        "block_out_channels": [groups * sizes.whole(least, 8) for _ in range(4)],
+        "norm_num_groups": groups,
+        "layers_per_block": sizes.whole(1, 2),
+    }
+
+
+def _clip(sizes: Sizes, kind: str, *, width: int = 0, **changes: Any) -> torch.nn.Module:
+    heads = sizes.whole(1, 4)
+    fields = {
+        "hidden_size": width or heads * sizes.whole(8, 32),
+        "intermediate_size": sizes.whole(16, 240),
+        "num_hidden_layers": sizes.whole(2, 5),
+        "num_attention_heads": heads if not width else 1,
+    }
+    return tiny_clip(kind, sizes.next_seed(), **(fields | changes))
+
+
+def _t5(sizes: Sizes, vocabulary: int, width: int = 0) -> torch.nn.Module:
+    fields = {"d_model": width or sizes.whole(16, 160), "d_kv": sizes.whole(6, 64), "num_heads": sizes.whole(1, 6)}
+    fields |= {"d_ff": sizes.whole(16, 320), "num_layers": sizes.whole(1, 4), "vocab_size": vocabulary}
+    model = tiny_t5(sizes.next_seed(), **fields)
+    loud = sizes.random.uniform(1, fields["d_kv"] ** 0.5)  # scores are not divided by the root of their length
+    for block in model.encoder.block:
+        block.layer[0].SelfAttention.q.weight.data.mul_(loud if sizes.seed % 2 else 1)
+    return model
+
+
+# Families
+
+
+def _flux(sizes: Sizes) -> Parts:
+    clip, t5 = _clip(sizes, "ViT-L"), _t5(sizes, 1000)
+    fields = _denoiser(sizes) | {"num_single_layers": sizes.whole(1, 4)}
+    fields |= {"joint_attention_dim": t5.config.d_model, "pooled_projection_dim": clip.config.hidden_size}
+    return {
+        "text_encoder": clip,
+        "text_encoder_2": t5,
+        "transformer": tiny_flux.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_zimage.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
+def _flux2(sizes: Sizes) -> Parts:
+    text = _language(sizes)
+    fields = _denoiser(sizes, 4) | {"num_single_layers": sizes.whole(1, 4)}
+    fields |= {"joint_attention_dim": 3 * text["hidden_size"]}
+    fields |= {"timestep_guidance_channels": sizes.whole(16, 256, of=2)}
+    return {
+        "text_encoder": tiny_flux2.tiny_text_encoder(sizes.next_seed(), **text),
+        "transformer": tiny_flux2.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_flux2.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
+def _sd3(sizes: Sizes) -> Parts:
+    from support.spiece_files import hugging_face, trained
+
+    heads, size = sizes.whole(1, 6), sizes.whole(8, 48, of=2)
+    size += heads * size % 4  # the positions have sines and cosines of two axes
+    clips = [_clip(sizes, kind, projected=True, projection_dim=sizes.whole(8, 64)) for kind in ("ViT-L", "bigG")]
+    widths = [clip.config.hidden_size for clip in clips]
+    t5 = _t5(sizes, len(hugging_face(trained())), sum(widths) + sizes.whole(0, 40))
+    fields = {
+        "attention_head_dim": size,
+        "num_attention_heads": heads,
+        "caption_projection_dim": heads * size,
+        "joint_attention_dim": t5.config.d_model,
+        "pooled_projection_dim": sum(clip.config.projection_dim for clip in clips),
+        "num_layers": sizes.whole(2, 5),
+    }
+    kind = ("medium", "large", "sd3")[sizes.whole(0, 2)]
+    return {
+        "text_encoder": clips[0],
+        "text_encoder_2": clips[1],
+        "text_encoder_3": t5,
+        "transformer": tiny_sd3.tiny_dit(kind, sizes.next_seed(), **fields),
+        "vae": tiny_sd3.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
+def _zimage(sizes: Sizes) -> Parts:
+    text, axes, heads = _language(sizes), _axes(sizes), sizes.whole(1, 6)
+    fields = {
+        "dim": heads * sum(axes),
+        "n_heads": heads,
+        "n_kv_heads": heads,
+        "axes_dims": axes,
+        "n_layers": sizes.whole(1, 4),
+        "n_refiner_layers": sizes.whole(1, 3),
+        "cap_feat_dim": text["hidden_size"],
+    }
+    layers = {"num_hidden_layers": sizes.whole(2, 5)}
+    return {
+        "text_encoder": tiny_zimage.tiny_text_encoder(sizes.next_seed(), **text, **layers),
+        "transformer": tiny_zimage.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_zimage.tiny_vae(sizes.next_seed(), **_kl_vae(sizes)),
+    }
+
+
+def _qwen_text(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sizes of a Qwen2.5-VL's language model and of its vision tower."""
+    sections = [sizes.whole(1, 6) for _ in range(3)]
+    shared = sizes.whole(1, 3)
+    heads = shared * sizes.whole(1, 3)
+    text = {
+        "hidden_size": heads * 2 * sum(sections),
+        "intermediate_size": sizes.whole(16, 240),
+        "num_hidden_layers": sizes.whole(1, 4),
+        "num_attention_heads": heads,
+        "num_key_value_heads": shared,
+        "rope_parameters": tiny_model.TEXT["rope_parameters"] | {"mrope_section": sections},  # type: ignore[operator]
+    }
+    vision_heads = sizes.whole(1, 3)
+    vision = {
+        "hidden_size": vision_heads * sizes.whole(8, 32, of=4),
+        "num_heads": vision_heads,
+        "intermediate_size": sizes.whole(16, 96),
+        "out_hidden_size": text["hidden_size"],
+    }
+    return text, vision
+
+
+def _qwen_vae(sizes: Sizes, **changes: int) -> torch.nn.Module:
+    fields = {"base_dim": sizes.whole(4, 24, of=2), "num_res_blocks": sizes.whole(1, 2)}
+    return tiny_model.tiny_vae(sizes.next_seed(), **fields, **changes)
+
+
+def _qwen(sizes: Sizes) -> Parts:
+    text, vision = _qwen_text(sizes)
+    fields = _denoiser(sizes) | {"joint_attention_dim": text["hidden_size"]}
+    return {
+        "text_encoder": tiny_model.tiny_text_encoder(sizes.next_seed(), text, vision),
+        "transformer": tiny_model.tiny_dit(sizes.next_seed(), **fields),
+        "vae": _qwen_vae(sizes),
+    }
+
+
+def _edit(sizes: Sizes) -> Parts:
+    text, vision = _qwen_text(sizes)
+    fields = _denoiser(sizes) | {"joint_attention_dim": text["hidden_size"], "zero_cond_t": True}
+    return {
+        "text_encoder": tiny_edit.tiny_seeing_encoder(sizes.next_seed(), text, vision),
+        "transformer": tiny_edit.louder(tiny_model.tiny_dit(sizes.next_seed(), **fields)),
+        "vae": _qwen_vae(sizes),
+    }
+
+
+def _layered(sizes: Sizes) -> Parts:
+    text, vision = _qwen_text(sizes)
+    fields = _denoiser(sizes) | {"joint_attention_dim": text["hidden_size"]}
+    return {
+        "text_encoder": tiny_layered.tiny_writing_encoder(sizes.next_seed(), text, vision),
+        "transformer": tiny_layered.tiny_layered_dit(sizes.next_seed(), **fields),
+        "vae": _qwen_vae(sizes, input_channels=4),
+    }
+
+
+def _qwen21(sizes: Sizes) -> Parts:
+    text, vision_heads = _language(sizes), sizes.whole(1, 3)
+    sections = [sizes.whole(2, 6) for _ in range(3)]
+    text |= {
+        "head_dim": 2 * sum(sections),
+        "num_hidden_layers": sizes.whole(3, 5),
+        "rope_parameters": tiny_qwen21.TEXT["rope_parameters"] | {"mrope_section": sections},
+    }
+    vision = {
+        "hidden_size": vision_heads * sizes.whole(8, 32, of=4),
+        "num_heads": vision_heads,
+        "intermediate_size": sizes.whole(16, 96),
+        "out_hidden_size": text["hidden_size"],
+    }
+    fields = _denoiser(sizes) | {"context_in_dim": text["hidden_size"]}
+    vae = {"base_dim": sizes.whole(3, 12), "decoder_base_dim": sizes.whole(4, 16)}
+    return {
+        "text_encoder": tiny_qwen21.tiny_seeing_encoder(sizes.next_seed(), text, vision),
+        "transformer": tiny_qwen21.tiny_dit(sizes.next_seed(), **fields),
+        "vae": tiny_qwen21.tiny_vae(sizes.next_seed(), **vae),
+    }
+
+
+def _sd(sizes: Sizes, kind: str) -> Parts:
+    names = ("text_encoder", "text_encoder_2")
+    clips = {name: _clip(sizes, text) for name, text in zip(names, tiny_sd.TEXTS[kind], strict=False)}
+    if kind == "sdxl":
+        clips["text_encoder_2"] = _clip(sizes, "bigG", projection_dim=52)
+    heads, groups = sizes.whole(1, 4), sizes.whole(2, 4)
+    unit = int(np.lcm(heads, groups))
+    levels = len(tiny_sd.UNETS[kind]["block_out_channels"])
+    fields: dict[str, Any] = {
+        "block_out_channels": [unit * sizes.whole(2, 6) for _ in range(levels)],
+        "norm_num_groups": groups,
+        "attention_head_dim": heads,
+        "layers_per_block": sizes.whole(1, 2),
+        "cross_attention_dim": sum(clip.config.hidden_size for clip in clips.values()),
+    }
+    channels = fields["block_out_channels"]
+    channels[0] += unit * (channels[0] % 2)  # the times have sines and cosines
+    scale = 0.13025 if kind == "sdxl" else 0.18215
+    return {
+        **clips,
+        "unet": tiny_sd.tiny_unet(kind, sizes.next_seed(), **fields),
+        "vae": tiny_sd.tiny_kl_vae(sizes.next_seed(), scaling_factor=scale, **_kl_vae(sizes)),
+    }
+
+
+FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
+    "flux": (partial(tiny_flux.write_tiny_flux, variant="dev"), _flux),
+    "flux2": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
+    "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
+    "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
+    "qwen": (tiny_model.write_tiny_model, _qwen),
+    CONTROLLED: (tiny_model.write_tiny_model, _qwen),
+    "edit": (partial(tiny_edit.write_tiny_edit, kind="2511"), _edit),
+    "layered": (tiny_layered.write_tiny_layered, _layered),
+    "qwen21": (tiny_qwen21.write_tiny_qwen21, _qwen21),
+    "qwen21-text": (partial(tiny_qwen21.write_tiny_qwen21, tower=False), _qwen21),
+    "sd15": (partial(tiny_sd.write_tiny_sd, kind="sd15"), partial(_sd, kind="sd15")),
+    "sdxl": (partial(tiny_sd.write_tiny_sd, kind="sdxl"), partial(_sd, kind="sdxl")),
+}
