@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from math import isinf
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -107,7 +108,7 @@ class FlowModel(ABC):
         lines = [f"the {name} is cut: {cut}" for name, cut in cuts if cut]
         words = (web_syntax.warning(branch.prompt) for branch in self.guidance.branches(request))
         lines += [line for line in words if line][:1]
-        if self.checkpoint.distilled and request.guidance > 1:
+        if isinf(self.guidance.off) and request.guidance > 1:
             lines.append("guidance has no effect: this model is distilled to draw without it")
         return lines
 
