@@ -146,11 +146,11 @@ def test_a_lora_fits_the_family_whose_layers_it_has(tmp_path: Path) -> None:
     layers = layers_of_known()
     for model, title in TITLES.items():
         names = layers[model][1][0].names  # of the denoiser
-        chosen = [name for name in names if ".0." in name and len(names[name]) == 1]
+        alone = [targets[0] for targets in names.values() if len(targets) == 1 and targets[0].rows.of == 1]
+        chosen = {target.name.removesuffix(".weight"): target for target in alone if ".0." in target.name}
         for wider in (0, 1):
             tensors = {}
-            for name in chosen:
-                [target] = names[name]
+            for name, target in chosen.items():
                 outputs, inputs, *kernel = target.shape
                 tensors[f"{name}.lora_A.weight"] = np.ones((1, inputs + wider, *kernel), np.float16)
                 tensors[f"{name}.lora_B.weight"] = np.ones((outputs, 1, *[1 for _ in kernel]), np.float16)
