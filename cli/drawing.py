@@ -148,6 +148,7 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
         if flags.preview:
             report.previews(pipe)
         prepare(pipe, wanted, job)
+        pipe.runtime.interrupt = stop.check
         with stop.waits(step):
             listener = RunReport(report, stop, failed, alone=leader is None)
             return listener.code(run(pipe, job, wanted, listener))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenimg.backends import ranks
 from qwenimg.cli.ranks.identity import identity
-from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, Hub, Leave, Open
+from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, Hub, Open
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import UsageError
@@ -76,7 +76,7 @@ class Leader:
                 child.wait(_GRACE)
         leftovers.end(self._children)
 
-    def _send(self, message: Announce | CompileBlocks | DrawSteps | Leave) -> None:
+    def _send(self, message: Announce | CompileBlocks | DrawSteps) -> None:
         assert self._hub is not None
         self._hub.send(message)
 

@@ -23,6 +23,7 @@ from qwenimg.common.runtime.group import Group, RankLost, RankPlace
 
 PATIENCE = 60.0  # seconds until all ranks have connected, which have met already
 GREETING = 10.0  # seconds in which a new connection names its rank
+PAUSE, SILENCE = 5.0, 12  # seconds; so many of them in a row without an answer, and the process of a rank is stopped
 # Until a machine that no longer answers counts as ended: 3 s of silence and three questions, 2 s apart
 _ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPALIVE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 _LOCAL = ("127.0.0.1", "localhost")
@@ -61,6 +62,11 @@ class DrawSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ping:
+    """A question that a thread of the rank answers, whatever else it computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leave:
     """The end of the run."""
 
@@ -82,6 +88,11 @@ class ModelIsOpen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pong:
+    """The answer to `Ping`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failed:
     """An error, by which this rank ends."""
 
@@ -90,8 +101,8 @@ class Failed:
 
 
 class Hub:
-    """Rank 0's ends of the connections. `ends(exit code, text)` is called in another thread once a rank has ended or
-    failed."""
+    """Rank 0's ends of the connections. `ends(exit code, text)` is called in another thread once a rank has ended,
+    failed or does not answer."""
 
     def __init__(
         self, group: Group, place: RankPlace, words: tuple[str, ...], ends: Callable[[int, str], None]
@@ -114,13 +125,13 @@ class Hub:
                     self._pipes[rank] = Connection(caller.detach())
         for rank, pipe in sorted(self._pipes.items()):
             self._check(rank, pipe, words)
+        self._sending = {rank: threading.Lock() for rank in self._pipes}
         for rank, pipe in self._pipes.items():
             threading.Thread(target=self._read, args=(rank, pipe), daemon=True).start()
 
-    def send(self, message: Open | Announce | CompileBlocks | DrawSteps | Leave) -> None:
-        for pipe in self._pipes.values():
-            with suppress(OSError):  # its end is noticed where it is read
-                pipe.send(message)
+    def send(self, message: Open | Announce | CompileBlocks | DrawSteps) -> None:
+        for rank in self._pipes:
+            self._sent(rank, message)
 
     def wait_opened(self) -> None:
         """Wait until all have opened the model."""
@@ -130,13 +141,16 @@ class Hub:
     def leave(self) -> None:
         """Let the others end; from now on no end is an error."""
         self._left = True
-        self.send(Leave())
+        for rank in self._pipes:
+            self._sent(rank, Leave(), PAUSE)
 
     def _check(self, rank: int, pipe: Connection, words: tuple[str, ...]) -> None:
         try:
-            hello = pipe.recv()
+            hello = pipe.recv() if pipe.poll(PATIENCE) else None
         except (EOFError, OSError):
             raise RankLost(self._lost(rank)) from None
+        if hello is None:
+            raise RankLost(self._silent(rank, PATIENCE))
         if hello.version != __version__:
             raise UsageError(f"rank {rank} is qwenimg {hello.version}, rank 0 {__version__}: install one on all")
         if hello.words not in (None, words):
@@ -144,13 +158,38 @@ class Hub:
 
     def _read(self, rank: int, pipe: Connection) -> None:
         try:
-            while True:
+            while self._answers(rank, pipe):
                 message = pipe.recv()
                 if isinstance(message, Failed):
                     return self._end(message.exit_code, f"rank {rank}: {message.text}")
-                self._opened.release()
+                if isinstance(message, ModelIsOpen):
+                    self._opened.release()
+            self._end(RankLost.exit_code, self._silent(rank, SILENCE * PAUSE))
         except (EOFError, OSError):
             self._end(RankLost.exit_code, self._lost(rank))
+
+    def _answers(self, rank: int, pipe: Connection) -> bool:
+        """Wait for a message of a rank, and ask for one after a pause. Return False if none comes.
+
+        Pauses are counted and not seconds: while this process itself is stopped, by Ctrl-Z, none goes by."""
+        asked = False
+        for _ in range(1 + SILENCE):
+            if pipe.poll(PAUSE):
+                return True
+            asked = asked or self._sent(rank, Ping(), 0)
+        return False
+
+    def _sent(self, rank: int, message: object, patience: float = -1) -> bool:
+        """Send a message to a rank, at most `patience` seconds after another one that is on its way, or whenever that
+        is sent; return whether it was sent."""
+        if not (lock := self._sending[rank]).acquire(timeout=patience):
+            return False
+        try:
+            with suppress(OSError):  # its end is noticed where it is read
+                self._pipes[rank].send(message)
+            return True
+        finally:
+            lock.release()
 
     def _end(self, code: int, text: str) -> None:
         if not self._left:
@@ -158,6 +197,12 @@ class Hub:
 
     def _lost(self, rank: int) -> str:
         return f"rank {rank} of {self.size} has ended, killed or with its machine, so the picture is not drawn"
+
+    def _silent(self, rank: int, seconds: float) -> str:
+        return (
+            f"rank {rank} of {self.size} has not answered for {seconds:.0f} s: its process is stopped (kill -STOP, a "
+            "debugger) or its machine; all ranks end, and the picture is not drawn"
+        )
 
 
 class Spoke:
@@ -175,19 +220,21 @@ class Spoke:
         except OSError as error:
             reason = error.strerror or "no answer"
             raise RankLost(f"rank {group.rank}: rank 0 cannot be reached at {host}:{port}: {reason}") from None
-        self._pipe = Connection(caller.detach())
+        self._pipe, self._sending = Connection(caller.detach()), threading.Lock()
         self.send(Hello(version=__version__, words=words))
 
-    def send(self, message: Hello | ModelIsOpen | Failed) -> None:
-        with suppress(OSError):  # rank 0 has ended, and `receive` says so
+    def send(self, message: Hello | ModelIsOpen | Pong | Failed) -> None:
+        with self._sending, suppress(OSError):  # rank 0 has ended, and `receive` says so
             self._pipe.send(message)
 
     def receive(self) -> Any:
-        """Wait for a message. Raises EOFError once rank 0 has ended."""
+        """Wait for an order, and answer questions meanwhile. Raises EOFError once rank 0 has ended."""
         try:
-            return self._pipe.recv()
+            while isinstance(message := self._pipe.recv(), Ping):
+                self.send(Pong())
         except OSError:
             raise EOFError from None
+        return message
 
 
 def _greeted(caller: socket.socket, token: str) -> int | None:

@@ -51,6 +51,7 @@ class Dispatcher:
         self._deaths: Counter[str] = Counter()  # of workers, by the fingerprints of orders
         self._once_ready = False
         self.schema: Mapping[str, Any] = {}  # of a request, once a worker is ready
+        self.defaults: Mapping[str, Mapping[str, Any]] = {}  # of each model, once a worker is ready
         self.watchers: set[asyncio.Queue[tuple[PictureOrder, Event]]] = set()  # of all jobs
         self.streams: set[object] = set()  # of events, to clients
         for order in journal.unfinished():
@@ -230,6 +231,7 @@ class Dispatcher:
                 worker.model, worker.headline = message.model, message.headline
             case Ready():
                 worker.state, self._once_ready, self.schema = "ready", True, message.schema
+                self.defaults = message.defaults
                 self.say(f"ready: {worker.headline}")
                 self._assign()
             case Unusable():

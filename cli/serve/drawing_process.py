@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +27,7 @@ from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import layer_files
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request import control_text
-from qwenimg.common.request.request import OPTIONS
+from qwenimg.common.request.request import OPTIONS, Defaults
 
 if TYPE_CHECKING:
     from qwenimg.common.pictures.pixels import Uint8
@@ -45,6 +45,10 @@ def main(descriptor: int) -> None:
     process = DrawingProcess(pipe, pipe.recv())
     threading.Thread(target=process.listen, args=(pipe,), daemon=True).start()
     process.run()
+
+
+class Halted(Exception):
+    """The end of a picture that was halted between two steps."""
 
 
 class Outlet(Protocol):
@@ -67,6 +71,7 @@ class DrawingProcess:
         self._skips: set[str] = set()  # orders whose current picture is not drawn any further
         self._open: tuple[str, Pipeline] | None = None
         self._previews = False  # True: the open model has them
+        self._defaults: dict[str, dict[str, Any]] = {}  # of all models
 
     def listen(self, pipe: Connection) -> None:
         """Receive messages in a thread of its own, and end the process when the server's has ended."""
@@ -97,13 +102,14 @@ class DrawingProcess:
             code, text = failures.report(error)
             self._send(messages.Unusable(exit_code=code, text=text))
         else:
-            self._send(messages.Ready(schema=request_schema()))
+            self._send(messages.Ready(schema=request_schema(), defaults=self._defaults))
 
     def _warm_up(self) -> None:
         from qwenimg.common.hub.open_model import open_files
 
-        for opening in self.models.values():
-            open_files(opening).close()
+        for name, opening in self.models.items():
+            with closing(open_files(opening)) as files:
+                self._defaults[name] = _shown(files.opened.defaults(files.resolved.known))
         pipe = self._opened(next(iter(self.models)))
         try:
             with closing(pipe.stream("warm-up", seed=0, steps=1)) as events:
@@ -121,9 +127,8 @@ class DrawingProcess:
             self._open = None
         pipe = qwenimg.open_pipeline(self.models[name])
         self._open = name, pipe
-        defaults = {key: value for key, value in asdict(pipe.defaults).items() if key != "trained"}
         facts = messages.ModelFacts(
-            name=name, family=pipe.family, defaults=defaults, options=tuple(sorted(pipe.model.options)),
+            name=name, family=pipe.family, defaults=_shown(pipe.defaults), options=tuple(sorted(pipe.model.options)),
             images=pipe.model.images, unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
             controlled=pipe.controls.are_taken,
         )  # fmt: skip
@@ -173,7 +178,13 @@ class DrawingProcess:
         seconds, index = 0.0, (picture.index - 1) * max(1, picture.layers)
         size, drawn = job.size(picture), (picture.said("width"), picture.said("height"))
         previews = Previews(order.preview_suffix, order.partial, pipe.model.scale, drawn)
-        with closing(pipe.stream(**job.asked(picture))) as events:
+
+        def check() -> None:
+            if self._is_halted(order):
+                raise Halted
+
+        pipe.runtime.interrupt = check
+        with suppress(Halted), closing(pipe.stream(**job.asked(picture))) as events:
             for event in events:
                 if isinstance(event, Result):
                     self._send_pictures(job, order, index, event, seconds)
@@ -186,8 +197,12 @@ class DrawingProcess:
                         preview=seen, size=size,
                     )
                 )  # fmt: skip
-                if event.index < event.total and (order.order in self._halts or order.order in self._skips):
+                if event.index < event.total and self._is_halted(order):
                     return
+
+    def _is_halted(self, order: messages.Draw) -> bool:
+        """Return whether the current picture of an order is not drawn any further."""
+        return order.order in self._halts or order.order in self._skips
 
     def _send_pictures(self, job: Job, order: messages.Draw, first: int, result: Result, seconds: float) -> None:
         """Send the image, or each layer as a picture of its own; not those that an earlier server has kept."""
@@ -306,6 +321,11 @@ def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:
     if picture.layers:
         layer_files.check(suffix)
     estimated(pipe, job, picture)
+
+
+def _shown(defaults: Defaults) -> dict[str, Any]:
+    """Return the defaults of a model that a page shows."""
+    return {key: value for key, value in asdict(defaults).items() if key != "trained"}
 
 
 def _peak() -> int:

@@ -86,6 +86,7 @@ class Ready:
     """The first model is open and has drawn a picture of one step."""
 
     schema: Mapping[str, Any] = field(default_factory=dict)  # of a request: making it takes 20 MB, which are here
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of every served model, by its name
 
 
 @dataclass(frozen=True, kw_only=True)

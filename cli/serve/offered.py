@@ -8,7 +8,8 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,15 +104,16 @@ def _models(names: Sequence[str | None], base: Opening) -> dict[str, Opening]:
 
 def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     from qwenimg.common.base.arguments import home
-    from qwenimg.common.base.safe_files import is_file
+    from qwenimg.common.base.safe_files import open_regular
     from qwenimg.common.request.loras import in_cache
 
     files: dict[str, str] = {}
     for text in loras:
         file = folders.lora(text).removesuffix(":1.0")
         file = file if in_cache(file) else home(file)
-        if not in_cache(file) and not is_file(Path(file)):
-            raise UsageError(f"--lora {shown_path(text)}: no such file")
+        if not in_cache(file):
+            with _named("--lora"):
+                open_regular(Path(file)).close()
         name = Path(file).stem
         _check_name("--lora", text, name, files, ":;")
         files[name] = file if in_cache(file) else str(Path(file).absolute())
@@ -120,14 +122,17 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
 
 def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     """Return the networks by their names: a known name, or that of a file or folder without its suffix."""
+    from qwenimg.common.base.safe_files import open_regular
+    from qwenimg.common.formats.files import find_files
     from qwenimg.common.hub.control_search import find_control
 
     networks: dict[str, str] = {}
     for text in controls:
-        try:
+        with _named(""):
             path = find_control(text, folders)
-        except ModelError as error:
-            raise UsageError(str(error)) from None
+        with _named("--control"):
+            for file in find_files(path).files:
+                open_regular(file).close()
         by_path = path.name == Path(text).name
         name = Path(text).name.removesuffix(".safetensors")
         _check_name("--control", text, name, networks, ":;=")
@@ -135,6 +140,15 @@ def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
         if {*"=;"} & {*networks[name]}:
             raise UsageError(f"--control {shown_path(text)}: its path has an equals sign or a semicolon; give another")
     return networks
+
+
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """Raise UsageError that names `option` for a ModelError in the context."""
+    try:
+        yield
+    except ModelError as error:
+        raise UsageError(f"{option} {error}".strip()) from None
 
 
 def _check_name(option: str, text: str, name: str, taken: Mapping[str, str], apart: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float64 = NDArray[np.float64]
+LARGEST = (2 - 2.0**-23) * 2.0**127  # of float32
 
 
 class Moments(NamedTuple):
@@ -20,6 +21,11 @@ class Moments(NamedTuple):
     @property
     def variance(self) -> Float64:
         return self.squares / self.values
+
+    def scale(self, eps: float) -> Float64:
+        """Return 1 / sqrt(variance + eps), the factor of a norm; NaN where float32 does not hold `squares`, as in a
+        norm of all values at once."""
+        return np.where(self.squares <= LARGEST, 1 / np.sqrt(self.variance + eps), np.nan)
 
 
 def moments(count: int, mean: NDArray[Any], squares: NDArray[Any]) -> Moments:

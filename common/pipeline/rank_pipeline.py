@@ -88,8 +88,20 @@ class RankPipeline(Pipeline):
 
     def _generate(self, request: Request, notes: Sequence[str]) -> Generator[Step | Result, None, None]:
         if self.followers is not None:
+            request = self._described(request)
             self.followers.draw(request, self.hashes(request))
         yield from super()._generate(request, notes)
+
+    def _described(self, request: Request) -> Request:
+        """Return the request with its prompt, which rank 0 writes alone where there is none: between two words the last
+        bits decide, which no other rank needs to have."""
+        if request.prompt.strip() or "caption" not in self.model.options:
+            return request
+        with self._in_memory():
+            self._fit.check(request, self._with_inputs(request))
+            self._adapt(*self.controls.loras(request))
+            self.model.residents.begin()
+            return self.model.with_prompt(request)
 
     def _decoded(self, request: Request, latents: Latents) -> finish.Decoded:
         if self.engine.group is not None and self.engine.group.rank:

@@ -127,6 +127,7 @@ class Runtime:
         self.clock = Clock()
         self.compiles: bool | None = None  # of the denoiser, when it is opened; None: the engine's default
         self.prompts: TextStore | None = None  # encoded prompts on the disk
+        self.interrupt: Callable[[], None] = lambda: None  # called between a caption's tokens; raises to end the run
         self._held = 0  # bytes that another run on this engine holds, and would free for this one
 
     def changed(self, checkpoint: Checkpoint, change: Change, held: int) -> tuple[Runtime, Checkpoint]:

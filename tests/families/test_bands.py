@@ -55,3 +55,22 @@ def test_a_picture_in_bands_is_the_whole_one(
     print(f"{kind} on {backend}: {apart} of 255")
     assert max(apart) <= ONE and all(np.mean(a != b) < 1e-3 for a, b in zip(whole, banded, strict=True))
     assert all(picture.std() > 1 for picture in whole)
+
+
+def test_a_limit_changes_no_bit_of_the_latents(tiny_sd3: dict[str, Path]) -> None:
+    """Of SD 3, whose branches run one after the other with any memory: streamed blocks are the same, and only the VAE
+    in bands adds up the sums of its norms in another order."""
+    said: list[str] = []
+    drawn = []
+    for limit in (None, 1_200_000):
+        notify = lambda _, text: said.append(text)  # noqa: E731
+        with closing(qwenimg.load(tiny_sd3["large"], "cpu", "fp32", max_memory=limit, notify=notify)) as pipe:
+            drawn.append(
+                pipe("a red circle", width=96, height=96, steps=2, seed=3, guidance=3.0, negative_prompt="blurry")
+            )
+    assert any("loading transformer" in text and "streamed" in text for text in said), said
+    assert any("decoding in bands" in text for text in said), said
+    whole, limited = drawn
+    apart = np.abs(whole.pixels.astype(int) - limited.pixels)
+    print(f"{np.count_nonzero(apart)} of {apart.size} values differ, by {apart.max()}")
+    assert np.array_equal(whole.latents, limited.latents) and apart.max() <= ONE

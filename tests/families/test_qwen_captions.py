@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ import qwenimg
 from qwenimg import Pipeline
 from qwenimg.cli.serve import messages
 from qwenimg.cli.serve.apis import asked
+from qwenimg.cli.serve.drawing_process import DrawingProcess
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.networks.encoders import qwen_vl_caption
+from qwenimg.common.parts.texts import captions as writing
 from qwenimg.common.pipeline import fit_options, start
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime, limit_for
@@ -186,11 +191,27 @@ def test_wrong_settings(tiny_layered: Path, tmp_path: Path, values: dict[str, An
     assert "generation_config.json" in str(caught.value) and said in str(caught.value)
 
 
-def test_several_devices(tiny_layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = opened(tiny_layered)
-    monkeypatch.setattr(pipe.engine, "group", object())
-    with pytest.raises(UsageError, match="--devices: several devices do not describe a picture: give a prompt"):
-        pipe.check("", **ASKED)
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_run_is_interrupted_between_two_tokens(tiny_layered: Path, backend: str) -> None:
+    class Ended(Exception):
+        pass
+
+    checks = list[int]()
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise Ended
+
+    with opened(tiny_layered, backend) as pipe:
+        expected = pipe("", **ASKED)
+        pipe.model.forget()
+        pipe.runtime.interrupt = check
+        with pytest.raises(Ended):
+            pipe("", **ASKED)
+        assert len(checks) == 3
+        again = pipe("", **ASKED)  # whole, from its first token on
+        assert len(checks) > 4 and np.array_equal(again.latents, expected.latents)
 
 
 def test_other_names_of_the_head() -> None:
@@ -265,6 +286,40 @@ def drawn(folder: Path, picture: str) -> list[Any]:
         messages.Draw(order="a", model="tiny", fields=fields, seeds=seeds, images=(Path(picture).read_bytes(),))
     )
     return sent
+
+
+def test_an_order_is_halted_between_two_tokens(
+    tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a client that cancels, or at its deadline."""
+    tokens, best = list[DrawingProcess](), writing.best
+    check = DrawingProcess._is_halted
+    monkeypatch.setattr(DrawingProcess, "_is_halted", lambda self, order: (tokens.append(self), check(self, order))[1])
+
+    def halted(*given: Any) -> int:
+        tokens[-1]._halts.add("a")
+        return best(*given)
+
+    monkeypatch.setattr(writing, "best", halted)
+    [opened, finished] = drawn(tiny_layered, picture)
+    assert isinstance(opened, messages.ModelOpened) and isinstance(finished, messages.Finished)
+    assert len(tokens) == 2 and not finished.error and not tokens[0]._halts
+
+
+def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops, tokens, best, check = list[Stop](), list[int](), writing.best, Stop.check
+    monkeypatch.setattr(Stop, "check", lambda self: (stops.append(self), check(self))[1])
+
+    def interrupted(*given: Any) -> int:
+        tokens.append(1)
+        signal.raise_signal(signal.SIGINT)
+        while stops[-1].number is None:  # until the thread that watches has seen it
+            time.sleep(0.001)
+        return best(*given)
+
+    monkeypatch.setattr(writing, "best", interrupted)
+    ran = cli("-m", str(tiny_layered), "-i", picture, *SHORT, "-o", f"{picture}.out.png")
+    assert (ran.code, len(tokens)) == (130, 1) and not Path(f"{picture}.out.png").exists(), ran.err
 
 
 def test_an_order_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:

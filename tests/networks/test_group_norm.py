@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -92,3 +92,52 @@ def test_a_norm_of_parts_is_float64s(image: str) -> None:
     error = relative(np.concatenate([np.array(by(part)) for part in parts], axis=1), expected(x))
     print(f"{image}: {error:.1e}")
     assert error < 3e-7
+
+
+def in_parts(backend: str, x: np.ndarray) -> np.ndarray:
+    """The norm by the moments of the two halves of an image, as a VAE in bands takes it."""
+    halves = [x[:, :40], x[:, 40:]]
+    if backend == "mlx":
+        norm, parts = mlx_norm(), [mx.array(half) for half in halves]
+        return np.concatenate(
+            [np.array(part) for part in map(norm.by(combined([*map(norm.moments, parts)])), parts)], 1
+        )
+    other, tensors = torch_norm(), [in_torch(half) for half in halves]
+    by = other.by(combined([*map(other.moments, tensors)]))
+    return np.concatenate([by(part).permute(0, 2, 3, 1).numpy() for part in tensors], axis=1)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.parametrize("way", [result, in_parts])
+@torch.inference_mode()
+def test_values_whose_squares_float32_does_not_hold_are_refused_alike(
+    way: Callable[[str, np.ndarray], np.ndarray], backend: str
+) -> None:
+    """Below its largest number the sum of a group's squares gives float64's norm, above it NaN, and never the biases
+    alone, which look like a picture."""
+    x = IMAGES["noise"][:1]
+    centered = x.astype(np.float64).reshape(*x.shape[:3], GROUPS, -1)
+    centered -= centered.mean((1, 2, 4), keepdims=True)
+    edge = np.sqrt(np.finfo(np.float32).max / np.square(centered).sum((1, 2, 4)).max())
+    for share in (0.5, 0.9, 1.1, 2.0, 1e2, 1e4, 1e8, 1e15):
+        large = (x * (edge * share)).astype(np.float32)
+        made = way(backend, large)
+        error = relative(made, expected(large))
+        print(f"{way.__name__} on {backend}: {share:g} of {edge:.1e}: {error:.1e}")
+        assert error < 1e-6 if share < 1 else np.isnan(made).any()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_length_that_float32_does_not_hold(backend: str) -> None:
+    x = np.full((1, 4, 4, CHANNELS), 1.0, np.float32)
+    edge = np.sqrt(np.finfo(np.float32).max / CHANNELS)
+    for share in (0.9, 1.1, 1e10):
+        if backend == "mlx":
+            norm = mlx_ops.ChannelNorm(CHANNELS)
+            norm.gamma = mx.array(WEIGHT)
+            made = np.array(norm(mx.array((x * (edge * share)).astype(np.float32))))
+        else:
+            other = ops.ChannelNorm(CHANNELS)
+            other.load_state_dict({"gamma": torch.from_numpy(WEIGHT)})
+            made = other(in_torch((x * (edge * share)).astype(np.float32))).detach().permute(0, 2, 3, 1).numpy()
+        assert np.allclose(made[0, 0, 0], WEIGHT, rtol=1e-5) if share < 1 else np.isnan(made).all()

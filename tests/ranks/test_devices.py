@@ -136,9 +136,11 @@ def test_control(tmp_path: Path, backend: str, script: Path, tiny_folder: Path) 
     assert (pixels(tmp_path / "one.png") == pixels(tmp_path / "two.png")).all()
 
 
-def broken_off(folder: Path, end: Callable[[subprocess.Popen[str], psutil.Process], None]) -> tuple[int, list[str]]:
+def broken_off(
+    folder: Path, end: Callable[[subprocess.Popen[str], psutil.Process], None], program: tuple[str, ...] = COMMAND
+) -> tuple[int, list[str]]:
     """Let `end` end the run in a step; return its exit code and the lines that follow. Nothing is left of it."""
-    process = start(*LONG, cwd=folder)
+    process = start(*LONG, cwd=folder, program=program)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("step 3/"):
@@ -156,6 +158,17 @@ def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
     code, lines = broken_off(tmp_path, lambda process, other: other.kill())
     assert code == 1 and lines == [
         "qwenimg: error: rank 1 of 2 has ended, killed or with its machine, so the picture is not drawn"
+    ]
+
+
+@pytest.mark.sample(0)
+def test_a_rank_that_is_stopped_ends_all(tmp_path: Path) -> None:
+    """With shorter pauses than a program has, which are known to rank 0 alone."""
+    impatient = (*COMMAND[:2], "from qwenimg.cli.ranks import link; link.PAUSE = 0.5; " + COMMAND[2])
+    code, lines = broken_off(tmp_path, lambda process, other: other.send_signal(signal.SIGSTOP), impatient)
+    assert code == 1 and lines == [
+        "qwenimg: error: rank 1 of 2 has not answered for 6 s: its process is stopped (kill -STOP, a debugger) or its "
+        "machine; all ranks end, and the picture is not drawn"
     ]
 
 

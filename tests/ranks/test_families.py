@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import queue
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.family_cases import see_few_pixels
 from support.relative import relative
-from support.thread_ranks import ThreadGroup, opened, together
+from support.thread_ranks import SECONDS, ThreadGroup, opened, together
 from support.tiny_control import write_control_lora, write_controlnet, write_patches
 from support.tiny_model import tiny_dit
 
 from qwenimg import NumericsError, UsageError
+from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts.texts.captions import CaptionTexts
 from qwenimg.common.pipeline.result import Result
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request import cached_calls
+from qwenimg.common.request.request import Request
 
 # Branches on ranks of their own are computed as on one, except by the UNet, which alone has both in a batch: 1.2e-6
 # apart. With fewer tokens at once a library may multiply in another order: 9e-7 after three steps, in Z-Image alone.
@@ -228,3 +233,29 @@ def test_control_beside_branches(kind: str, tiny: dict[str, Path], tmp_path: Pat
     check(tiny["qwen"], 2, asked, True, expected)
     with pytest.raises(UsageError, match="share the branches of guidance alone"):
         together(3, lambda group: latents(tiny["qwen"], group, asked))
+
+
+def test_rank_0_describes_the_picture_for_all(tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One caption, which the other rank gets as the prompt, and the latents of one process."""
+    monkeypatch.setattr(captions, "LIMIT", 12)
+    picture = np.random.default_rng(3).integers(0, 256, (70, 96, 4), np.uint8)
+    asked: dict[str, Any] = SIZE | {"width": 96, "height": 64, "image": picture, "layers": 1, "guidance": 3.0}
+    written, write = list[object](), CaptionTexts._write
+    monkeypatch.setattr(CaptionTexts, "_write", lambda self, *given: (written.append(0), write(self, *given))[1])
+    orders: queue.SimpleQueue[Request] = queue.SimpleQueue()
+
+    def drawn(group: ThreadGroup | None) -> Result | None:
+        with closing(opened(tiny["qwen-layered"], group, precision="fp32")) as pipe:
+            if group is not None and group.rank:
+                pipe.follow(orders.get(timeout=SECONDS))
+                return None
+            if group is not None:
+                pipe.followers = SimpleNamespace(draw=lambda request, hashes: orders.put(request))
+            result = list(pipe.stream("", **asked))[-1]
+            assert isinstance(result, Result)
+            return result
+
+    alone, together_ = drawn(None), together(2, drawn)
+    assert alone is not None and together_[1] is None and len(written) == 2, "one for each picture"
+    assert alone.recipe["prompt"] == together_[0].recipe["prompt"] != ""
+    assert np.array_equal(alone.latents, together_[0].latents) and orders.empty()

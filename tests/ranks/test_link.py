@@ -118,6 +118,59 @@ def test_after_leaving_no_end_is_an_error() -> None:
     assert ended.empty()
 
 
+def listens(spoke: Spoke, until: threading.Event) -> threading.Thread:
+    """Receive orders as a rank does, for as long as the rank is not stopped."""
+
+    def receive() -> None:
+        with suppress(EOFError, OSError):
+            while not until.is_set():
+                spoke.receive()
+
+    thread = threading.Thread(target=receive, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_rank_that_does_not_answer_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two one answers, though it sends nothing else."""
+    monkeypatch.setattr(link, "PAUSE", 0.02)
+    hub, spokes, ended = connected()
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    send = Spoke.send
+
+    def noted(spoke: Spoke, message: Any) -> None:
+        asked.put(1)
+        send(spoke, message)
+
+    monkeypatch.setattr(Spoke, "send", noted)
+    listens(spokes[0], threading.Event())
+    code, text = ended.get()
+    print(text)
+    assert code == 1 and text.startswith("rank 2 of 3 has not answered for 0 s: its process is stopped")
+    assert len(text) < 300 and not asked.empty() and ended.empty()
+    for _ in range(2 * link.SILENCE):  # the other one is asked again and again
+        asked.get()
+    assert ended.empty()
+    hub.leave()
+
+
+def test_a_question_waits_for_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order that a stopped rank does not take keeps neither the question nor the end of all from it."""
+    monkeypatch.setattr(link, "PAUSE", 0.02)
+    hub, _, ended = connected(size=2)
+    with hub._sending[1]:
+        code, text = ended.get()
+        hub.leave()
+    assert code == 1 and text.startswith("rank 1 of 2 has not answered")
+
+
+def test_a_rank_that_is_stopped_before_it_says_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PATIENCE", 0.05)
+    monkeypatch.setattr(Spoke, "send", lambda spoke, message: None)
+    with pytest.raises(RankLost, match="rank 1 of 3 has not answered"):
+        connected()
+
+
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n" + b"x" * 64, b"\xff" * 36, b"0" * 32 + b" 001"])
 def test_strangers_are_hung_up_on(data: bytes) -> None:
     def stranger(port: int, token: str) -> None:

@@ -513,6 +513,12 @@ def test_a_picture_whose_shapes_are_kept(browser: Any, tmp_path: Path, tiny_fold
         watched = Watched(browser, server, viewport=NARROW)
         page = watched.page
         page.select_option("#model", name)
+        [other] = [one for one in server.http.get("/api/models").json()["models"] if one["id"] == name]
+        assert "family" not in other, "it is not open"
+        for option in ("steps", "guidance"):
+            usual = other["defaults"][option]
+            assert page.get_attribute(f"#{option}", "placeholder") == f"{usual:g}"
+            assert float(page.input_value(f"[data-of={option}]")) == usual
         small(page)
         page.fill("#prompt", "x")
         page.locator("#keepto summary").click()

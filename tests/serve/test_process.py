@@ -26,6 +26,8 @@ from support.processes import pixels, qwenimg
 from support.servers import LONG, RunningServer, gone, serving, until_end, until_step
 from support.tiny_control import write_controlnet
 
+from qwenimg.cli.serve.offered import Offer, search
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.shapes import builtin
 
@@ -433,7 +435,7 @@ def test_the_token_and_the_name_of_the_machine(tmp_path: Path) -> None:
         (["--token-file", "short"], "16 printable"), (["--token-file", "missing"], "missing"),
         (["--token-file", "."], "folder"), (["--port", "70000"], "--port"), (["--queue", "0"], "--queue"),
         (["--deadline", "0"], "--deadline"), (["--deadline", "nan"], "--deadline"), (["--deadline", "inf"], "finite"),
-        (["--lora", "missing.safetensors"], "no such file"),
+        (["--lora", "missing.safetensors"], "does not exist"),
         (["--control", "missing"], "no such file"), (["--control", "a=b"], "no such file"),
         (["-m", "shapes", "-m", "shapes"], "served as shapes"),
         (["--served-name", "shapes"], "served model already"),
@@ -447,6 +449,31 @@ def test_wrong_options(args: list[str], words: str, tmp_path: Path, monkeypatch:
     (tmp_path / "short").write_text("secret")
     model = [] if "-m" in args else ["-m", "shapes"]
     cli("serve", *model, *args).refused(2, words)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "dangling", "loop"])
+@pytest.mark.parametrize("option", ["loras", "controls", "inside a control network"])
+def test_what_is_no_file_is_not_offered(
+    option: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before the server says that it is ready, and nothing waits for a pipe."""
+    monkeypatch.chdir(tmp_path)
+    Path("net").mkdir()
+    inside = option.startswith("inside")
+    place = Path("net/diffusion_pytorch_model.safetensors" if inside else "x.safetensors")
+    {
+        "pipe": lambda: os.mkfifo(place),
+        "device": lambda: place.symlink_to("/dev/zero"),
+        "socket": lambda: socket.socket(socket.AF_UNIX).bind(str(place)),
+        "dangling": lambda: place.symlink_to("nothing"),
+        "loop": lambda: place.symlink_to(place.name),
+    }[kind]()
+    named = {"controls" if inside else option: ("net" if inside else str(place),)}
+    with pytest.raises(UsageError) as caught:
+        search(Offer(names=("shapes",), options={}, **named))  # type: ignore[arg-type]
+    print(caught.value)
+    assert str(caught.value).startswith(f"--{option[:-1] if not inside else 'control'} ")
+    assert str(place) in str(caught.value) and "ModelError" not in str(caught.value)
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

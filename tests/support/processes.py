@@ -15,9 +15,9 @@ COMMAND = (sys.executable, "-c", "import sys; from qwenimg.cli.main import run; 
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("QWENIMG_")} | {"HF_HUB_OFFLINE": "1"}
 
 
-def start(*args: object, cwd: Path) -> subprocess.Popen[str]:
+def start(*args: object, cwd: Path, program: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, *map(str, args)],
+        [*program, *map(str, args)],
         cwd=cwd,
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,

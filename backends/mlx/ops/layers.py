@@ -172,10 +172,10 @@ class ChannelNorm(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """Return x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype
-        out."""
+        out. NaN where float32 does not hold the square of the length."""
         wide = at_least_float32(x)
         squares = mx.maximum(mx.sum(mx.square(wide), axis=-1, keepdims=True), 1e-24)
-        scale = mx.rsqrt(squares) * x.shape[-1] ** 0.5
+        scale = mx.rsqrt(squares) * x.shape[-1] ** 0.5 + 0 * squares
         return seen("channel_norm", self.path, (wide * scale * self.gamma.astype(wide.dtype)).astype(x.dtype))
 
 
@@ -239,7 +239,7 @@ class GroupNorm(mlx.nn.Module):
 
     def __call__(self, x: Array) -> Array:
         """Return (x - mean) / deviation * weight + bias over each group of channels and all pixels of [B h w C], in
-        float32; the weight's dtype out, or float32."""
+        float32; the weight's dtype out, or float32. NaN where float32 does not hold the sum of a group's squares."""
         out = self.weight.dtype if self.compute is None else at_least_float32(x).dtype
         normed = self._in_one_row if on_gpu() else self._row_by_row
         return seen("group_norm", self.path, normed(x, _by_channel(out)))
@@ -256,8 +256,10 @@ class GroupNorm(mlx.nn.Module):
     def _row_by_row(self, x: Array, affine: Callable[..., Array]) -> Array:
         """Return the norm of x [B h w C] by means of short rows: on a CPU, `mx.fast.layer_norm` adds up a long one
         number by number, which costs a nearly flat group its digits."""
-        _, _, centered = self._centered(x)
-        scale = mx.rsqrt(self._mean(mx.square(centered)) + self.eps)
+        mean, _, centered = self._centered(x)
+        variance = self._mean(mx.square(centered))
+        overflow = 0 * (variance * (x.size // mean.size))  # 0, or NaN
+        scale = mx.rsqrt(variance + self.eps) + overflow
         return affine(centered * self._each_channel(scale), self.weight, self.bias)
 
     def moments(self, x: Array) -> Moments:
@@ -265,7 +267,7 @@ class GroupNorm(mlx.nn.Module):
         mean, rest, centered = self._centered(x)
         count = x.size // mean.size
         whole = np.array(mean).astype(np.float64) + np.array(rest)
-        return moments(count, whole, np.array(self._mean(mx.square(centered))) * count)
+        return moments(count, whole, np.array(self._mean(mx.square(centered))).astype(np.float64) * count)
 
     def _centered(self, x: Array) -> tuple[Array, Array, Array]:
         """Return the means of groups [B groups], and what rounding left of them, and x [B h w C] less both, in float32:
@@ -284,7 +286,7 @@ class GroupNorm(mlx.nn.Module):
 
     def by(self, whole: Moments) -> Callable[[Array], Array]:
         """Return this norm as a function of a part of an image whose moments are `whole`."""
-        return partial(self._by, whole.mean, 1 / np.sqrt(whole.variance + self.eps))
+        return partial(self._by, whole.mean, whole.scale(self.eps))
 
     def _by(self, mean: np.ndarray, scale: np.ndarray, x: Array) -> Array:
         """Return (x - mean) * scale * weight + bias for mean and scale [B groups] and x [B h w C], in float32;

@@ -1,4 +1,5 @@
-"""CPU settings that torch does not find by itself: threads, 16-bit instructions, the memory order of weights."""
+"""CPU settings that torch does not find by itself: threads, 16-bit instructions, the memory order of weights; and a
+check that its norm lacks."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from itertools import accumulate
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.attention import attention_order
@@ -93,3 +95,14 @@ def laid_out(weight: Tensor, device: str) -> Tensor:
     if weight.ndim == 4 and is_16_bit and multiplies(weight.dtype, device):
         return weight.contiguous(memory_format=torch.channels_last)
     return weight
+
+
+def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Return torch's group norm. On a CPU it is checked: a deviation that overflows has the reciprocal 0, which would
+    leave the biases alone as the result."""
+    if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return F.group_norm(x, groups, weight, bias, eps)
+    x = x.contiguous(memory_format=torch.channels_last if x.stride(1) == 1 else torch.contiguous_format)
+    size = x.shape[0], x.shape[1], x[0, 0].numel()
+    y, _, scale = torch.native_group_norm(x, weight, bias, *size, groups, eps)
+    return y if (scale > 0).all() else y.fill_(torch.nan)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwenimg.backends.torch.ops import images
-from qwenimg.backends.torch.ops.cpu import multiplies
+from qwenimg.backends.torch.ops.cpu import group_norm, multiplies
 from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
 from qwenimg.common.codes.rotated import H4
 from qwenimg.common.numbers.moments import Moments, moments
@@ -256,9 +256,10 @@ class ChannelNorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x / |x| * sqrt(C) * gamma with |x| the length over channels at each pixel, in float32; x's dtype
-        out."""
+        out. NaN where float32 does not hold the square of the length."""
         wide = at_least_float32(x)
-        scale = wide.square().sum(1, keepdim=True).clamp_min(1e-24).rsqrt() * x.shape[1] ** 0.5
+        squares = wide.square().sum(1, keepdim=True).clamp_min(1e-24)
+        scale = squares.rsqrt() * x.shape[1] ** 0.5 + 0 * squares
         gamma = _wide(self, "gamma", wide.dtype)[:, None, None]
         return seen("channel_norm", self.path, (wide * scale * gamma).to(x.dtype))
 
@@ -323,9 +324,9 @@ class GroupNorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (x - mean) / deviation * weight + bias over each group of channels and all pixels of [B C h w], in
-        float32; the weight's dtype out, or float32."""
+        float32; the weight's dtype out, or float32. NaN where float32 does not hold the sum of a group's squares."""
         x, weight, bias = _for_norm(x, self)
-        y = F.group_norm(x, self.groups, weight, bias, self.eps)
+        y = group_norm(x, self.groups, weight, bias, self.eps)
         return seen("group_norm", self.path, _normed(y, self))
 
     def moments(self, x: Tensor) -> Moments:
@@ -337,7 +338,7 @@ class GroupNorm(torch.nn.Module):
 
     def by(self, whole: Moments) -> Callable[[Tensor], Tensor]:
         """Return this norm as a function of a part of an image whose moments are `whole`."""
-        return partial(self._by, whole.mean, 1 / np.sqrt(whole.variance + self.eps))
+        return partial(self._by, whole.mean, whole.scale(self.eps))
 
     def _by(self, mean: np.ndarray, scale: np.ndarray, x: Tensor) -> Tensor:
         """Return (x - mean) * scale * weight + bias for mean and scale [B groups] and x [B C h w], in float32;

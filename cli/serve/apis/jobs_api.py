@@ -239,10 +239,11 @@ class JobsApi:
         return JsonAnswer(dict(self.dispatcher.schema))
 
     async def models(self, request: HttpRequest) -> Response:
-        """List the served models, with the facts of those that are open."""
+        """List the served models, with their defaults, and the facts of those that are open."""
         is_open = {w.model.name: w.model for w in self.dispatcher.workers if w.model is not None}
         rows = [
             {"id": name}
+            | ({"defaults": self.dispatcher.defaults[name]} if name in self.dispatcher.defaults else {})
             | ({key: value for key, value in asdict(is_open[name]).items() if key != "name"} if name in is_open else {})
             for name in self.settings.models
         ]

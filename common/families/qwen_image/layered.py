@@ -74,8 +74,6 @@ class QwenImageLayered(QwenImage):
         trained_sizes(request.images[0])  # only for its errors
         if not has_prompt(request):
             captions.check(self.checkpoint["text_encoder"])
-            if self.engine.group is not None:  # each would write its own, and the last bits decide between two words
-                raise UsageError("--devices: several devices do not describe a picture: give a prompt")
         return super().plan(request)
 
     def references(self, request: Request) -> list[Latents]:

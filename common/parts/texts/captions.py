@@ -100,6 +100,7 @@ class CaptionTexts(TemplateTexts):
         stops, penalty = self._stops(), self.encoder.config.repetition_penalty
         earlier = set(ids)
         for _ in range(self.how.limit):
+            self.runtime.interrupt()
             values = self.runtime.engine.numpy(scores)
             if not np.isfinite(values).all():
                 raise self.runtime.overflow("text encoder", "text", None)
