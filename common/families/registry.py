@@ -133,8 +133,8 @@ def of_folder(folder: Path) -> Family:
         if (foreign := foreign_folder(folder)) is not None:
             return foreign[0]
         raise ModelError(
-            f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout, of "
-            f"{titles(lambda family: True)}, or a file of {titles(lambda family: family.reads_file is not None)}"
+            f"{clean(folder)}: no model_index.json here; expected a folder in diffusers layout, or a file, of "
+            f"{titles(lambda family: True)}"
         )
     name = str(read_json(index).get("_class_name"))
     for family in FAMILIES:
@@ -143,8 +143,8 @@ def of_folder(folder: Path) -> Family:
     refused = {start: reason for family in FAMILIES for start, reason in family.refused.items()}
     if starts := [start for start in refused if name.startswith(start)]:
         raise ModelError(f"{clean(folder)}: {refused[max(starts, key=len)]}")
-    known = "; ".join(f"{family.title}: {', '.join(sorted(family.pipelines))}" for family in FAMILIES)
-    raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are {known}")
+    known = titles(lambda family: True)
+    raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are those of {known}")
 
 
 def foreign_folder(folder: Path) -> tuple[Family, str] | None:

@@ -84,7 +84,8 @@ def plan(
         check_index(files, headers[: len(files.files)])
         named, unused = named_weights(headers, rename, manifest, channels_last, copies)
         if not named:
-            raise bad(files.source, "holds no tensors")
+            of = f" of the {component}" if any(header.tensors for header in headers) else ""
+            raise bad(files.source, f"holds no tensors{of}")
         _check_dtypes(named)
         named = join(named, joins or {})
         _check_names(files.source, component, named, manifest, optional)

@@ -113,7 +113,7 @@ def load(
         refiner: an SDXL refiner, named as `model`.
         tokenizer: the folder of the tokenizer, for a model that has none.
         prediction: what a Stable Diffusion file predicts: eps, v or x0.
-        variant: the model of a file: text, edit, 2509, 2511, layered (Qwen-Image), kontext, dev, schnell (FLUX.1).
+        variant: which model a file is: text, edit, 2509, 2511 or layered of Qwen-Image, text or kontext of FLUX.1.
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
     Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end."""

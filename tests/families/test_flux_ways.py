@@ -146,7 +146,10 @@ def test_info_of_files(files: dict[str, Path], part: str, words: str) -> None:
 
 
 def test_info_of_a_transformer_of_published_heads(tmp_path: Path) -> None:
-    for guided, words in ((True, "type: dev: it is told its guidance"), (False, "type: schnell: without guidance")):
+    for guided, words in (
+        (True, "type: dev: it is told its guidance"),
+        (False, "type: schnell: without guidance; if it is a dev without, say --variant dev"),
+    ):
         sizes = {"attention_head_dim": 128, "num_attention_heads": 1, "axes_dims_rope": [16, 56, 56]}
         model = tiny_dit(guidance_embeds=guided, num_layers=1, num_single_layers=1, **sizes)
         save_file(transformer_file(model), tmp_path / "a.safetensors")

@@ -150,7 +150,7 @@ def test_a_file_that_is_not_that_part_is_refused(
         words["twice"] = "are the same"
     elif fault == "another part":
         weights = load_file(files[PARTS[PARTS.index(part) - 1]])
-        words["another part"] = "lacks tensor"
+        words["another part"] = "holds no tensors of the text_encoder" if part == "text_encoder" else "lacks tensor"
     save_file(weights, path)
     if fault == "absent":
         path.unlink()
@@ -193,7 +193,8 @@ def test_info_of_a_published_size_names_codes_and_faults(tmp_path: Path) -> None
     names = "diffusers' names behind model.diffusion_model."
     assert said.lines[0] == f"layout: Qwen-Image's transformer, {names}"
     assert "1932 BF16, 1 F8_E4M3 with scales" in said.lines[1] and "20,430.4 M parameters" in said.lines[1]
-    assert said.lines[2:] == ["known and not needed: 1 tensor", "use it: qwenimg PROMPT --transformer FILE"]
+    use = "use it: qwenimg PROMPT --transformer FILE"
+    assert said.lines[2:] == ["known and not needed: 1 tensor", use, "quantized: 1 F8_E4M3 with scales"]
     assert said.faults == []
     del entries[f"{prefix}{layer}.bias"]
     entries[f"{prefix}strange"] = ("F32", (1,), 4)
@@ -246,7 +247,7 @@ def test_parts_in_the_configuration_file_belong_to_its_model(
     assert cli("a ring", "-o", "a.png").code == 0
     assert cli("a ring", "-m", "shapes", "-o", "b.png").code == 0
     assert cli("a ring", "--transformer", "x.safetensors", "-o", "c.png").code == 0
-    path = Path("~/a.safetensors")
+    path = Path("~/a.safetensors").expanduser()
     assert [(one.model, one.parts) for one in library.openings] == [
         ("qwen-image", {"transformer": path}), ("shapes", {}), ("qwen-image", {"transformer": Path("x.safetensors")}),
     ]  # fmt: skip

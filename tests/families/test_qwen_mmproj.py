@@ -12,7 +12,7 @@ import pytest
 from gguf import MODEL_ARCH, TensorNameMap, get_tensor_name_map
 from safetensors.torch import save_file
 from support.cli_runner import cli
-from support.comfy_files import LAYOUTS, comfy
+from support.comfy_files import LAYOUTS, ROTATED, comfy
 from support.family_cases import SEEN, see_few_pixels
 from support.folder_tensors import tensors
 from support.gguf_files import fitting, write
@@ -208,4 +208,6 @@ def test_comfyuis_file_has_the_tower_too(tiny_edit: dict[str, Path], layout: str
     save_file(made.tensors, tmp_path / "coded.safetensors", metadata=made.notes)
     save_file({name: value.contiguous() for name, value in made.values.items()}, tmp_path / "values.safetensors")
     ours, expected = (drawn(folder, text_encoder=tmp_path / f"{name}.safetensors") for name in ("coded", "values"))
-    assert np.array_equal(ours, expected)
+    error = np.linalg.norm(ours - expected) / np.linalg.norm(expected)
+    print(f"{layout}: {error:.1e}")
+    assert error <= (1e-5 if layout in ROTATED else 0), "a rotated input is summed in another order"

@@ -85,7 +85,7 @@ def test_what_it_prints() -> None:
     ran = cli("doctor", "--backend", "cpu")
     text = ran.out.decode()
     assert ran.code == 0 and ran.err == "" and text.isascii()
-    for part in ("torch", "python", "CPU threads", "cache of models", "free", "GFLOP/s", "--preset auto, Qwen-Image"):
+    for part in ("torch", "python", "CPU threads", "cache of models", "free", "GFLOP/s", "--preset auto, qwen-image"):
         assert part in text
     made = json.loads(cli("doctor", "--backend", "cpu", "--json").out)
     assert [row["dtype"] for row in made["dtypes"]] == list(LIMITS) and all(row["ok"] for row in made["dtypes"])

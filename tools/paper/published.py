@@ -23,7 +23,7 @@ QWEN_TEXT, CLIP_TEXT = 64, 77  # tokens: of a prompt of some length, and of a ch
 # Tokens of a text, of networks that compute one branch of guidance at a time
 TEXTS: dict[str, Callable[[Any], int]] = {
     zimage_dit.NETWORK.name: lambda config: QWEN_TEXT,
-    flux_dit.NETWORK.name: lambda config: LENGTHS[config.guidance_embeds],
+    flux_dit.NETWORK.name: lambda config: LENGTHS[not config.guidance_embeds],  # schnell is published without
     flux2_dit.NETWORK.name: lambda config: 512,  # padded
     sd3_dit.NETWORK.name: lambda config: CLIP_TEXT + 256,  # both CLIPs side by side, then T5
 }

@@ -167,14 +167,14 @@ def mask_options(data: Mapping[str, Any], *, masked: bool) -> Fields:
 
 
 def _number(data: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    value = data.get(name, default)
+    value = asked.number(data.get(name, default), float)
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise Fault(400, f"{name} is not a number", param=name)
     return value
 
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
-    value = data.get(name, default)
+    value = asked.number(data.get(name, default), int)
     if type(value) is not int:
         raise Fault(400, f"{name} is not a whole number", param=name)
     return value
