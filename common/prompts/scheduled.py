@@ -83,10 +83,10 @@ def first_change(prompt: str) -> str | None:
 def texts(prompt: str, calls: int) -> tuple[TimedText, ...]:
     """Return the texts of `prompt` in a run of so many calls, in their order. Raises UsageError for too many."""
     nodes = _parse(prompt)
-    timed, different = list[TimedText](), set[str]()
+    timed, different = list[TimedText](), dict[str, str]()  # one string for all calls that have it
     for last in sorted(_ends(nodes, calls)):
         text = _text(nodes, last, calls)
-        different.add(text)
+        text = different.setdefault(text, text)
         if len(different) > MAX_TEXTS:
             raise UsageError(f"the prompt becomes more than {MAX_TEXTS} different texts; give fewer alternations")
         timed.append(TimedText(last, text))

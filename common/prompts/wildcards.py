@@ -36,6 +36,8 @@ MAX_LINES = 500_000
 MAX_CHOICES = 2_000  # of one prompt
 MAX_READ = 3 * MAX_CHARACTERS  # characters of one prompt's lines, and options that are weighed
 MAX_INSIDE = 80  # choices and lines inside each other
+MAX_FILES = 100  # of one prompt
+MAX_FILE_LINES = 1_000_000  # of one prompt's files together
 KEPT = 16  # files in memory
 KEPT_LINES = 1_000_000  # of them together, unless one has more
 _NEAR = 2_000  # files that are compared with a name that is not there
@@ -119,8 +121,8 @@ class Wildcards:
                 kept = self._values.pop(real, None)
                 if kept is None or kept[0] != opened.identity:
                     if opened.size > MAX_FILE:
-                        raise _unusable(name, f"has {opened.size:,} bytes; at most {MAX_FILE:,} are read")
-                    kept = opened.identity, _values(name, opened.read(0, opened.size))
+                        raise ModelError(f"has {opened.size:,} bytes; at most {MAX_FILE:,} are read")
+                    kept = opened.identity, _values(opened.read(0, opened.size))
         except ModelError as error:
             raise _unusable(name, str(error).removeprefix(f"{shown_path(real)}: ")) from None
         self._values[real] = kept
@@ -140,21 +142,24 @@ def _checked(folder: Path) -> Path:
     return path
 
 
-def _values(name: str, raw: bytes) -> WeightedList[str]:
-    """Return the values in the bytes of a file: lines without blank ones and comments. Raises ModelError."""
+def _values(raw: bytes) -> WeightedList[str]:
+    """Return the values in the bytes of a file: lines without blank ones and comments. Raises ModelError, whose text
+    ends a sentence about the file."""
     if raw.count(b"\n") >= MAX_LINES:
-        raise _unusable(name, f"has {raw.count(10):,} lines; at most {MAX_LINES:,} are read")
+        raise ModelError(f"has {raw.count(10):,} lines; at most {MAX_LINES:,} are read")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _unusable(name, f"is not UTF-8 (byte {error.start})") from None
+        raise ModelError(f"is not UTF-8 (byte {error.start})") from None
     lines = [line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")]
     lines = [line.removeprefix("\\") if line.startswith("\\#") else line for line in lines]
     if not lines:
-        raise _unusable(name, "has no values; write one on each line")
+        raise ModelError("has no values; write one on each line")
     if "::" not in text:
         return WeightedList(lines, None)
     weights, lines = map(list, zip(*map(line_weight, lines), strict=True))
+    if not any(weights):
+        raise ModelError("has weights that are all 0")
     return WeightedList(lines, None if all(weights) and len(set(weights)) == 1 else weights)
 
 
@@ -191,6 +196,7 @@ class _Choosing:
     def __init__(self, wildcards: Wildcards, seed: int, name: str) -> None:
         self._wildcards, self._choices = wildcards, SeededChoices(seed, name)
         self._made = self._read = self._written = 0
+        self._files: dict[str, WeightedList[str]] = {}
         self._inside: list[str] = []  # the wildcards whose line is being read
         self._depth = 0
 
@@ -211,8 +217,19 @@ class _Choosing:
         self._write(sum(len(part) for part in template if isinstance(part, str)))
         return "".join(parts)
 
+    def _values(self, name: str) -> WeightedList[str]:
+        """Return the values of a wildcard, which is read once for a text: twenty large files in turn are not read
+        again and again."""
+        if name not in self._files:
+            self._files[name] = self._wildcards.values(name)
+            if len(self._files) > MAX_FILES:
+                raise UsageError(f"the prompt has more than {MAX_FILES} wildcards, with those of their lines")
+            if sum(len(values.lines) for values in self._files.values()) > MAX_FILE_LINES:
+                raise UsageError(f"the wildcards of the prompt have more than {MAX_FILE_LINES:,} lines; use fewer")
+        return self._files[name]
+
     def _line(self, name: str) -> str:
-        values = self._wildcards.values(name)
+        values = self._values(name)
         [line] = self._several(values, 1)
         return self._value(name, line)
 
@@ -234,7 +251,7 @@ class _Choosing:
         names = [part for part in only if part != ""]
         if len(names) == 1 and isinstance(names[0], Wildcard):  # {2$$__name__}: of its lines
             name = names[0].name
-            values = self._wildcards.values(name)
+            values = self._values(name)
             count = self._count(group, len(values.lines))
             lines = self._several(values, count)
             return self._joined(group, [self._value(name, line) for line in lines])
