@@ -131,7 +131,7 @@ def _bounds(weight: Coded, code: Codes) -> list[np.ndarray]:
     import numpy as np
 
     if isinstance(code, RotatedInt8):
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             return [weight.scales * np.float32(MOST + 1)]
     return weight.arrays[1:] if isinstance(code, Affine) else [code.values(weight.arrays)]
 

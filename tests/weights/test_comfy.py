@@ -458,10 +458,14 @@ def test_what_is_no_rotated_weight_is_one_line(tmp_path: Path, layout: str, chan
     assert words in shown and "a.safetensors" in shown and shown.isprintable() and len(shown) <= 300
 
 
+SIGNALLING = 0x7F80_0001  # the bits of a NaN of which numpy warns in any product
+
+
 @pytest.mark.parametrize(
     ("layout", "part", "value"),
     [
         ("convrot", "weight_scale", float("nan")),
+        ("convrot", "weight_scale", SIGNALLING),
         ("convrot", "weight_scale", float("inf")),
         ("convrot", "weight_scale", 3e38),
         ("w4a8", "weight_s_rel", float("nan")),
@@ -474,7 +478,11 @@ def test_a_scale_of_rotated_rows_that_is_not_finite_is_named(
     tmp_path: Path, layout: str, part: str, value: float
 ) -> None:
     made, _, _ = rotated_case(layout)
-    made[f"a.{part}"] = torch.full_like(made[f"a.{part}"].float(), value).to(made[f"a.{part}"].dtype)
+    held = made[f"a.{part}"]
+    if value == SIGNALLING:
+        held.view(torch.int32).fill_(SIGNALLING)
+    else:
+        made[f"a.{part}"] = torch.full_like(held.float(), value).to(held.dtype)
     opened = opened_rotated(tmp_path / "a.safetensors", made)
     entry = opened.entries["a.weight"]
     with warnings.catch_warnings():
