@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from support.cli_runner import cli
-from support.comfy_files import LAYOUTS, comfy
+from support.comfy_files import LAYOUTS, ROTATED, comfy
 from support.crossed import crossed
 from support.folder_tensors import tensors
 from support.recipe_cases import recipe_from_png
@@ -106,11 +106,11 @@ CODED = [*(("transformer", layout) for layout in LAYOUTS), ("text_encoder", "old
 def test_eight_bits_draw_what_their_values_draw(
     files: dict[str, Path], case: tuple[str, str], backend: str, tmp_path: Path
 ) -> None:
-    """The same bits as from a file of the values in float32."""
+    """The same bits as from a file of the values in float32; a rotated input is summed in another order."""
     part, layout = case
     made = comfy(load_file(files[part]), layout, lambda name: ".norm" not in name)
     codes = sum(value.element_size() == 1 for value in made.tensors.values())
-    assert codes > 20
+    assert codes > (0 if layout in ROTATED else 20)  # groups divide few of the tiny widths
     save_file(made.tensors, tmp_path / "codes.safetensors", made.notes)
     save_file(made.values, tmp_path / "values.safetensors")
     pictures = []
@@ -118,7 +118,10 @@ def test_eight_bits_draw_what_their_values_draw(
         given = {other: files[other] for other in PARTS} | {part: tmp_path / name}
         pictures.append(qwenimg.load(files["model"], backend, "fp32", **given)("a red circle", **ASKED))
     print(f"{backend} {layout}: {codes} tensors of 8 bits, deviation {pictures[0].pixels.std():.0f}")
-    assert np.array_equal(pictures[0].latents, pictures[1].latents)
+    ours, expected = (picture.latents for picture in pictures)
+    error = np.linalg.norm(ours - expected) / np.linalg.norm(expected)
+    print(f"relative error {error:.1e}")
+    assert error <= (1e-5 if layout in ROTATED else 0)
     assert pictures[0].pixels.std() > 10
 
 

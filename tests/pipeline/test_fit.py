@@ -60,13 +60,16 @@ def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
     return call
 
 
+@pytest.mark.parametrize(
+    ("machine", "loaded"), [("--on m4-max --memory 48GB", []), ("--backend cpu --memory 24GB", ["torch"])]
+)
 @pytest.mark.sample(0)
-def test_no_framework_is_imported(published: Path) -> None:
+def test_no_framework_is_imported_but_to_measure_a_cpu(published: Path, machine: str, loaded: list[str]) -> None:
     script = "import sys; from qwenimg.cli.main import run; code = run(sys.argv[1:]); "
     script += "print(code, sorted({'torch', 'mlx.core'} & set(sys.modules)), file=sys.stderr)"
-    command = [sys.executable, "-c", script, "plan", str(published), "--memory", "24GB"]
+    command = [sys.executable, "-c", script, "plan", str(published), *machine.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
+    assert done.stderr.splitlines()[-1] == f"0 {loaded}", done.stderr
 
 
 def test_the_published_model_on_a_card(published: Path, planned: Planned) -> None:

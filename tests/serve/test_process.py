@@ -163,7 +163,7 @@ def test_a_second_model_is_swapped_in(tmp_path: Path) -> None:
             [picture] = done["pictures"]
             model = http.get(f"/api/pictures/{picture}/recipe").json()["model"]
             assert (done["state"], model.removesuffix("-v1")) == ("done", name)
-            served = [row["id"] for row in http.get("/api/models").json()["models"] if "defaults" in row]
+            served = [row["id"] for row in http.get("/api/models").json()["models"] if "images" in row]
             assert served == [name], "one is open at a time"
 
 
