@@ -119,6 +119,7 @@ def test_a_run_prints_it(pair: tuple[Path, Path], tmp_path: Path) -> None:
     for name, notes, yaml, lines in (
         ("a", {"modelspec.predict_key": "v"}, None, ["prediction: v (modelspec.predict_key 'v' in the metadata)"]),
         ("b", {}, YAML.format("banana"), ["warning: ", "parameterization 'banana' in my model.yaml", "--prediction"]),
+        ("f", {"ss_v_parameterization": "maybe"}, None, ["warning: ", "ss_v_parameterization 'maybe'", "--prediction"]),
     ):
         path = stated(pair[1], tmp_path / name, notes, yaml)
         ran = cli("a red circle", "-m", str(path), *asked, str(tmp_path / f"{name}.png"))
@@ -239,6 +240,7 @@ def test_zero_snr(tmp_path: Path) -> None:
         (SGM.format("EpsScaling"), "eps"),
         ("\ufeff" + YAML.format("v").replace("\n", "\r\n"), "v"),
         ("model: {params: {parameterization: v}}", "v"),
+        ("parameterization: v", "v"),
         ("", None),
         ("model:\n", None),
         ("model: 3", None),

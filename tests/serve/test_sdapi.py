@@ -159,7 +159,7 @@ REFUSED: list[dict[str, Any]] = [
     {"mask_blur": -1}, {"mask_blur": "four"}, {"mask_blur": 10**15}, {"mask_blur_x": 3}, {"inpainting_fill": 4},
     {"inpainting_fill": "fill"}, {"inpaint_full_res": "yes"}, {"inpaint_full_res_padding": -1},
     {"inpaint_full_res_padding": 10**9}, {"inpaint_full_res_padding": 1.5}, {"inpainting_mask_invert": 2},
-    {"include_init_images": "yes"}, {"mask": "http://127.0.0.1/x.png"}, {"mask": [1]},
+    {"include_init_images": "yes"}, {"mask": "http://127.0.0.1/x.png"}, {"mask": [1]}, {"mask": []}, {"mask": {}},
 ]  # fmt: skip
 
 

@@ -102,7 +102,7 @@ class SdApi:
         if not isinstance(images, list) or not 1 <= len(images) <= asked.IMAGES:
             text = f"init_images is a list of one picture, for models that see several at most {asked.IMAGES}"
             raise Fault(400, text, param="init_images")
-        mask = asked.picture_bytes(data["mask"], "mask") if data.get("mask") else None
+        mask = None if data.get("mask") in (None, "") else asked.picture_bytes(data["mask"], "mask")
         return await self._answer(request, data, [asked.picture_bytes(one, "init_images") for one in images], mask)
 
     async def _answer(

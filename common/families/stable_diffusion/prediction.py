@@ -114,6 +114,7 @@ def _statements(header: Header, warnings: list[str]) -> Iterator[Statement]:
             yield _stated(text, f"{key} '{clean(text, 40)}' in the metadata", header.metadata)
     yield from (Statement(prediction="v", where=where) for where in _flags(header, _FLAG_KEYS, True))
     yield from (Statement(prediction="eps", where=where) for where in _flags(header, _FLAG_KEYS, False))
+    yield from (Statement(prediction=None, where=where) for where in _flags(header, _FLAG_KEYS, None))
     yield from _one_trainer(header)
     architecture = header.metadata.get("modelspec.architecture", "").strip().lower()
     if architecture in _ARCHITECTURES:
@@ -133,11 +134,11 @@ def _plain(text: str) -> str:
     return re.sub(r"[\s_.-]+", "", text.lower())
 
 
-def _flags(header: Header, keys: tuple[str, ...], wanted: bool) -> Iterator[str]:
-    """Yield the places of the metadata's `keys` that are `wanted`."""
+def _flags(header: Header, keys: tuple[str, ...], wanted: bool | None) -> Iterator[str]:
+    """Yield the places of the metadata's `keys` that are `wanted`; None: that are no flag."""
     for key in keys:
         text = header.metadata.get(key, "").strip()
-        if _FLAGS.get(text.lower()) is wanted:
+        if text and text.lower() not in ("none", "null") and _FLAGS.get(text.lower()) is wanted:
             yield f"{key} '{clean(text, 20)}' in the metadata"
 
 
@@ -165,12 +166,13 @@ def _beside(path: Path, warnings: list[str]) -> Iterator[Statement]:
         return
     shown = clean(file.name, 60)
     try:
-        params = _at(_read_yaml(file), ("model", "params"))
+        whole = _read_yaml(file)
+        params = _at(whole, ("model", "params"))
     except ValueError as error:
         reason = clean(str(error).rpartition(": ")[2], 120)
         warnings.append(f"{shown} beside the model is not read: {reason}; say with --prediction what it states")
         return
-    if text := _text(_at(params, ("parameterization",))):
+    if text := _text(_at(params, ("parameterization",))) or _text(_at(whole, ("parameterization",))):
         yield _stated(text, f"parameterization '{clean(text, 40)}' in {shown}", {})
     elif target := _text(_at(params, _TARGET)):
         name = target.rpartition(".")[2]
