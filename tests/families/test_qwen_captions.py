@@ -309,7 +309,7 @@ def test_an_order_is_halted_between_two_tokens(
 def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stops, tokens, best, check = list[Stop](), list[int](), writing.best, Stop.check
     monkeypatch.setattr(Stop, "check", lambda self: (stops.append(self), check(self))[1])
-    monkeypatch.setattr("qwenimg.cli.signals.LONG", 600.0)  # a busy machine may take more than 10 s to the next check
+    monkeypatch.setattr(Stop, "patience", lambda self: 600.0)  # else the thread that watches may end the process first
 
     def interrupted(*given: Any) -> int:
         tokens.append(1)
