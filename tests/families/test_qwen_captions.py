@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from support.cli_runner import cli
 from support.drawing_here import drawing
 from support.folder_tensors import tensors
+from support.processes import start as started
 from support.silent_conversion import Silent
 from support.tiny_layered import with_generation
 
@@ -27,7 +27,7 @@ from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.drawing_process import DrawingProcess
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault
-from qwenimg.cli.signals import Stop
+from qwenimg.cli.signals import STOPPED
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families.choices import Choices
@@ -306,21 +306,36 @@ def test_an_order_is_halted_between_two_tokens(
     assert len(tokens) == 2 and not finished.error and not tokens[0]._halts
 
 
-def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stops, tokens, best, check = list[Stop](), list[int](), writing.best, Stop.check
-    monkeypatch.setattr(Stop, "check", lambda self: (stops.append(self), check(self))[1])
-    monkeypatch.setattr(Stop, "patience", lambda self: 600.0)  # else the thread that watches may end the process first
+INTERRUPTED = """
+import signal, sys, time
+from qwenimg.cli.main import run
+from qwenimg.cli.signals import Stop
+from qwenimg.common.parts.texts import captions
 
-    def interrupted(*given: Any) -> int:
-        tokens.append(1)
-        signal.raise_signal(signal.SIGINT)
-        while stops[-1].number is None:  # until the thread that watches has seen it
-            time.sleep(0.001)
-        return best(*given)
+stops, best, check = [], captions.best, Stop.check
 
-    monkeypatch.setattr(writing, "best", interrupted)
-    ran = cli("-m", str(tiny_layered), "-i", picture, *SHORT, "-o", f"{picture}.out.png")
-    assert (ran.code, len(tokens)) == (130, 1) and not Path(f"{picture}.out.png").exists(), ran.err
+def interrupted(*given):
+    print("a token", file=sys.stderr, flush=True)
+    signal.raise_signal(signal.SIGINT)
+    while stops[-1].number is None:  # until the thread that watches has seen it
+        time.sleep(0.001)
+    return best(*given)
+
+Stop.check = lambda self: (stops.append(self), check(self))[1]
+Stop.patience = lambda self: 600.0  # else that thread may end the process before the next check
+captions.best = interrupted
+sys.exit(run())
+"""
+
+
+def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, tmp_path: Path) -> None:
+    """In a process of its own: signals are watched in one that the command line has to itself."""
+    asked = ("-m", tiny_layered, "-i", picture, *SHORT, "-o", "out.png")
+    process = started(*asked, cwd=tmp_path, program=(sys.executable, "-c", INTERRUPTED))
+    _, errors = process.communicate()
+    print(errors)
+    assert (process.returncode, errors.count("a token")) == (130, 1) and not (tmp_path / "out.png").exists()
+    assert errors.splitlines()[-1] == f"qwenimg: error: {STOPPED}"
 
 
 def test_an_order_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:

@@ -21,6 +21,7 @@ from support.truthful import Truthful
 
 import qwenimg
 from qwenimg.cli import signals
+from qwenimg.cli.main import run
 from qwenimg.common.families import catalog
 from qwenimg.common.pictures.png import read_text
 from qwenimg.common.shapes import builtin, gate, selftest
@@ -245,8 +246,15 @@ def test_a_signal_ends_it_and_leaves_no_sheet(
         return whole(*args, **kwargs)
 
     pipe.stream = stream  # type: ignore[method-assign]
-    ran = cli("selftest", "-o", "sheet.png")
-    assert ran.code == 130 and len(pipe.asked) <= 3
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr("sys.argv", ["qwenimg", "selftest", "-o", "sheet.png"])
+    before = {number: signal.getsignal(number) for number in signals.STOPPING}
+    try:
+        code = run()  # as the process's own command line, whose signals are watched
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert code == 130 and seen.is_set() and len(pipe.asked) <= 3
     assert list(tmp_path.iterdir()) == []
 
 
