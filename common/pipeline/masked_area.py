@@ -36,12 +36,14 @@ def split(request: Request) -> MaskedArea:
     whole. Raises UsageError for a mask without any white."""
     if request.mask is None:
         return MaskedArea(whole=request, drawn=request)
-    mask = 255 - request.mask if request.mask_mode == "outside" else request.mask
-    mask = masks.blurred(mask, request.mask_blur)
+    sharp = 255 - request.mask if request.mask_mode == "outside" else request.mask
+    mask = masks.blurred(sharp, request.mask_blur)
     drawn = replace(request, mask=mask, mask_mode="inside", mask_blur=0.0, only_masked=None)
     picture, width, height = _first(request), request.width, request.height
     if request.only_masked is not None:
         box = masks.area(mask, request.only_masked, width, height)
+        if box is None and request.mask_blur and masks.area(sharp, request.only_masked, width, height):
+            raise UsageError(f"only-masked: mask-blur {request.mask_blur:g} leaves nothing of this mask; give less")
         if box is None:
             raise UsageError("only-masked: the mask has nothing to draw anew; white is what is drawn anew")
         return MaskedArea(whole=request, drawn=_cut(drawn, box), picture=picture, box=box, mask=mask)

@@ -41,11 +41,14 @@ POLICIES: Mapping[str, Mapping[str, Policy]] = {
 
 def parse(text: str) -> dict[str, Policy]:
     """Return the policy of each role that `text` (SYNTAX) names. Raises UsageError."""
-    policies: dict[str, Policy] = {}
+    policies, named = dict[str, Policy](), set[str]()
     for part in text.strip().lower().replace("unet=", "transformer=").split(","):
         role, _, bits = part.strip().rpartition("=")
         if bits not in POLICIES or role not in ("", "text", "transformer"):
             raise UsageError(f"--quantize {clean(text, 40)!r}: cannot read {clean(part, 40)!r}; give {SYNTAX}")
+        if role in named or (not role and named):
+            raise UsageError(f"--quantize {clean(text, 40)!r}: {clean(part, 40)!r} says again what stands before it")
+        named.add(role)
         if not role:
             policies |= POLICIES[bits]
         elif role == "text":

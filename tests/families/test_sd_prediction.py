@@ -193,8 +193,6 @@ def test_a_word_in_a_folder_that_is_none(both, tmp_path: Path, text: Any) -> Non
         ({"ot_config": json.dumps({"force_v_prediction": True, "epochs": 3, "concepts": [{"x": None}]})}, "v"),
         ({"ot_config": json.dumps({"force_epsilon_prediction": True})}, "eps"),
         ({"ot_config": json.dumps({"force_v_prediction": False})}, None),
-        ({"ot_config": "{" * 5000}, None),
-        ({"ot_config": '{"a": NaN}'}, None),
         ({"modelspec.architecture": "stable-diffusion-v2-768-v"}, "v"),
         ({"modelspec.architecture": "stable-diffusion-xl-v1-base"}, None),
         ({"modelspec.prediction_type": "None"}, None),
@@ -211,6 +209,21 @@ def test_metadata(tmp_path: Path, notes: dict[str, str], expected: Prediction | 
 def test_a_word_that_is_none_warns(tmp_path: Path, text: str) -> None:
     [warning] = decided(tmp_path, {"modelspec.prediction_type": text}).warnings
     assert "--prediction" in warning and "eps is taken" in warning
+
+
+@pytest.mark.parametrize("text", ["{" * 5000, '{"a": NaN}', "v"])
+def test_settings_of_a_trainer_that_are_not_read_warn(tmp_path: Path, text: str) -> None:
+    [warning] = decided(tmp_path, {"ot_config": text}).warnings
+    assert "ot_config" in warning and "--prediction" in warning
+
+
+@pytest.mark.parametrize(
+    "text", ["[v]", "true", "1", "!!python/name:os.system v", '!!python/object/apply:os.system ["touch x"]']
+)
+def test_a_parameterization_that_is_no_text_warns(tmp_path: Path, text: str) -> None:
+    found = decided(tmp_path, beside=YAML.format(text))
+    [warning] = found.warnings
+    assert not found.stated and "parameterization in some model.yaml" in warning and "--prediction" in warning
 
 
 def test_the_velocity_of_a_flow_is_another(tmp_path: Path) -> None:
@@ -246,9 +259,6 @@ def test_zero_snr(tmp_path: Path) -> None:
         ("model: 3", None),
         ("- a\n- b", None),
         (YAML.format("null"), None),
-        (YAML.format("[v]"), None),
-        (YAML.format("!!python/name:os.system v"), None),
-        (YAML.format('!!python/object/apply:os.system ["touch x"]'), None),
         ("a: &a [1]\nmodel: *a", None),
     ],
 )
@@ -299,6 +309,7 @@ def test_an_alias_bomb_is_not_made(tmp_path: Path) -> None:
         b"a: \x00",
         b"a: 'x",
         b"a: *b",
+        b"parameterization: v\nparameterization: eps",
         b"#" * (prediction.MAX_YAML + 1),
     ],
 )

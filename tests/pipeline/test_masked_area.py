@@ -110,6 +110,8 @@ def test_a_mask_of_another_size_is_scaled_and_one_of_everything_is_the_whole_pic
     [
         ({"mask": np.zeros_like(HOLE), "only_masked": 8}, "the mask has nothing to draw anew"),
         ({"mask": HOLE | 255, "mask_mode": "outside", "only_masked": 8}, "the mask has nothing to draw anew"),
+        ({"mask": np.where(np.arange(HOLE.size) == 5000, 255, 0).astype(np.uint8).reshape(HOLE.shape), "only_masked": 8,
+          "mask_blur": 64}, "mask-blur 64 leaves nothing of this mask; give less"),
         ({"mask": None, "only_masked": 0}, "only-masked draws what a mask covers"),
         ({"only_masked": -1}, "only-masked is -1; choose 0 to"), ({"only_masked": 10**9}, "only-masked is 1000000000"),
         ({"only_masked": True}, "only_masked is 'True'; expected a whole"), ({"only_masked": 3.5}, "whole number"),

@@ -116,6 +116,12 @@ def test_partial_pictures(client: openai.OpenAI) -> None:
     assert [one.type for one in nothing] == ["image_generation.completed"]
 
 
+def test_a_stream_is_true_or_false(server: RunningServer) -> None:
+    for stream in ("x", 3, [], {}):
+        answer = server.http.post("/v1/images/generations", json={"prompt": "a red circle", "stream": stream})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream", answer.text
+
+
 def test_an_error_after_the_stream_began(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIError) as caught:
         list(client.images.generate(prompt="x", stream=True, extra_body={"deadline": 1e-9, "steps": LONG}))

@@ -189,6 +189,10 @@ def test_policies() -> None:
     for bad in ("", "7", "vae=8", "4bit", "text", "text=", "8;4"):
         with pytest.raises(UsageError, match="give 8, 6 or 4"):
             quantise.parse(bad)
+    assert quantise.parse("4,text=8") == quantise.POLICIES["4"] | quantise.parse("text=8")
+    for bad in ("text=8,text=4", "8,4", "text=8,4", "unet=8,transformer=8"):
+        with pytest.raises(UsageError, match="says again what stands before it"):
+            quantise.parse(bad)
 
 
 # The built-in model

@@ -27,6 +27,7 @@ from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import PictureDrawn, Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.common.base.text import clean
 
 MOST = 10  # pictures of a request
 IGNORED = ("user", "quality", "style", "moderation", "safety_identifier", "output_compression", "input_fidelity")
@@ -98,7 +99,10 @@ class ImagesApi:
 
     async def _answer(self, request: HttpRequest, data: Mapping[str, Any], kind: str, files: Files) -> Response:
         data = dict(data)
-        streams = str(data.pop("stream", False)).lower() == "true"
+        stream = data.pop("stream", None)
+        if (text := str(stream).lower()) not in ("true", "false", "none"):
+            raise Fault(400, f"stream is {clean(text, 40)!r}: give true or false", param="stream")
+        streams = text == "true"
         partial = data.get("partial_images", 0)
         order = self._order(request, data, files)
         order.partial = int(partial) if streams else 0

@@ -148,7 +148,8 @@ def _one_trainer(header: Header) -> Iterator[Statement]:
     try:
         settings = strict_json(raw, _ONE_TRAINER, depth=_DEPTH, values=_VALUES) if raw else None
     except ModelError:
-        return  # a note that is not read states nothing
+        yield Statement(prediction=None, where=f"{_ONE_TRAINER} of the metadata, which is no JSON that is read here,")
+        return
     for key, prediction in _ONE_TRAINER_FLAGS.items():
         if isinstance(settings, dict) and settings.get(key) is True:
             snr = key == _ONE_TRAINER_SNR
@@ -168,14 +169,18 @@ def _beside(path: Path, warnings: list[str]) -> Iterator[Statement]:
     try:
         whole = _read_yaml(file)
         params = _at(whole, ("model", "params"))
+        parameterization = _at(params, ("parameterization",)) or _at(whole, ("parameterization",))
+        target = _at(params, _TARGET)
     except ValueError as error:
         reason = clean(str(error).rpartition(": ")[2], 120)
         warnings.append(f"{shown} beside the model is not read: {reason}; say with --prediction what it states")
         return
-    if text := _text(_at(params, ("parameterization",))) or _text(_at(whole, ("parameterization",))):
+    if text := _text(parameterization):
         yield _stated(text, f"parameterization '{clean(text, 40)}' in {shown}", {})
-    elif target := _text(_at(params, _TARGET)):
-        name = target.rpartition(".")[2]
+    elif parameterization is not None and parameterization.tag != "tag:yaml.org,2002:null":
+        yield Statement(prediction=None, where=f"parameterization in {shown}, which is no text,")
+    elif text := _text(target):
+        name = text.rpartition(".")[2]
         yield Statement(prediction=_SCALINGS.get(name), where=f"scaling '{clean(name, 40)}' in {shown}")
 
 
@@ -200,10 +205,13 @@ def _read_yaml(file: Path) -> yaml.Node | None:
 
 
 def _at(node: yaml.Node | None, keys: tuple[str, ...]) -> yaml.Node | None:
-    """Return the node behind `keys`; None if there is none."""
+    """Return the node after `keys`; None if there is none. Raise ValueError if one of them stands twice."""
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        node = next((value for name, value in pairs if isinstance(name, yaml.ScalarNode) and name.value == key), None)
+        values = [value for name, value in pairs if isinstance(name, yaml.ScalarNode) and name.value == key]
+        if len(values) > 1:
+            raise ValueError(f"{key} stands twice in it")
+        node = values[0] if values else None
     return node
 
 
