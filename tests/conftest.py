@@ -220,9 +220,7 @@ def tiny_edit(shared_folder: Path) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def tiny_qwen21(shared_folder: Path) -> Iterator[dict[str, Path]]:
     """Tiny Qwen-Image-2.1 folders, the plain one and Turbo; see `tiny_qwen21`. They see pictures in few pixels."""
-    from support.tiny_qwen21 import small_pictures, write_tiny_qwen21
-
-    from qwenimg.common.families.qwen_image_21.small_files import TURBO
+    from support.tiny_qwen21 import TURBO, small_pictures, write_tiny_qwen21
 
     found = {}
     for name in ("qwen21", "qwen21-turbo"):

@@ -29,8 +29,6 @@ from wide_checkpoint import write
 
 import qwenimg.backends
 from qwenimg.common.families import registry
-from qwenimg.common.families.flux2.published import variants
-from qwenimg.common.families.z_image import published as z_image
 from qwenimg.common.networks.denoisers import (
     flux2_conditioning,
     flux2_dit,
@@ -52,6 +50,7 @@ from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import timestep_features
+from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import DenoiserKind, bases
 from qwenimg.common.weights import keys
 
@@ -232,8 +231,10 @@ def _ids(latents: Any, text: Any, axes: int = 3) -> dict[str, Any]:
 
 def cases() -> dict[str, Case]:
     """Return each model with one block of each kind, or two."""
-    klein = replace(variants()["flux2-klein-4b"].transformer, num_layers=1, num_single_layers=1)
-    zimage = replace(z_image.transformer(), n_layers=2, n_refiner_layers=1)
+    klein = replace(
+        known_configs.read("flux2-klein-4b", "transformer", flux2_dit.NETWORK), num_layers=1, num_single_layers=1
+    )
+    zimage = replace(known_configs.read("z-image", "transformer", zimage_dit.NETWORK), n_layers=2, n_refiner_layers=1)
     medium = SD3Config(num_layers=2, dual_attention_layers=(0,), qk_norm="rms_norm", pos_embed_max_size=384)
     dev = FluxConfig(num_layers=1, num_single_layers=1, guidance_embeds=True)
     edit = QwenDiTConfig(num_layers=2, zero_cond_t=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-from wide_checkpoint import write_part
+from wide_checkpoint import write_part, write_small_files
 
-from qwenimg.common.families.flux import small_files as flux_files
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
@@ -40,8 +38,6 @@ def write_random_flux(folder: Path) -> None:
 
     for name, config in FLUX.items():
         write_part(folder / name, FLUX_NETWORKS[name].NETWORK, config)
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(flux_files.scheduler(distilled=False)))
     write_tiny_clip_tokenizer(folder / "tokenizer")
     write_spiece(folder / "tokenizer_2", trained())
-    (folder / "model_index.json").write_text(json.dumps(flux_files.INDEX))
+    write_small_files(folder, "flux-dev")

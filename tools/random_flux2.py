@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tiny_tokenizer import write_tiny_tokenizer
-from wide_checkpoint import write_part
+from wide_checkpoint import write_part, write_small_files
 
-from qwenimg.common.families.flux2.small_files import SCHEDULER, index
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders import qwen3
@@ -31,7 +29,5 @@ def write_random_flux2(folder: Path) -> None:
     networks = {"transformer": (flux2_dit.NETWORK, DIT), "text_encoder": (qwen3.NETWORK, TEXT)}
     for name, (network, config) in (networks | {"vae": (flux2_vae.NETWORK, VAE)}).items():
         write_part(folder / name, network, config)
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
-    (folder / "model_index.json").write_text(json.dumps(index(False)))
+    write_small_files(folder, "flux2-klein-base-4b")

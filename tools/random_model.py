@@ -18,13 +18,13 @@ import numpy as np
 from tiny_tokenizer import write_tiny_tokenizer
 
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.parts import known_configs
 
 Array = np.ndarray[Any, Any]
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -64,7 +64,8 @@ def write_random_model(
     _write_config(folder / "vae", qwen_vae.CLASS_NAME, vae)
     heading = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
     _write_json(folder / "text_encoder" / "config.json", heading | asdict(text))
-    _write_json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
+    small = known_configs.small_files("qwen-image")
+    _write_json(folder / "scheduler" / "scheduler_config.json", small["scheduler/scheduler_config.json"])
     write_tiny_tokenizer(folder / "tokenizer")
 
     dit_weights = random_weights(qwen_dit.manifest(dit), seed)
@@ -73,7 +74,7 @@ def write_random_model(
     write_shards(folder / "transformer", DIFFUSERS_STEM, dit_weights, dtype, shards)
     write_shards(folder / "text_encoder", "model", text_weights, dtype, shards)
     write_shards(folder / "vae", DIFFUSERS_STEM, vae_weights, dtype, shards)
-    _write_json(folder / "model_index.json", INDEX)
+    _write_json(folder / "model_index.json", small["model_index.json"])
 
 
 # Weights

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tiny_tokenizer import write_tiny_tokenizer
 from wide_checkpoint import write as write_weights
+from wide_checkpoint import write_small_files
 
 from qwenimg.common.families.qwen_image import variants
-from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
@@ -52,7 +52,7 @@ def write_qwen(folder: Path, dit: QwenDiTConfig, kind: QwenVariant = variants.TE
     ):
         write_weights(folder / name / f"{stem}.safetensors", manifest, "BF16")
         (folder / name / "config.json").write_text(json.dumps(config))
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(SCHEDULER))
     write_tiny_tokenizer(folder / "tokenizer")
-    (folder / "model_index.json").write_text(json.dumps(INDEX | {"_class_name": kind.pipeline}))
+    write_small_files(folder, "qwen-image")
+    index = folder / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": kind.pipeline}))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tiny_tokenizer import write_tiny_tokenizer
-from wide_checkpoint import write_part
+from wide_checkpoint import write_part, write_small_files
 
-from qwenimg.common.families.qwen_image_21.small_files import index, scheduler
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.encoders import qwen3_vl_vision
@@ -29,7 +27,5 @@ def write_random_qwen21(folder: Path) -> None:
     networks = {"transformer": (qwen21_dit.NETWORK, DIT), "text_encoder": (qwen3_vl_vision.NETWORK, TEXT)}
     for name, (network, config) in (networks | {"vae": (qwen21_vae.NETWORK, VAE)}).items():
         write_part(folder / name, network, config)
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler(())))
     write_tiny_tokenizer(folder / "processor")
-    (folder / "model_index.json").write_text(json.dumps(index(())))
+    write_small_files(folder, "qwen-image-2.1")

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from random_sd import vocabulary, write_clip_tokenizer
-from wide_checkpoint import write_part
+from wide_checkpoint import write_part, write_small_files
 
-from qwenimg.common.families.sd3.small_files import SCHEDULER
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.encoders import clip, t5
@@ -37,20 +36,6 @@ CLIP_2 = CLIPConfig(
     hidden_act="gelu", vocab_size=len(vocabulary()),
 )  # fmt: skip
 T5 = T5Config(vocab_size=4096, d_model=1024, d_ff=2560, num_layers=24, num_heads=16)
-INDEX = {
-    "_class_name": "StableDiffusion3Pipeline",
-    "scheduler": ["diffusers", SCHEDULER["_class_name"]],
-    "text_encoder": ["transformers", "CLIPTextModelWithProjection"],
-    "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
-    "text_encoder_3": ["transformers", "T5EncoderModel"],
-    "tokenizer": ["transformers", "CLIPTokenizer"],
-    "tokenizer_2": ["transformers", "CLIPTokenizer"],
-    "tokenizer_3": ["transformers", "T5TokenizerFast"],
-    "transformer": ["diffusers", sd3_dit.CLASS_NAME],
-    "vae": ["diffusers", kl_vae.CLASS_NAME],
-}
-
-
 T5_TOKENS = {
     "tokenizer_class": "T5TokenizerFast",
     "pad_token": "<pad>",
@@ -77,8 +62,7 @@ def write_random_sd3(folder: Path, dtype: str = "F16") -> None:
     write_clip_tokenizer(folder / "tokenizer_2")
     _json(folder / "tokenizer_3" / "tokenizer.json", t5_tokenizer())
     _json(folder / "tokenizer_3" / "tokenizer_config.json", T5_TOKENS)
-    _json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
-    _json(folder / "model_index.json", INDEX)
+    write_small_files(folder, "sd3.5-medium")
 
 
 def t5_tokenizer() -> dict[str, Any]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from tiny_tokenizer import write_tiny_tokenizer
-from wide_checkpoint import write_part
+from wide_checkpoint import write_part, write_small_files
 
-from qwenimg.common.families.z_image import published as zimage
-from qwenimg.common.families.z_image import small_files
 from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae
 
-ZIMAGE = replace(zimage.transformer(), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024)
+ZIMAGE = ZImageConfig(axes_lens=(1536, 512, 512), dim=1024, n_layers=8, n_heads=8, n_kv_heads=8, cap_feat_dim=1024)
 ZIMAGE_TEXT = Qwen3Config(
     hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
     vocab_size=32000,
@@ -33,7 +31,5 @@ def write_random_zimage(folder: Path) -> None:
     }
     for name, (network, config) in parts.items():
         write_part(folder / name, network, config)
-    (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(small_files.scheduler(3.0)))
     write_tiny_tokenizer(folder / "tokenizer")
-    (folder / "model_index.json").write_text(json.dumps(small_files.INDEX))
+    write_small_files(folder, "z-image-turbo")

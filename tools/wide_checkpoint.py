@@ -28,6 +28,7 @@ from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.parts import known_configs
 
 POOL = 1 << 20
 TEXT = QwenVLConfig(num_hidden_layers=1, intermediate_size=120, vocab_size=640)
@@ -57,6 +58,13 @@ def write_part(folder: Path, network: Network, config: Any, dtype: str = "BF16")
     manifest = {network.published(key): shape for key, shape in network.manifest(config).items()}
     write(folder / f"{stem}.safetensors", manifest, dtype)
     (folder / "config.json").write_text(json.dumps(network.written(config)))
+
+
+def write_small_files(folder: Path, model: str) -> None:
+    """The scheduler of a known model, and at last its model_index.json."""
+    for path, table in reversed(known_configs.small_files(model).items()):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps(table))
 
 
 def write_folder(folder: Path, layers: int, dtype: str = "BF16", *, whole_vae: bool = False) -> None:

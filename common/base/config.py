@@ -27,6 +27,11 @@ MAX_LIST = 64
 T = TypeVar("T")
 
 
+def data_folder(name: str) -> Path:
+    """Return the folder `name` of the data that ship in this package, whether or not it exists."""
+    return Path(__file__).parents[1] / "data" / name
+
+
 def read_json(path: Path, *, infinities: bool = False) -> dict[str, object]:
     """Read the object in the JSON file `path`: at most 8 MiB, UTF-8, no duplicate keys. Raises ModelError.
 

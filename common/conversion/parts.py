@@ -150,12 +150,12 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
                 data_of[inside] = _read(path)
         data_of |= {name: _read(source / name) for name in LICENSES if is_file(source / name)}
         tables["model_index.json"] = _index(read_json(source / "model_index.json"), data_of, checkpoint.components)
-        if opened.family.class_name is not None:
-            tables["model_index.json"]["_class_name"] = opened.family.class_name(checkpoint)
         if prediction is not None:
             scheduler = "scheduler/scheduler_config.json"
             fields = read_json(source / scheduler, infinities=True)
             tables[scheduler] = fields | {"prediction_type": checkpoint.scheduler.prediction_type}
+    if opened.family.class_name is not None:
+        tables["model_index.json"]["_class_name"] = opened.family.class_name(checkpoint)
     for name, tokenizer in checkpoint.tokenizers.items():
         folder = name.replace("text_encoder", "tokenizer")
         inside = tokenizer.path.name if tokenizer.path.parent == source else folder
@@ -166,7 +166,7 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     return data_of | {path: as_json(data) for path, data in tables.items()}
 
 
-def _of_family(opened: Opened) -> dict[str, object]:
+def _of_family(opened: Opened) -> dict[str, dict[str, object]]:
     """Return the family's own small files, for a model that lacks them."""
     assert opened.family.small_files is not None
     return opened.family.small_files(opened.checkpoint)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from pathlib import Path
 
+from qwenimg.common.base.config import data_folder
 from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.families.flux import known as flux
 from qwenimg.common.families.flux2 import known as flux2
@@ -51,6 +53,13 @@ def find_piece(name: str) -> Piece | None:
         )
     lower = name.lower()
     return next((one for one in NAMED if lower in (one.name, *([] if one.family else [one.repo.lower()]))), None)
+
+
+def configurations(known: KnownModel) -> Path | None:
+    """Return the folder of a known model's configurations, which this package ships without weights and tokenizer: its
+    own, or those of its family; None for a model without them."""
+    folders = (data_folder(name) for name in (known.name, known.family))
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def small_files(family: str) -> Piece | None:

@@ -39,8 +39,9 @@ class Family:
     denoiser: str  # the folder of the denoiser
     components: tuple[tuple[str, ...], ...]  # folders with weights: at least one of each group; the denoiser's first
     precision: DenoiserKind
-    # The known model of this name, with its published configurations and without files; None for another name
-    published: Callable[[str], Checkpoint | None]
+    parts: Mapping[str, Network] = field(default_factory=dict)  # of its known models, by folder
+    # Completes a known model without files from the folder of its published configurations
+    published: Callable[[Checkpoint, Path], Checkpoint] = lambda checkpoint, folder: checkpoint
     options: frozenset[str] = frozenset()  # the special options of `Request` that some of its models take
     choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
@@ -61,7 +62,8 @@ class Family:
     # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
     names_control: Callable[[Path], bool] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
-    small_files: Callable[[Checkpoint], dict[str, object]] | None = None  # JSON by path, for a model without it
+    # JSON by path, for a model without its small files
+    small_files: Callable[[Checkpoint], dict[str, dict[str, object]]] | None = None
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
     control: Callable[[Path, Checkpoint], Controller] | None = None  # opens the folder or file of --control

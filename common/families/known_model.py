@@ -23,6 +23,8 @@ class KnownModel:
     bytes: int  # of the files that are used, about; for messages
     memory: int  # bytes at its peak on a GPU or a Mac, at its size in the precision of `auto`, about; for messages
     family: str
+    dtype: str = "bfloat16"  # of its published weights
+    denoiser_dtype: str | None = None  # of its denoiser's weights, if another
     aliases: tuple[str, ...] = ()  # other names, in lower case
     files: tuple[str, ...] = ()  # names of its files in other programs, without suffix and in lower case
 

@@ -28,7 +28,7 @@ from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parts import mflux
+from qwenimg.common.parts import known_configs, mflux
 from qwenimg.common.precision import precision
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
@@ -81,10 +81,11 @@ def _left_out(paths: Iterable[Path]) -> Reports:
 @cache
 def published(known: KnownModel) -> Opened | None:
     """Return a known model as it is published, without its files; None if its configurations are not known."""
-    for family in FAMILIES:
-        if (checkpoint := family.published(known.name)) is not None:
-            return Opened(family=family, checkpoint=checkpoint)
-    return None
+    if known is catalog.BUILT_IN or (folder := catalog.configurations(known)) is None:
+        return None
+    family = next(family for family in FAMILIES if family.name == known.family)
+    checkpoint = known_configs.checkpoint(known.name, folder, family.parts, known.dtype, known.denoiser_dtype)
+    return Opened(family=family, checkpoint=family.published(checkpoint, folder))
 
 
 def _made_of(path: Path, family: Family) -> KnownModel | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
@@ -236,10 +235,9 @@ def _parts_missing(
 
 
 def configurations(known: KnownModel) -> Path | None:
-    """Return the folder of a known model's configurations, which this package ships without weights and tokenizer: its
-    own, or those of its family; None for a model without them."""
-    data = Path(str(files("qwenimg.common"))) / "data"
-    return next((data / name for name in (known.name, known.family) if (data / name).is_dir()), None)
+    """Return the folder of the configurations of a known model that _PARTS and a tokenizer complete; else None."""
+    folder = catalog.configurations(known)
+    return folder if folder is not None and (folder / _PARTS[0]).is_dir() else None
 
 
 def _has_tokenizer(piece: Piece | None) -> bool:

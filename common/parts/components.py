@@ -124,29 +124,6 @@ def open_tokenizer(path: Path, load: Callable[[Path], Any], config: Any) -> Toke
     return TokenizerFiles(path=path, read=read)
 
 
-def absent_tokenizer(name: str) -> TokenizerFiles:
-    """Return a tokenizer for the model `name` that raises ModelError when it is read, as its files are not here."""
-
-    def read(path: Path) -> Any:
-        raise ModelError(f"{name}: its tokenizer is not here; get it by: qwenimg pull {name}")
-
-    return TokenizerFiles(path=Path(name), read=read)
-
-
-def paper_checkpoint(
-    name: str, parts: Mapping[str, tuple[Network, Any]], scheduler: Any, dtypes: Mapping[str, str] | str = "bfloat16"
-) -> Checkpoint:
-    """Return the model `name` as it is published, without its files. parts: the network and configuration of each
-    component. dtypes: of the published weights, for all or for each component."""
-    each = dict.fromkeys(parts, dtypes) if isinstance(dtypes, str) else dtypes
-    return Checkpoint(
-        source=Path(name),
-        components={part: on_paper(*parts[part], each[part]) for part in parts},
-        tokenizers={part: absent_tokenizer(name) for part, (network, _) in parts.items() if network.role == "text"},
-        scheduler=scheduler,
-    )
-
-
 def given_twice(component: str, *paths: Path) -> UsageError:
     """Return the error for a text encoder that the user gives in two files."""
     names = " and ".join(clean(path.name, 60) for path in paths)

@@ -1,15 +1,21 @@
-"""Small files of a model whose weights are in other files: its tokenizer, from its folder or the hub's cache."""
+"""Small files of a model whose weights are in other files: its tokenizer, from its folder or the hub's cache, and the
+padding of CLIP's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import find_cached
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.parts.texts.piece import Piece
+from qwenimg.common.runtime.checkpoint import Checkpoint
+
+_CONFIG = "tokenizer_config.json"
 
 
 def find_tokenizer(folder: Path, given: Path | None, piece: Piece) -> Path:
@@ -27,6 +33,17 @@ def find_tokenizer(folder: Path, given: Path | None, piece: Piece) -> Path:
             f"{piece.name} ({size_text(piece.bytes)}), or give --tokenizer FOLDER"
         )
     return path
+
+
+def padded_tokenizers(checkpoint: Checkpoint, pads: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """Return tokenizer_config.json by its path for each CLIP in `pads`, its padding token, which a vocabulary that is
+    found elsewhere does not show. Raises ModelError."""
+    files: dict[str, dict[str, object]] = {}
+    for name, pad in pads.items():
+        path = checkpoint.tokenizers[name].path / _CONFIG
+        config: dict[str, object] = read_json(path) if is_file(path) else {"tokenizer_class": "CLIPTokenizer"}
+        files[f"{name.replace('text_encoder', 'tokenizer')}/{_CONFIG}"] = config | {"pad_token": pad}
+    return files
 
 
 def _inside(folder: Path, piece: Piece) -> Path | None:

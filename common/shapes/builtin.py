@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.config import data_folder
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
@@ -26,7 +26,7 @@ AREA_MARGIN = 1.05  # for an aspect, whose size in multiples of 16 has not exact
 
 def folder() -> Path:
     """Return the model's folder, whether or not it exists."""
-    return Path(str(files("qwenimg.common"))) / "data" / NAME
+    return data_folder(NAME)
 
 
 def present() -> bool:

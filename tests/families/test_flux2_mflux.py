@@ -17,12 +17,10 @@ from support.relative import relative
 from support.sparse_files import sparse
 
 import qwenimg
-from qwenimg.common.families import registry
-from qwenimg.common.families.flux2.published import variants
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
-from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 5}
 PARTS = ("transformer", "text_encoder", "vae")
@@ -77,16 +75,16 @@ def test_it_draws_what_the_folder_of_diffusers_draws(tiny_flux2: dict[str, Path]
 def test_without_configurations_it_has_the_published_sizes(
     tiny_flux2: dict[str, Path], tmp_path: Path, name: str, known: str
 ) -> None:
-    klein, folder = variants()[known], tmp_path / name
-    configs = {"transformer": klein.transformer, "text_encoder": klein.text_encoder, "vae": Flux2VAEConfig()}
+    klein, folder = registry.published(catalog.KNOWN[known]), tmp_path / name
+    assert klein is not None
     for part, network in zip(PARTS, (flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK), strict=True):
-        shapes = {theirs(key): shape for key, shape in network.manifest(configs[part]).items()}
+        shapes = {theirs(key): shape for key, shape in network.manifest(klein.checkpoint[part].config).items()}
         last = {key: (*shape[:1], *shape[2:], shape[1]) if len(shape) == 4 else shape for key, shape in shapes.items()}
         (folder / part).mkdir(parents=True)
         entries = {key: ("BF16", shape, 2) for key, shape in last.items() if not key.endswith("num_batches_tracked")}
         sparse(folder / part / "0.safetensors", entries, NOTES)
     shutil.copytree(tiny_flux2["flux2-klein"] / "tokenizer", folder / "tokenizer")
     opened = registry.open_model(folder)
-    assert opened.defaults().steps == (4 if klein.distilled else 50)
-    assert opened.checkpoint["transformer"].config == klein.transformer
+    assert opened.defaults().steps == (50 if "base" in known else 4)
+    assert opened.checkpoint["transformer"].config == klein.checkpoint["transformer"].config
     opened.checkpoint.close()

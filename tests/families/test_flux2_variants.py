@@ -13,29 +13,32 @@ from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families import catalog
-from qwenimg.common.families.flux2.published import defaults, published, variants
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.hub import requirements
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.parity.passport import passport_file
 
 # Millions of parameters of the transformer, and of the text encoder's layers that are used with its embeddings.
+NAMES = [f"flux2-klein-{kind}{size}" for kind in ("", "base-") for size in ("4b", "9b")]
 SIZES = {"4b": (3875.54, 100.93 * 27 + 388.96), "9b": (9078.58, None)}
 
 
-@pytest.mark.parametrize("name", variants())
+@pytest.mark.parametrize("name", NAMES)
 def test_names_have_the_defaults_of_their_files(name: str) -> None:
-    known, usual = catalog.KNOWN[name], defaults(variants()[name].distilled)
+    known, model = catalog.KNOWN[name], registry.published(catalog.KNOWN[name])
+    assert model is not None
+    usual = model.defaults()
     assert (known.steps, known.guidance, known.negative_prompt) == (usual.steps, usual.guidance, usual.negative_prompt)
     assert (known.width, known.height, known.family) == (1024, 1024, "flux2")
     assert known.repo is not None and known.repo.lower() == f"black-forest-labs/flux.2-{name.removeprefix('flux2-')}"
     assert known.license == ("Apache-2.0" if name.endswith("4b") else "FLUX Non-Commercial")
 
 
-@pytest.mark.parametrize("name", variants())
+@pytest.mark.parametrize("name", NAMES)
 def test_published_models_have_their_sizes_and_only_layers_that_are_used(name: str) -> None:
-    checkpoint = published(name)
-    assert checkpoint is not None
+    model = registry.published(catalog.KNOWN[name])
+    assert model is not None
+    checkpoint = model.checkpoint
     dit, text = SIZES[name[-2:]]
     assert checkpoint["transformer"].plan.parameters / 1e6 == pytest.approx(dit, abs=0.006)
     names = checkpoint["text_encoder"].plan.entries

@@ -15,12 +15,7 @@ from PIL import Image
 from support import tiny_flux, tiny_flux2, tiny_sd3, tiny_zimage
 from support.cli_runner import cli
 from support.folder_tensors import tensors
-from support.published import (
-    write_published_flux,
-    write_published_flux2,
-    write_published_sd3,
-    write_published_zimage,
-)
+from support.published import write_published
 from support.spiece_files import trained, write_spiece
 from support.tiny_clip import BOS, EOS, write_tiny_clip_tokenizer
 from tiny_tokenizer import write_tiny_tokenizer
@@ -32,13 +27,7 @@ from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.hub.describe import describe
 
-WRITE = {
-    "z-image": write_published_zimage,
-    "flux": write_published_flux,
-    "flux2": write_published_flux2,
-    "sd3": write_published_sd3,
-}
-NAMES = [name for name, known in KNOWN.items() if known.family in WRITE]
+NAMES = [name for name, known in KNOWN.items() if known.family in ("z-image", "flux", "flux2", "sd3")]
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 4, "guidance": 3.0}
 
 
@@ -76,7 +65,7 @@ def test_published_files_are_their_model(cache: Path, words: Path, tmp_path: Pat
     """Headers alone, in names of diffusers: by the sizes of the transformer and the name of its file; with the shipped
     configurations, nothing in the cache."""
     known = KNOWN[name]
-    parts = split(WRITE[known.family](tmp_path / "folder", name), tmp_path / "files", known.files[0])
+    parts = split(write_published(tmp_path / "folder", name), tmp_path / "files", known.files[0])
     assert registry.model_of(parts["transformer"], Choices()) == name
     told = describe(parts["transformer"])
     print("\n".join(told.lines))
@@ -107,13 +96,13 @@ def test_published_files_are_their_model(cache: Path, words: Path, tmp_path: Pat
 
 def test_the_user_says_what_no_file_says(tmp_path: Path) -> None:
     """Kontext by --variant; a folder by the model that it is in."""
-    folder = write_published_flux(tmp_path / "folder", "flux-kontext")
+    folder = write_published(tmp_path / "folder", "flux-kontext")
     [file] = (folder / "transformer").glob("*.safetensors")
     assert registry.model_of(file, Choices()) == "flux-dev"
     assert registry.model_of(file, Choices(variant="kontext", parts={"transformer": file})) == "flux-kontext"
     assert registry.model_of(folder / "transformer", Choices()) == "flux-dev"
-    for family, name in (("z-image", "z-image"), ("flux2", "flux2-klein-base-9b"), ("sd3", "sd3.5-large-turbo")):
-        made = WRITE[family](tmp_path / name, name)
+    for name in ("z-image", "flux2-klein-base-9b", "sd3.5-large-turbo"):
+        made = write_published(tmp_path / name, name)
         assert registry.model_of(made / "transformer", Choices()) == name
     with pytest.raises(UsageError, match="variant 2511 is no"):
         registry.model_of(file, Choices(variant="2511"))
@@ -195,12 +184,12 @@ def test_what_is_missing_is_named(cache: Path, words: Path, tmp_path: Path) -> N
 )
 @pytest.mark.sample(1)
 def test_one_of_several_text_encoders(cache: Path, words: Path, tmp_path: Path, name: str, lacks: str) -> None:
-    parts = split(WRITE[KNOWN[name].family](tmp_path / "folder", name), tmp_path / "files", name)
+    parts = split(write_published(tmp_path / "folder", name), tmp_path / "files", name)
     del parts["text_encoder_2" if name == "flux-dev" else "text_encoder_3"]
     with pytest.raises(ModelError, match=re.escape(lacks)):
         qwenimg.load(None, "cpu", **parts, tokenizer=words)
     if name == "flux-dev":
-        parts = split(write_published_flux(tmp_path / "again", name), tmp_path / "all", name)
+        parts = split(write_published(tmp_path / "again", name), tmp_path / "all", name)
         with pytest.raises(ModelError, match=r"needs CLIP's vocabulary.*qwenimg pull clip-tokenizer"):
             qwenimg.load(None, "cpu", **parts)
     else:

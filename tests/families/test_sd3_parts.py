@@ -24,8 +24,9 @@ from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.sd3 import published
 from qwenimg.common.hub.describe import describe
+from qwenimg.common.networks.network import Network
+from qwenimg.common.parts import known_configs
 
 ASKED: dict[str, Any] = {"width": 32, "height": 48, "steps": 2, "guidance": 3.0, "seed": 7}
 PROMPT = "a red circle"
@@ -110,13 +111,13 @@ def test_one_file_and_its_parts_in_others(
     made: Made, drawn: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text encoders in any order: their tensors show which one each is, by the widths of the published ones."""
-    known = published.text
+    read = known_configs.read
 
-    def text(name: str) -> Any:
-        config = known(name)
-        return replace(config, **{**WIDE_CLIPS[name], "projection_dim": 1}) if name in WIDE_CLIPS else config
+    def narrow(model: str, part: str, network: Network) -> Any:
+        config = read(model, part, network)
+        return replace(config, **{**WIDE_CLIPS[part], "projection_dim": 1}) if part in WIDE_CLIPS else config
 
-    monkeypatch.setattr(published, "text", text)
+    monkeypatch.setattr(known_configs, "read", narrow)
     clip_l, clip_g, t5 = map(made.part, TEXTS)
     given = {"text_encoder": t5, "text_encoder_2": clip_g, "text_encoder_3": clip_l, "tokenizer": made.words}
     assert np.array_equal(drawn(made.whole(*TEXTS), **given), expected("cpu"))

@@ -11,14 +11,13 @@ import pytest
 from support import passport_runs
 from support.fake_hub import REPO
 from support.hub_cases import check_complete, pulled
-from support.published import write_published_sd3
+from support.published import write_published
 
 import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.sd3.published import defaults
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.hub import requirements
 from qwenimg.common.networks.denoisers import sd3_dit
@@ -40,8 +39,8 @@ def test_names_have_the_defaults_of_their_files(name: str, tmp_path: Path) -> No
         guidance=known.guidance,
         negative_prompt=known.negative_prompt,
     )
-    assert named == defaults(model.checkpoint)
-    folder = write_published_sd3(tmp_path / name, name)
+    assert named == model.defaults()
+    folder = write_published(tmp_path / name, name)
     with pytest.raises(ModelError, match="tokenizer"):
         registry.open_model(folder).checkpoint.read_tokenizers()
     opened = registry.open_model(folder)

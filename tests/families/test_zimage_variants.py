@@ -14,12 +14,13 @@ from support.hub_cases import check_complete, pulled
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families import catalog
-from qwenimg.common.families.z_image.published import SHIFTS, defaults
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.hub import requirements
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.residents import Residents
+
+NAMES = {"z-image-turbo": 3.0, "z-image": 6.0}  # and the shift of the scheduler
 
 
 def with_shift(folder: Path, copy: Path, shift: float) -> Path:
@@ -30,9 +31,10 @@ def with_shift(folder: Path, copy: Path, shift: float) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("name", SHIFTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_names_have_the_defaults_of_their_files(name: str) -> None:
-    known = catalog.KNOWN[name]
+    known, model = catalog.KNOWN[name], registry.published(catalog.KNOWN[name])
+    assert model is not None and model.checkpoint.scheduler.shift == NAMES[name]
     named = Defaults(
         width=known.width,
         height=known.height,
@@ -40,7 +42,7 @@ def test_names_have_the_defaults_of_their_files(name: str) -> None:
         guidance=known.guidance,
         negative_prompt=known.negative_prompt,
     )
-    assert named == defaults(SHIFTS[name]) and known.license == "Apache-2.0" and known.family == "z-image"
+    assert named == model.defaults() and known.license == "Apache-2.0" and known.family == "z-image"
 
 
 def test_the_scheduler_tells_the_variants_apart(tiny_zimage: Path, tmp_path: Path) -> None:
@@ -79,13 +81,14 @@ def test_a_pulled_model_has_the_defaults_of_its_name(fake, cache, tiny_zimage: P
     folder, _, _ = pulled("z-image")
     check_complete(folder, fake.files)
     pipe = qwenimg.load("z-image", backend="cpu", precision="fp32")
-    assert pipe.defaults == defaults(SHIFTS["z-image"])
+    model = registry.published(catalog.KNOWN["z-image"])
+    assert model is not None and pipe.defaults == model.defaults()
     result = pipe("a ring", width=32, height=32, steps=1, seed=1)
     assert result.recipe["model"] == "z-image" and result.recipe["guidance"] == 4.0
 
 
 def test_a_pull_names_memory_and_license_first() -> None:
-    for name in SHIFTS:
+    for name in NAMES:
         text = requirements.machine_text(catalog.KNOWN[name], 0)
         assert "14.0 GB of memory on a GPU or a Mac" in text and "Apache-2.0" in text
 

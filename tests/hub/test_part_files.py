@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import write_configurations
 from safetensors.numpy import save_file
 from support import gguf_files
 from support.cli_runner import cli
@@ -18,11 +16,17 @@ from support.published import write_published
 
 import qwenimg
 from qwenimg import DoesNotFit, ModelError
+from qwenimg.common.base.config import data_folder
+from qwenimg.common.conversion.parts import as_json
 from qwenimg.common.families import registry
-from qwenimg.common.families.catalog import KNOWN
+from qwenimg.common.families.catalog import BUILT_IN, KNOWN
+from qwenimg.common.families.family import Family
 from qwenimg.common.hub import folder_listing, resolve
 from qwenimg.common.hub.model_folders import read_folders
-from qwenimg.common.parts.components import read_config
+from qwenimg.common.networks.denoisers import flux_dit, qwen_dit
+from qwenimg.common.networks.encoders import clip, qwen3, qwen3_vl_vision, qwen_vl_caption, qwen_vl_vision
+from qwenimg.common.networks.vaes import flux2_vae, kl_vae, qwen_vae
+from qwenimg.common.parts import known_configs
 
 KINDS = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
 LORA = "transformer_blocks.0.img_mlp.net.2.lora_"
@@ -100,20 +104,53 @@ def test_three_files_and_a_tokenizer_are_a_model_without_a_pull(comfy: Path, pub
     pipe.close()
 
 
-@pytest.mark.parametrize("name", write_configurations.MODELS)
-def test_the_shipped_configurations_are_the_published_ones(name: str) -> None:
-    """Each file is what the code writes, and is read back as the configuration of the published model."""
-    folder, known = resolve.configurations(KNOWN[name]), KNOWN[name]
-    assert folder is not None
-    written = {path: (folder / path).read_text(encoding="utf-8") for path in write_configurations.files(name)}
-    assert written == write_configurations.files(name), "run: python tools/write_configurations.py"
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} == written.keys()
+@pytest.mark.parametrize("name", [name for name in KNOWN if (data_folder(name) / "model_index.json").is_file()])
+def test_the_shipped_configurations_are_whole_models(name: str) -> None:
+    """Every file is one of a part or one of the small files, in the form in which `convert` writes it; the index has
+    every part with the class of its configuration."""
+    folder, known = data_folder(name), KNOWN[name]
+    if known is BUILT_IN:
+        return
     opened = registry.published(known)
     assert opened is not None
-    networks = {network.name: network for network in opened.family.networks}
-    for part_name, one in opened.checkpoint.components.items():
-        config = replace(one.config, taps=()) if getattr(one.config, "taps", ()) else one.config  # in no file
-        assert read_config(networks[one.network], folder / part_name) == config
+    tables = known_configs.small_files(name)
+    index = tables["model_index.json"]
+    for part_name, network in opened.family.parts.items():
+        if part_name in opened.checkpoint.components:
+            config = opened.checkpoint[part_name].config
+            tables[f"{part_name}/config.json"] = network.written(config)
+            library, kind = index[part_name]  # type: ignore[misc]
+            assert library == "diffusers" or kind.startswith(("CLIP", "T5", "Qwen")), part_name
+            assert library == "transformers" or network.kind == kind
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
+    assert files == {path: as_json(table) for path, table in tables.items()}
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES, ids=lambda family: family.name)
+def test_a_family_whose_parts_need_no_folder_ships_every_known_model(family: Family) -> None:
+    names = [name for name, known in KNOWN.items() if known.family == family.name and known is not BUILT_IN]
+    assert family.model_of is None or all(resolve.configurations(KNOWN[name]) for name in names)
+    assert family.model_of is not None or not any(resolve.configurations(KNOWN[name]) for name in names)
+
+
+def test_configurations_of_a_network_alone_are_the_published_ones() -> None:
+    """The defaults of a network's configuration are those of one published model."""
+    for model, part, network in (
+        ("qwen-image", "transformer", qwen_dit.NETWORK),
+        ("qwen-image", "text_encoder", qwen_vl_caption.NETWORK),
+        ("qwen-image", "text_encoder", qwen_vl_vision.NETWORK),
+        ("qwen-image", "vae", qwen_vae.NETWORK),
+        ("flux-schnell", "transformer", flux_dit.NETWORK),
+        ("qwen-image-2.1", "text_encoder", qwen3_vl_vision.NETWORK),
+        ("z-image", "text_encoder", qwen3.NETWORK),
+        ("flux2-klein-4b", "vae", flux2_vae.NETWORK),
+    ):
+        assert known_configs.read(model, part, network) == network.config(), part
+    vaes = {"flux-dev": kl_vae.FLUX_1, "z-image": kl_vae.FLUX_1, "sd3-medium": kl_vae.STABLE_DIFFUSION_3}
+    for model, config in vaes.items():
+        assert known_configs.read(model, "vae", kl_vae.NETWORK) == config
+    for part, text in (("text_encoder", clip.VIT_L), ("text_encoder_2", clip.OPEN_CLIP_BIG_G)):
+        assert known_configs.read("sdxl", part, clip.NETWORK) == text
 
 
 def test_models_of_a_family_share_configurations() -> None:

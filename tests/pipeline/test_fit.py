@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.published import (
-    write_published,
-    write_published_flux,
-    write_published_flux2,
-    write_published_sd,
-    write_published_sd3,
-    write_published_zimage,
-)
+from support.published import write_published
 
 import qwenimg
 from qwenimg import backends
@@ -29,8 +22,6 @@ from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.families.flux2.published import variants
-from qwenimg.common.families.z_image.published import SHIFTS
 from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
 from qwenimg.common.runtime import rates
@@ -260,13 +251,7 @@ def written(name: str, folder: Path, qwen: Path) -> Path:
     """The folder of a known model at its published size; Qwen-Image's is written once."""
     if name == "qwen-image":
         return qwen
-    if name in variants():
-        return write_published_flux2(folder, name)
-    if name.startswith("flux"):
-        return write_published_flux(folder, name)
-    if KNOWN[name].family == "sd3":
-        return write_published_sd3(folder, name)
-    return write_published_zimage(folder, name) if name in SHIFTS else write_published_sd(folder, name)
+    return write_published(folder, name)
 
 
 @pytest.mark.parametrize("options", ["--backend cuda --memory 24GB", "--backend cpu --memory 14GB -q 8"])

@@ -13,8 +13,8 @@ from support.flux_loras import Tensors, by_diffusers, check_changes, random
 from support.tiny_flux2 import tiny_dit
 
 import qwenimg
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.flux2 import lora_names
-from qwenimg.common.families.flux2.published import published
 from qwenimg.common.weights.loras import lora
 from qwenimg.common.weights.loras.lora import read_lora
 
@@ -62,11 +62,11 @@ def ai_toolkit() -> Tensors:
     ids=["kohya", "ai-toolkit"],
 )
 def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written: Callable[[], Tensors]) -> None:
-    checkpoint = published("flux2-klein-4b")
-    assert checkpoint is not None
+    model = registry.published(catalog.KNOWN["flux2-klein-4b"])
+    assert model is not None
     expected, path = by_diffusers(converter, written()), tmp_path / "a.safetensors"
     save_file({key: value.contiguous() for key, value in written().items()}, path)
-    changes = lora.fit(read_lora(path), lora_names.names(checkpoint))["transformer"]
+    changes = lora.fit(read_lora(path), lora_names.names(model.checkpoint))["transformer"]
     check_changes(changes, expected)
     assert len(changes) == 14
 

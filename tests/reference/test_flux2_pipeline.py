@@ -14,9 +14,9 @@ from qwenimg import Pipeline
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.flux2 import references
 from qwenimg.common.families.flux2.model import shift
-from qwenimg.common.families.flux2.small_files import SCHEDULER
 from qwenimg.common.numbers import noise
-from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig, flow_schedule, read_config
+from qwenimg.common.parts import known_configs
+from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig, flow_schedule
 
 BACKENDS = ("cpu", "mlx")
 LATENTS = 1e-4  # relative L2 of the final latents; the reference's float32 sinusoid is worth most of it
@@ -100,7 +100,7 @@ def test_the_reference_is_seen(tiny_flux2: dict[str, Path]) -> None:
 
 def test_levels() -> None:
     """Golden numbers of diffusers' schedule and shift, which jumps above 4300 tokens."""
-    config = read_config(SCHEDULER, Path("scheduler_config.json"))
+    config = known_configs.scheduler("flux2-klein-4b")
     golden = {4096: 2.29118, 1024: 2.03069, 6144: 1.496662, 4300: 2.308, 4301: 1.185}
     for tokens, mu in golden.items():
         assert shift(config, tokens, 4) == pytest.approx(mu, abs=5e-4 if tokens in (4300, 4301) else 5e-6)

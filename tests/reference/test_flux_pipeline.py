@@ -13,11 +13,10 @@ from support import oracle_flux
 from support.relative import relative
 
 import qwenimg
-from qwenimg.common.base.config import parse
 from qwenimg.common.families.flux.model import LENGTHS, Flux
-from qwenimg.common.families.flux.small_files import scheduler
+from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.texts.padded_texts import T5Texts
-from qwenimg.common.sampling.flow_match import FlowMatchConfig, flow_schedule
+from qwenimg.common.sampling.flow_match import flow_schedule
 
 BACKENDS = ("cpu", "mlx")
 
@@ -99,7 +98,7 @@ SIGMAS = [  # variant, pixels, levels of four steps
 
 @pytest.mark.parametrize(("variant", "side", "levels"), SIGMAS)
 def test_golden_levels(variant: str, side: int, levels: tuple[float, ...]) -> None:
-    config = parse(FlowMatchConfig, scheduler(distilled=variant == "schnell"), source="the test")
+    config = known_configs.scheduler(f"flux-{variant}")
     sigmas = flow_schedule(config, 4, (side // 16) ** 2)
     assert np.abs(np.subtract(sigmas, levels)).max() <= 1e-6
 

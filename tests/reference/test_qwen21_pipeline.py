@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from support import oracle_qwen21
 from support.relative import relative
+from support.tiny_qwen21 import TURBO
 
 import qwenimg
 from qwenimg import Result
@@ -18,7 +19,6 @@ from qwenimg.backends.torch.networks.encoders import qwen3_vl_vision
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.qwen_image_21 import references
-from qwenimg.common.families.qwen_image_21.small_files import TURBO
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_conditioning import TokenRun
 from qwenimg.common.numbers import noise

@@ -211,7 +211,6 @@ FAMILY = Family(
     networks=(NETWORK,),
     denoiser="denoiser",
     components=(("denoiser",),),
-    published=lambda name: None,
     precision=DenoiserKind(
         denoiser="denoiser",
         places={"residual": "the hidden stream", "final_norm": "norm_out and proj_out"},

@@ -21,7 +21,6 @@ from qwenimg.common.base.atomic_files import make_folder, write_atomic
 from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.base.safe_files import bad, open_regular
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.qwen_image.small_files import INDEX, SCHEDULER
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.networks.denoisers import qwen_dit
@@ -30,13 +29,14 @@ from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.weights.plan import LoadPlan
 from training import tokenizer
 from training.config import STEM, TEXT_STEM, ModelSize
 
-SHAPES_SCHEDULER: dict[str, object] = SCHEDULER | {"base_shift": 2.2, "max_shift": 2.6}
+SHAPES_LEVELS = {"base_shift": 2.2, "max_shift": 2.6}
 """More noise than Qwen-Image's own shift: flat shapes in a small picture show through more noise than a photograph, so
 levels above 0.85 settle what is where, and Qwen-Image's shift has few of those."""
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
@@ -148,10 +148,11 @@ def write_tokenizer(folder: Path, tokens: tokenizer.Vocabulary) -> None:
 
 def write_rest(folder: Path, config: QwenDiTConfig, weights: Mapping[str, Tensor]) -> None:
     """The transformer and the scheduler; model_index.json comes last, so a folder that has it is complete."""
-    _write_json(folder / "scheduler" / "scheduler_config.json", SHAPES_SCHEDULER)
+    small = known_configs.small_files("qwen-image", **SHAPES_LEVELS)
+    _write_json(folder / "scheduler" / "scheduler_config.json", small["scheduler/scheduler_config.json"])
     _write(folder / "transformer" / STEM, _bytes(weights))
     _write_json(folder / "transformer" / "config.json", {"_class_name": qwen_dit.CLASS_NAME} | asdict(config))
-    _write_json(folder / "model_index.json", INDEX)
+    _write_json(folder / "model_index.json", small["model_index.json"])
 
 
 def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor], tokens: tokenizer.Vocabulary) -> None:

@@ -15,7 +15,6 @@ from qwenimg.common.base.safe_files import absolute, bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux import mflux, single_file, variants
-from qwenimg.common.families.flux.small_files import scheduler
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
@@ -25,6 +24,7 @@ from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import (
     find_config,
     given_twice,
@@ -51,7 +51,7 @@ REFUSED = {
     "FluxPrior": "is Flux.1 Redux: not supported",
 }
 _SCHEDULER = Path("scheduler") / "scheduler_config.json"
-_NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
+NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
 
 
 def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
@@ -94,7 +94,7 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
     _check_there(path, {*inside, *parts})
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:
-        for name in _NETWORKS:
+        for name in NETWORKS:
             if (place := parts.get(name)) is None:
                 components[name] = single_file.open_part(path, name, whole=choices.whole)
             else:
@@ -102,7 +102,7 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
             keep(components[name].plan)
         inner = {name: part for name, part in components.items() if name not in parts}
         single_file.check_known(path, inner, [name for name in inside if name in parts])
-        dit, clip_config, t5_config, vae = (components[name].config for name in _NETWORKS)
+        dit, clip_config, t5_config, vae = (components[name].config for name in NETWORKS)
         _check_fit(path, dit, clip_config, t5_config, vae)
         kind = _kind(path, choices, dit)
         tokenizers = _tokenizers(path, choices, components)
@@ -111,7 +111,7 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
         source=path,
         components=components,
         tokenizers=tokenizers,
-        scheduler=_published_levels(path, distilled=schnell),
+        scheduler=known_configs.scheduler(f"flux-{SCHNELL if schnell else DEV}"),
         variant=kind.name,
         distilled=schnell,
     )
@@ -121,14 +121,14 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and of the parts that `choices` has elsewhere, and check them
     against the manifests. Raises ModelError and UsageError."""
     parts, whole = _places(choices), is_file(folder / "model_index.json")
-    configs = {name: _config(folder, name, whole=whole, elsewhere=name in parts) for name in _NETWORKS}
-    _check_there(folder, [name for name in _NETWORKS if name in parts or not is_bare(folder / name)])
+    configs = {name: _config(folder, name, whole=whole, elsewhere=name in parts) for name in NETWORKS}
+    _check_there(folder, [name for name in NETWORKS if name in parts or not is_bare(folder / name)])
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:
-        for name in _NETWORKS:
+        for name in NETWORKS:
             components[name] = _component(folder, name, parts.get(name), configs[name], whole=choices.whole)
             keep(components[name].plan)
-        opened = [components[name].config for name in _NETWORKS]
+        opened = [components[name].config for name in NETWORKS]
         _check_fit(folder, *opened)
         kind = _kind(folder, choices, opened[0])
         tokenizers = _tokenizers(folder, choices, components)
@@ -138,7 +138,7 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
         source=folder,
         components=components,
         tokenizers=tokenizers,
-        scheduler=levels or _published_levels(folder, distilled=schnell),
+        scheduler=levels or known_configs.scheduler(f"flux-{SCHNELL if schnell else DEV}"),
         variant=kind.name,
         distilled=schnell,
     )
@@ -146,7 +146,7 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
 
 def _check_there(path: Path, there: Collection[str]) -> None:
     """Raise ModelError unless all parts of the model at `path` are `there`."""
-    if absent := [name for name in _NETWORKS if name not in there]:
+    if absent := [name for name in NETWORKS if name not in there]:
         options = " ".join(f"--{'text-encoder' if 'text' in name else name} FILE" for name in absent)
         raise bad(path, f"lacks {', '.join(absent)}: add {options}, or give a file or folder of the whole model")
 
@@ -212,8 +212,10 @@ def read_levels(folder: Path) -> FlowMatchConfig:
     return flow_match.read_config(read_json(path), path)
 
 
-def _published_levels(path: Path, *, distilled: bool) -> FlowMatchConfig:
-    return flow_match.read_config(scheduler(distilled=distilled), path / _SCHEDULER)
+def known_name(checkpoint: Checkpoint) -> str:
+    """Return the name of the known model that `checkpoint` is like."""
+    kind = (SCHNELL if checkpoint.distilled else DEV) if checkpoint.variant == TEXT.name else checkpoint.variant
+    return f"flux-{kind}"
 
 
 def _places(choices: Choices) -> dict[str, Path]:
@@ -237,12 +239,12 @@ def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
             return FluxConfig(**mflux.sizes(folder))
         return _published(name)
 
-    return find_config(_NETWORKS[name], [folder / name], published if elsewhere or not whole else None, REFUSED)
+    return find_config(NETWORKS[name], [folder / name], published if elsewhere or not whole else None, REFUSED)
 
 
 def _published(name: str) -> Any:
-    """Return the published configuration of a component."""
-    return {"transformer": FluxConfig(), CLIP: clip.VIT_L, T5: T5Config(), "vae": kl_vae.FLUX_1}[name]
+    """Return the published configuration of a component: of a model without guidance."""
+    return known_configs.read(f"flux-{SCHNELL}", name, NETWORKS[name])
 
 
 def _component(folder: Path, name: str, place: Path | None, config: Any, *, whole: bool) -> Component:
@@ -250,7 +252,7 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
     if place is None:
         marker = CHANNELS_LAST if name == "vae" else ""
         rename = mflux.RENAMES[name]
-        return open_component(_NETWORKS[name], folder / name, config, name, rename, channels_last=marker, whole=whole)
+        return open_component(NETWORKS[name], folder / name, config, name, rename, channels_last=marker, whole=whole)
     if name == "transformer":
         return FILE.open(place, config, whole=whole)
     if name == "vae":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,26 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import lora_names, mflux, variants
-from qwenimg.common.families.flux.checkpoint import REFUSED, is_schnell, model_of, open_checkpoint, read_levels
+from qwenimg.common.families.flux.checkpoint import (
+    NETWORKS,
+    REFUSED,
+    is_schnell,
+    known_name,
+    model_of,
+    open_checkpoint,
+    read_levels,
+)
 from qwenimg.common.families.flux.describe_file import describe_file, part_of
+from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
-from qwenimg.common.families.flux.published import defaults, published
 from qwenimg.common.families.flux.single_file import is_model
-from qwenimg.common.families.flux.small_files import small_files
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
 
 _DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 KIND = DenoiserKind(
@@ -83,6 +94,21 @@ def _text_model(folder: Path, config: Mapping[str, Any]) -> str:
     return "schnell" if is_schnell(folder, Choices(), levels, guided=guided) else "dev"
 
 
+def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """Return a known model with what its pipeline and its noise levels tell."""
+    kind = variants.of_pipeline(str(read_json(folder / "model_index.json").get("_class_name")))
+    distilled = kind is variants.TEXT and not checkpoint.scheduler.use_dynamic_shifting
+    return replace(checkpoint, variant=kind.name, distilled=distilled)
+
+
+def _defaults(checkpoint: Checkpoint) -> Defaults:
+    """Return the defaults of its variant, or of schnell. A model without an input for guidance has none."""
+    if checkpoint.distilled:
+        return Defaults(**SCHNELL.usual)
+    usual = variants.VARIANTS[checkpoint.variant].defaults
+    return usual if checkpoint["transformer"].config.guidance_embeds else replace(usual, guidance=0.0)
+
+
 FAMILY = Family(
     name="flux",
     title="Flux.1",
@@ -92,7 +118,8 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("text_encoder_2",), ("vae",)),
     precision=KIND,
-    published=published,
+    parts=NETWORKS,
+    published=_published,
     options=Flux.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),
     open=open_checkpoint,
@@ -102,9 +129,9 @@ FAMILY = Family(
     model_of=model_of,
     model=lambda runtime, checkpoint, refiner: Flux(runtime, checkpoint),
     lora_names=lora_names.names,
-    small_files=small_files,
+    small_files=lambda checkpoint: known_configs.small_files(known_name(checkpoint)),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
-    defaults=defaults,
+    defaults=_defaults,
     described=_described,
     part=part_of,
 )

@@ -3,12 +3,11 @@ before a weight is read."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import read_json
+from qwenimg.common.base.config import data_folder, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
@@ -16,12 +15,11 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.flux2 import mflux, vae_file
 from qwenimg.common.families.flux2.known import SMALL_FILES
 from qwenimg.common.families.flux2.networks import NETWORKS, TAPS
-from qwenimg.common.families.flux2.published import Klein, model_of, variants
-from qwenimg.common.families.flux2.small_files import SCHEDULER
-from qwenimg.common.families.flux2.transformer_file import FILE
+from qwenimg.common.families.flux2.transformer_file import FILE, model_of
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
+from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.prompts import qwen
@@ -30,6 +28,8 @@ from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
 
+_SCHEDULER = "scheduler/scheduler_config.json"
+
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
@@ -37,11 +37,9 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     UsageError."""
     tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     index = folder / "model_index.json"
-    known = None if is_file(index) else variants()[model_of(folder / "transformer")]
-    distilled = is_distilled(index) if known is None else known.distilled
-    published = {name: None if known is None else partial(_published, name, known) for name in NETWORKS}
-    configs = {name: find_config(network, [folder / name], published[name]) for name, network in NETWORKS.items()}
-    configs["text_encoder"] = with_taps(folder / "text_encoder" / "config.json", configs["text_encoder"])
+    known = None if is_file(index) else model_of(folder / "transformer")
+    distilled = is_distilled(index if known is None else data_folder(known) / index.name)
+    configs = {name: _config(folder / name, known) for name in NETWORKS}
     check_fit(folder, *(configs[name] for name in NETWORKS))
     with closed_on_failure() as keep:
         components = {}
@@ -54,20 +52,23 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         source=folder,
         components=components,
         tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, text)},
-        scheduler=_scheduler(folder, published=known is not None),
+        scheduler=_scheduler(folder, known),
         distilled=distilled,
     )
 
 
-def _published(name: str, known: Klein) -> Any:
-    """Return the configuration of a part of the `known` model."""
-    return {"transformer": known.transformer, "text_encoder": known.text_encoder, "vae": Flux2VAEConfig()}[name]
+def _config(folder: Path, known: str | None) -> Any:
+    """Return the configuration of the part in `folder`, or that of the `known` model. Raise ModelError."""
+    name, network = folder.name, NETWORKS[folder.name]
+    return find_config(network, [folder], partial(known_configs.read, known, name, network) if known else None)
 
 
-def _scheduler(folder: Path, *, published: bool) -> FlowMatchConfig:
-    """Return the noise levels of the model in `folder`, or the published ones. Raise ModelError."""
-    path = folder / "scheduler" / "scheduler_config.json"
-    return flow_match.read_config(SCHEDULER if published and not is_file(path) else read_json(path), path)
+def _scheduler(folder: Path, known: str | None) -> FlowMatchConfig:
+    """Return the noise levels of the model in `folder`, or those of the `known` model. Raise ModelError."""
+    path = folder / _SCHEDULER
+    if known is not None and not is_file(path):
+        path = data_folder(known) / _SCHEDULER
+    return flow_match.read_config(read_json(path), path)
 
 
 def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
@@ -78,8 +79,6 @@ def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
         return vae_file.open_vae(path, own, whole=whole)
     network = NETWORKS[name]
     config = find_config(network, [path], lambda: own)
-    if name == "text_encoder":
-        config = with_taps(path, config)
     marker = mflux.CHANNELS_LAST if name == "vae" else ""
     return open_component(network, path, config, name, mflux.RENAMES[name], channels_last=marker, whole=whole)
 
@@ -91,14 +90,6 @@ def is_distilled(index: Path) -> bool:
     if not isinstance(value, bool):
         raise bad(index, f"'is_distilled' is {clean(value, 40)}; expected true or false")
     return value
-
-
-def with_taps(path: Path, config: Qwen3Config) -> Qwen3Config:
-    """Return `config` with the layers behind which states are taken. Raises ModelError."""
-    try:
-        return replace(config, taps=TAPS)
-    except ModelError as error:
-        raise ModelError(f"{clean(path)}: {error}") from None
 
 
 def check_fit(folder: Path, dit: Flux2Config, text: Qwen3Config, vae: Flux2VAEConfig) -> None:

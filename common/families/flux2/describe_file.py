@@ -8,8 +8,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, of_file
 from qwenimg.common.families.flux2 import vae_file
-from qwenimg.common.families.flux2.published import model_of
-from qwenimg.common.families.flux2.transformer_file import FILE
+from qwenimg.common.families.flux2.transformer_file import FILE, model_of
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux2 import lora_names, mflux
-from qwenimg.common.families.flux2.checkpoint import open_folder
+from qwenimg.common.families.flux2.checkpoint import is_distilled, open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
+from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.model import Flux2
-from qwenimg.common.families.flux2.published import defaults, model_of, published
-from qwenimg.common.families.flux2.small_files import PIPELINE, small_files
+from qwenimg.common.families.flux2.networks import NETWORKS
+from qwenimg.common.families.flux2.transformer_file import model_of
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
+from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
 
 _DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 KIND = DenoiserKind(
@@ -50,10 +56,15 @@ nothing about how large published weights make values."""
 _DEV = "is FLUX.2 dev, whose text encoder is Mistral Small 3 of 24 B parameters: not supported; FLUX.2 klein is"
 
 
+def _like(checkpoint: Checkpoint) -> KnownModel:
+    """Return a known model with the steps, guidance and small files of `checkpoint`; both sizes have the same."""
+    return KLEIN_4B if checkpoint.distilled else BASE_4B
+
+
 FAMILY = Family(
     name="flux2",
     title="FLUX.2 klein",
-    pipelines=frozenset({PIPELINE}),
+    pipelines=frozenset({"Flux2KleinPipeline"}),
     refused={
         "Flux2KleinKV": "is a FLUX.2 klein that keeps keys and values of reference images: not supported",
         "Flux2Klein": "is a FLUX.2 klein pipeline for another task: give the model's own folder",
@@ -64,7 +75,8 @@ FAMILY = Family(
     mflux_signs=mflux.SIGNS,
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
-    published=published,
+    parts=NETWORKS,
+    published=lambda checkpoint, folder: replace(checkpoint, distilled=is_distilled(folder / "model_index.json")),
     options=Flux2.options,
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
@@ -72,8 +84,9 @@ FAMILY = Family(
     model_of=lambda transformer, choices: model_of(transformer),
     model=lambda runtime, checkpoint, refiner: Flux2(runtime, checkpoint),
     lora_names=lora_names.names,
-    defaults=lambda checkpoint: defaults(checkpoint.distilled),
+    # an image is a reference, and the run starts from noise
+    defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
     part=part_of,
-    small_files=small_files,
+    small_files=lambda checkpoint: known_configs.small_files(_like(checkpoint).name),
 )

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.parts import flux_names
+from qwenimg.common.parts import flux_names, known_configs
 from qwenimg.common.parts.authors_names import Layers, TransformerFile
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.weights.keys import Place
@@ -68,3 +69,12 @@ FILE = TransformerFile(
     place=place,
     config=_config,
 )
+
+
+def model_of(transformer: Path) -> str:
+    """Return the name of the published model that the transformer in a folder or file is of: of the size that its width
+    is nearer to, and distilled unless its name says `base`. Raises ModelError."""
+    small, large = (known_configs.read(f"flux2-klein-{size}", "transformer", FILE.network).dim for size in ("4b", "9b"))
+    width, *_ = FILE.shape(transformer, "x_embedder.weight") or (small,)
+    size = "4b" if width - small < large - width else "9b"
+    return f"flux2-klein-{'base-' if 'base' in told_name(transformer).lower() else ''}{size}"

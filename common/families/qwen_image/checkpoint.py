@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.config import data_folder, parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
@@ -17,7 +17,6 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
-from qwenimg.common.families.qwen_image.small_files import SCHEDULER
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
@@ -46,13 +45,13 @@ from qwenimg.common.weights.plan import closed_on_failure
 
 _UP = re.compile(r"decoder\.(?:up_blocks\.0\.resnets\.(\d)\.conv1|upsamples\.(\d{1,2})\.residual\.2)\.weight")
 _SAMPLER = re.compile(r"decoder\.(?:up_blocks\.\d\.upsamplers\.0|upsamples\.(\d{1,2}))\.resample\.1\.weight")
-_PARTS = ("transformer", "text_encoder", "vae")
+NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
 
 
 def networks(kind: QwenVariant) -> dict[str, Network]:
     """Return the networks of a variant, by their folders; of Layered, with all that its text encoder may have."""
     text = qwen_vl_vision.NETWORK if kind.edits else qwen_vl_caption.NETWORK if kind.layered else qwen_vl.NETWORK
-    return {"transformer": qwen_dit.NETWORK, "text_encoder": text, "vae": qwen_vae.NETWORK}
+    return NETWORKS | {"text_encoder": text}
 
 
 def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
@@ -60,8 +59,8 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
     manifests. Parts that `choices` has elsewhere are read from there; one without a configuration takes that of
     `folder`. Raises ModelError and UsageError."""
     choices = choices or Choices()
-    whole = is_file(folder / "model_index.json")
-    scheduler = folder / "scheduler" / "scheduler_config.json"
+    levels_of = folder if is_file(folder / "model_index.json") else data_folder("qwen-image")
+    scheduler = levels_of / "scheduler" / "scheduler_config.json"
     tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
     kind, components = open_parts(folder, choices)
     with closed_on_failure() as keep:
@@ -71,7 +70,7 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
             source=folder,
             components=components,
             tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, components["text_encoder"].config)},
-            scheduler=flow_match.read_config(read_json(scheduler) if whole else SCHEDULER, scheduler),
+            scheduler=flow_match.read_config(read_json(scheduler), scheduler),
             variant=kind.name,
         )
 
@@ -81,7 +80,7 @@ def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, C
     whole, inside = is_file(folder / "model_index.json"), is_file(folder)
     if inside:
         merged_file.check_parts(folder, choices.parts)
-    places = {name: choices.part(name) or (folder if inside else folder / name) for name in _PARTS}
+    places = {name: choices.part(name) or (folder if inside else folder / name) for name in NETWORKS}
     if (tower := choices.part("text_encoder_2")) is not None:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
 

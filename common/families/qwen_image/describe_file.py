@@ -7,20 +7,18 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description, listed, of_merged, summary, weights_summary
-from qwenimg.common.families.qwen_image.checkpoint import is_tower, open_parts
+from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, is_tower, open_parts
 from qwenimg.common.families.qwen_image.control_files import described, is_control
 from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
-from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import qwen21_vae, qwen_vae
+from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts import merged_file
 from qwenimg.common.weights.keys import named_weights
 
-NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
 # A tensor that only this part has, and one whose shape shows its size.
 _SIGNS = {
     "transformer": ("transformer_blocks.0.img_mod.1.weight", "img_in.weight"),

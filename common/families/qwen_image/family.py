@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,16 +11,16 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import control_files, layouts, references, variants
-from qwenimg.common.families.qwen_image.checkpoint import open_folder
+from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, networks, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, is_model, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
-from qwenimg.common.families.qwen_image.published import published
-from qwenimg.common.families.qwen_image.small_files import small_files
 from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_dit, qwen_patches
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision
 from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.parts import known_configs
+from qwenimg.common.parts.components import on_paper, read_config
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -84,6 +85,16 @@ def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None)
     return cls(runtime, checkpoint, kind)
 
 
+def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """Return a known model with the networks of its variant, which its name tells: `folder` is the same for all."""
+    kind = variants.of_name(checkpoint.source.name) or variants.TEXT
+    parts = {
+        part: on_paper(network, variants.of_kind(read_config(network, folder / part), kind), "bfloat16")
+        for part, network in networks(kind).items()
+    }
+    return replace(checkpoint, components=parts, variant=kind.name)
+
+
 def _defaults(checkpoint: Checkpoint) -> Defaults:
     kind = variants.VARIANTS[checkpoint.variant]
     if kind.edits:
@@ -117,7 +128,8 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
-    published=published,
+    parts=NETWORKS,
+    published=_published,
     options=QwenImageLayered.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=open_folder,
@@ -126,7 +138,7 @@ FAMILY = Family(
     describe_file=describe_file,
     model=_model,
     lora_names=layouts.lora_names,
-    small_files=small_files,
+    small_files=lambda checkpoint: known_configs.small_files("qwen-image"),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
     control=control_files.open_control,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image_21 import checkpoint, lora_names
-from qwenimg.common.families.qwen_image_21.checkpoint import open_folder
+from qwenimg.common.families.qwen_image_21 import lora_names, references
+from qwenimg.common.families.qwen_image_21.checkpoint import NETWORKS, open_folder, sample_sigmas
 from qwenimg.common.families.qwen_image_21.describe_file import describe_file, part_of
-from qwenimg.common.families.qwen_image_21.known import LICENSE
+from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of_name
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
-from qwenimg.common.families.qwen_image_21.published import defaults, of_name, published
-from qwenimg.common.families.qwen_image_21.small_files import PIPELINE, small_files
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
+from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
 
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -41,29 +43,43 @@ KIND = DenoiserKind(
 
 
 def _described(folder: Path) -> str:
-    turbo = "-Turbo" if checkpoint.sample_sigmas(folder / "model_index.json") else ""
+    turbo = "-Turbo" if sample_sigmas(folder / "model_index.json") else ""
     return f"Qwen-Image-2.1{turbo}, text and reference images to image, with alpha; license: {LICENSE}"
+
+
+def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """Return a known model with the noise levels of its own that `folder` states."""
+    levels = sample_sigmas(folder / "model_index.json")
+    return replace(checkpoint, scheduler=replace(checkpoint.scheduler, sample_sigmas=levels), distilled=bool(levels))
+
+
+def _defaults(checkpoint: Checkpoint) -> Defaults:
+    """Return the defaults: an image is a reference, and the run starts from noise."""
+    usual = (TURBO if checkpoint.scheduler.sample_sigmas else BASE).usual
+    steps = len(checkpoint.scheduler.sample_sigmas) or usual["steps"]
+    return Defaults(**usual | {"steps": steps}, strength=1.0, mask_strength=0.8, edited=references.AREA)
 
 
 FAMILY = Family(
     name="qwen-image-2.1",
     title="Qwen-Image-2.1",
-    pipelines=frozenset({PIPELINE}),
+    pipelines=frozenset({"QwenImage21Pipeline"}),
     refused={"QwenImage21": "is a Qwen-Image-2.1 pipeline in another form: give the model's own folder"},
     networks=(qwen21_dit.NETWORK, qwen3_vl_vision.NETWORK, qwen21_vae.NETWORK, qwen3_vl.NETWORK),
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
-    published=published,
+    parts=NETWORKS,
+    published=_published,
     options=QwenImage21.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
-    small_files=small_files,
+    small_files=lambda checkpoint: known_configs.small_files((TURBO if checkpoint.distilled else BASE).name),
     open=open_folder,
     describe_file=describe_file,
-    model_of=lambda transformer, choices: of_name(told_name(transformer)),
+    model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
     model=lambda runtime, checkpoint, refiner: QwenImage21(runtime, checkpoint),
     lora_names=lora_names.names,
-    defaults=defaults,
+    defaults=_defaults,
     described=_described,
     part=part_of,
 )

@@ -28,6 +28,13 @@ TURBO = _qwen(
     files=("qwen_image_2.1_turbo_bf16",),
 )
 KNOWN = (BASE, TURBO)
+
+
+def of_name(name: str) -> KnownModel:
+    """Return the known model that a file or folder called `name` is of: Turbo if it says so."""
+    return TURBO if "turbo" in name.lower() else BASE
+
+
 SMALL_FILES = SmallFiles(
     name="qwen-image-2.1-files",
     repo="Qwen/Qwen-Image-2.1",

@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.sd3 import published, single_file
-from qwenimg.common.families.sd3.small_files import PADS, SCHEDULER
-from qwenimg.common.families.sd3.texts import T5
+from qwenimg.common.families.sd3 import single_file
+from qwenimg.common.families.sd3.texts import PADS, T5
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import (
     find_config,
     is_absent,
@@ -41,7 +41,6 @@ from qwenimg.common.prompts import t5 as t5_tokenizer
 from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
 from qwenimg.common.sampling import flow_match
-from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
 NETWORKS: Mapping[str, Network] = {
     "transformer": sd3_dit.NETWORK,
@@ -97,7 +96,7 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
         source=path,
         components=components,
         tokenizers={},
-        scheduler=parse(FlowMatchConfig, SCHEDULER, source=path),
+        scheduler=known_configs.scheduler("sd3-medium"),
     )
     return _with_tokenizers(_with_parts(checkpoint, choices), path, choices)
 
@@ -122,9 +121,7 @@ def _has_weights(folder: Path) -> bool:
 
 def _published(name: str) -> Any:
     """Return the published configuration of a component that the model lacks; for a transformer, SD 3 medium's."""
-    if name in ("transformer", "vae"):
-        return kl_vae.STABLE_DIFFUSION_3 if name == "vae" else published.transformer("sd3-medium")
-    return published.text(name)
+    return known_configs.read("sd3-medium", name, NETWORKS[name])
 
 
 # Tokenizers

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, component_line, of_file
 from qwenimg.common.families.sd3 import single_file
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.vaes import kl_vae
@@ -17,6 +23,9 @@ from qwenimg.common.runtime.checkpoint import Component
 _DIFFUSERS_SIGNS = ("pos_embed.pos_embed", "transformer_blocks.0.norm1_context.linear.weight")
 CLIP_WIDTHS = (768, 1280)  # of CLIP-L and CLIP-G
 _LACKS = "lacks: {}; add them by --vae and --text-encoder, once for each"
+TURBO = "turbo"  # in the name of a distilled model, whose files do not show it
+LARGE_LAYERS = 38
+_BLOCK = re.compile(r"(?:joint|transformer)_blocks\.(\d{1,4})\.")
 
 
 def reads(header: Header) -> bool:
@@ -33,6 +42,16 @@ def part_of(header: Header) -> str | None:
     if t5_files.is_alone(header) or clip_files.width_alone(header.tensors) in CLIP_WIDTHS:
         return "text_encoder"
     return "vae" if vae_files.latent_channels(header.tensors) == kl_vae.STABLE_DIFFUSION_3.latent_channels else None
+
+
+def model_of(transformer: Path) -> str:
+    """Return the name of the published model that the transformer in a folder or file is of, by its layers, and for
+    the distilled one by its name. Raises ModelError."""
+    names = [key for file in find_files(transformer).files for key in peek(file).tensors]
+    count = len({match[1] for key in names if (match := _BLOCK.search(key))})
+    if count == LARGE_LAYERS:
+        return f"sd3.5-large{'-turbo' if TURBO in told_name(transformer).lower() else ''}"
+    return "sd3.5-medium" if any(".attn2." in key for key in names) else "sd3-medium"
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:

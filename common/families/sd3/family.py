@@ -8,17 +8,21 @@ from pathlib import Path
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.sd3 import lora_names
-from qwenimg.common.families.sd3.checkpoint import open_checkpoint
-from qwenimg.common.families.sd3.describe_file import describe_file, part_of, reads
+from qwenimg.common.families.sd3.checkpoint import NETWORKS, open_checkpoint
+from qwenimg.common.families.sd3.describe_file import LARGE_LAYERS, TURBO, describe_file, model_of, part_of, reads
+from qwenimg.common.families.sd3.known import LARGE, LARGE_TURBO, MEDIUM, SD3_MEDIUM
 from qwenimg.common.families.sd3.model import SD3
-from qwenimg.common.families.sd3.published import defaults, model_of, published
-from qwenimg.common.families.sd3.small_files import small_files
-from qwenimg.common.families.sd3.texts import T5
+from qwenimg.common.families.sd3.texts import PADS, T5
 from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import known_configs
+from qwenimg.common.parts.small_files import padded_tokenizers
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.parts import PARTS
+from qwenimg.common.request.request import Defaults
+from qwenimg.common.runtime.checkpoint import Checkpoint
 
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -49,6 +53,24 @@ def _described(folder: Path) -> str:
     return "Stable Diffusion 3, text to image" + ("" if is_file(folder / T5 / "config.json") else ", without T5")
 
 
+def _small_files(checkpoint: Checkpoint) -> dict[str, dict[str, object]]:
+    """Return the small files of a model, which may lack T5."""
+    files = known_configs.small_files(SD3_MEDIUM.name)
+    if T5 not in checkpoint.tokenizers:
+        files["model_index.json"] |= {T5: [None, None], "tokenizer_3": [None, None]}
+    return files | padded_tokenizers(checkpoint, PADS)
+
+
+def _defaults(checkpoint: Checkpoint) -> Defaults:
+    """Return the defaults of a variant, which its layers show; of the distilled one, its name."""
+    config: SD3Config = checkpoint["transformer"].config
+    if TURBO in checkpoint.source.name.lower():
+        return Defaults(**LARGE_TURBO.usual)
+    if config.num_layers == LARGE_LAYERS:
+        return Defaults(**LARGE.usual)
+    return Defaults(**(MEDIUM if config.dual_attention_layers else SD3_MEDIUM).usual)
+
+
 FAMILY = Family(
     name="sd3",
     title="Stable Diffusion 3",
@@ -62,7 +84,7 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder", "text_encoder_2", T5), ("vae",)),
     precision=KIND,
-    published=published,
+    parts=NETWORKS,
     options=SD3.options,
     choices=frozenset({"tokenizer", *PARTS}),
     open=open_checkpoint,
@@ -72,7 +94,7 @@ FAMILY = Family(
     model_of=lambda transformer, choices: model_of(transformer),
     model=lambda runtime, checkpoint, refiner: SD3(runtime, checkpoint),
     lora_names=lora_names.names,
-    small_files=small_files,
-    defaults=defaults,
+    small_files=_small_files,
+    defaults=_defaults,
     described=_described,
 )

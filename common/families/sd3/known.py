@@ -16,6 +16,7 @@ SD3_MEDIUM = _sd3(
     guidance=7.0,
     bytes=15_500_000_000,
     memory=10_000_000_000,
+    dtype="float16",
     aliases=("sd3",),
     files=("sd3_medium",),
 )

@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.parts.texts.padded_texts import PaddedClip, SeparateTexts, T5Texts
 from qwenimg.common.parts.texts.states import States
+from qwenimg.common.prompts.clip import EOS_PAD, OPEN_CLIP_PAD
 from qwenimg.common.prompts.weighted import LENGTH
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.residents import Residents
 
 T5 = "text_encoder_3"
 T5_ROWS = 256
+PADS = {"text_encoder": EOS_PAD, "text_encoder_2": OPEN_CLIP_PAD}
+"""The padding token of each CLIP."""
 
 
 class SD3Texts(SeparateTexts):

@@ -14,7 +14,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
-from qwenimg.common.families.stable_diffusion.published import models, vae
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
@@ -22,6 +21,8 @@ from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
+from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper
 from qwenimg.common.parts.ldm_configs import HEAD_DIM, Text
 from qwenimg.common.runtime.checkpoint import Component
@@ -69,9 +70,10 @@ def stand_ins(
     if missing:
         raise lacks(source, missing)
     unet_or_published = unet_config or _unet(kind)
+    vae: KLVAEConfig = known_configs.read("sd15", "vae", kl_vae.NETWORK)
     configs: dict[str, tuple[Network, Any]] = {
         "unet": (unet.NETWORK, unet_or_published),
-        "vae": (kl_vae.NETWORK, replace(vae(), scaling_factor=KINDS[kind].scaling_factor)),
+        "vae": (kl_vae.NETWORK, replace(vae, scaling_factor=KINDS[kind].scaling_factor)),
     }
     width = unet_or_published.cross_attention_dim - sum(config.hidden_size for config in texts.values())
     for text, text_width in zip(absent_texts, _widths(width, len(absent_texts)), strict=True):
@@ -81,12 +83,10 @@ def stand_ins(
 
 def _unet(kind: str) -> UNetConfig:
     """Return the published configuration of a type's UNet: a file with diffusers' names has none of its own."""
-    known = models()
+    known: UNetConfig = known_configs.read("sd15" if kind in ("sd1", "sd2") else "sdxl", "unet", unet.NETWORK)
     if kind == "sd2":
-        return replace(
-            known["sd15"].unet, cross_attention_dim=1024, attention_head_dim=(5, 10, 20, 20), use_linear_projection=True
-        )
-    return known["sd15" if kind == "sd1" else "sdxl"].unet
+        return replace(known, cross_attention_dim=1024, attention_head_dim=(5, 10, 20, 20), use_linear_projection=True)
+    return known
 
 
 def _widths(width: int, count: int) -> list[int]:

@@ -51,6 +51,12 @@ PIPELINES = {
     "StableDiffusionXLImg2ImgPipeline": True,
     "StableDiffusionXLInpaintPipeline": True,
 }
+NETWORKS: Mapping[str, Network] = {
+    "unet": unet.NETWORK,
+    "vae": kl_vae.NETWORK,
+    "text_encoder": clip.NETWORK,
+    "text_encoder_2": clip.NETWORK,
+}
 SIZES = {"base": 6, "refiner": 5}  # numbers beside the pooled text: sizes and crop; or sizes, crop and a score
 
 
@@ -98,7 +104,8 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     index = read_json(folder / "model_index.json")
     sdxl = PIPELINES[str(index.get("_class_name"))]
     texts = [""] if not sdxl else [part for part in ("", "_2") if _has(index, f"text_encoder{part}")]
-    networks = {"unet": unet.NETWORK, "vae": kl_vae.NETWORK} | {f"text_encoder{part}": clip.NETWORK for part in texts}
+    names = {"unet", "vae", *(f"text_encoder{part}" for part in texts)}
+    networks = {name: network for name, network in NETWORKS.items() if name in names}
     present = [name for name in networks if is_file(folder / name / "config.json") or name not in may_be_given(choices)]
     configs = {name: read_config(networks[name], folder / name) for name in present}
     kind = _kind(sdxl, texts, configs.get("unet"))
@@ -122,7 +129,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             components={name: components[name] for name in networks},
             tokenizers={},
             scheduler=_scheduler(scheduler, choices.prediction),
-            zeros_for_empty=sdxl and index.get("force_zeros_for_empty_prompt", True) is True,
+            zeros_for_empty=zeros_for_empty(index),
         )
         checkpoint = with_parts(checkpoint, choices, sdxl=sdxl, faults=faults)
         tokenizers = {
@@ -130,6 +137,12 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             for name, text in checkpoint.texts.items()
         }
         return replace(checkpoint, tokenizers=tokenizers)
+
+
+def zeros_for_empty(index: Mapping[str, object]) -> bool:
+    """Return whether a model with this model_index.json has zeros for the states of an empty negative prompt."""
+    sdxl = PIPELINES[str(index.get("_class_name"))]
+    return sdxl and index.get("force_zeros_for_empty_prompt", True) is True
 
 
 def _scheduler(path: Path, prediction: Prediction | None) -> DiffusionConfig:

@@ -12,10 +12,9 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import lora_names
-from qwenimg.common.families.stable_diffusion.checkpoint import PIPELINES, facts
+from qwenimg.common.families.stable_diffusion.checkpoint import NETWORKS, PIPELINES, facts, zeros_for_empty
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file, part_of
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
-from qwenimg.common.families.stable_diffusion.published import published
 from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks.denoisers import unet
@@ -80,6 +79,11 @@ def _described(folder: Path) -> str:
     return f"{kind}, {purpose} ({clean(channels, 20)} channels), predicts {predicts}"
 
 
+def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """Return a known model with what its pipeline tells."""
+    return replace(checkpoint, zeros_for_empty=zeros_for_empty(read_json(folder / "model_index.json")))
+
+
 def _check(checkpoint: Checkpoint) -> None:
     """Raise ModelError for a scheduler whose sampler is not built."""
     schedules.sampler_of(checkpoint.scheduler)
@@ -105,7 +109,8 @@ FAMILY = Family(
     denoiser="unet",
     components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
     precision=KIND,
-    published=published,
+    parts=NETWORKS,
+    published=_published,
     options=StableDiffusion.options,
     choices=frozenset({"prediction", "tokenizer", *PARTS}),
     open=checkpoints.open_checkpoint,

@@ -6,7 +6,7 @@ from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
 
-_sd = partial(KnownModel, family="stable-diffusion")
+_sd = partial(KnownModel, family="stable-diffusion", dtype="float32")
 KNOWN = (
     _sd(
         name="sd15",

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from qwenimg.common.base.config import read_json
-from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.checkpoint import facts
 from qwenimg.common.formats.headers import peek
+from qwenimg.common.parts.small_files import padded_tokenizers
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
-TOKENIZER = "tokenizer_config.json"
 
-
-def small_files(checkpoint: Checkpoint) -> dict[str, object]:
+def small_files(checkpoint: Checkpoint) -> dict[str, dict[str, object]]:
     """Return JSON by its path, for the model in the file `checkpoint.source`; of tokenizers all but the vocabulary."""
     header = peek(checkpoint.source)
     predicts = {name: key for key, name in single_file.PREDICTIONS.items()}[checkpoint.scheduler.prediction_type]
     detected = single_file.detect(header, predicts)
     scheduler = single_file.scheduler_fields(detected)
-    files: dict[str, object] = {
+    return {
         "model_index.json": _index(checkpoint, str(scheduler["_class_name"])),
         "scheduler/scheduler_config.json": scheduler,
+        **padded_tokenizers(checkpoint, {name: detected.pads[name] for name in checkpoint.tokenizers}),
     }
-    for name, tokenizer in checkpoint.tokenizers.items():
-        path = tokenizer.path / TOKENIZER
-        config = read_json(path) if is_file(path) else {"tokenizer_class": "CLIPTokenizer"}
-        files[f"{name.replace('text_encoder', 'tokenizer')}/{TOKENIZER}"] = config | {"pad_token": detected.pads[name]}
-    return files
 
 
 def _index(checkpoint: Checkpoint, scheduler: str) -> dict[str, object]:

@@ -6,24 +6,21 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from qwenimg.common.base.config import parse, read_json
+from qwenimg.common.base.config import data_folder, parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image import mflux
-from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO
-from qwenimg.common.families.z_image.published import SHIFTS, of_name, transformer
-from qwenimg.common.families.z_image.small_files import scheduler
+from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
 from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts import merged_file
+from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
 from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.small_files import find_tokenizer
@@ -36,7 +33,9 @@ from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import closed_on_failure
 
-_NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
+NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
+
+_SCHEDULER = "scheduler/scheduler_config.json"
 
 
 def open_folder(folder: Path, choices: Choices) -> Checkpoint:
@@ -62,10 +61,10 @@ def open_parts(folder: Path, choices: Choices | None = None) -> dict[str, Compon
     if is_file(folder):
         merged_file.check_parts(folder, choices.parts)
     with closed_on_failure() as keep:
-        for name in _NETWORKS:
+        for name in NETWORKS:
             components[name] = _opened(name, folder, choices, published=not is_file(folder / "model_index.json"))
             keep(components[name].plan)
-        dit, text, vae = (components[name].config for name in _NETWORKS)
+        dit, text, vae = (components[name].config for name in NETWORKS)
         check_widths(folder, (dit.cap_feat_dim, text.hidden_size), (dit.in_channels, vae.latent_channels))
     return components
 
@@ -73,18 +72,24 @@ def open_parts(folder: Path, choices: Choices | None = None) -> dict[str, Compon
 def purpose(folder: Path) -> str:
     """Return the model in `folder`, which the shift of its noise levels tells, and its purpose."""
     try:
-        shift = _scheduler(folder, whole=is_file(folder / "model_index.json")).shift
+        levels = _scheduler(folder, whole=is_file(folder / "model_index.json"))
     except ModelError:  # opening the folder says why
         return "Z-Image, text to image"
-    return f"{'Z-Image-Turbo' if shift == SHIFTS[TURBO.name] else 'Z-Image'}, text to image"
+    return f"{'Z-Image-Turbo' if is_turbo(levels) else 'Z-Image'}, text to image"
+
+
+def is_turbo(levels: FlowMatchConfig) -> bool:
+    """Return whether `levels` are the noise levels of Turbo: nothing else in its files tells it from the base model."""
+    return bool(levels.shift == known_configs.scheduler(TURBO.name).shift)
 
 
 def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Component:
     """Open one part, from its place in `choices` or from `folder`, which may have the published configurations alone.
     Raise ModelError."""
-    network, elsewhere, merged = _NETWORKS[name], choices.part(name), is_file(folder)
+    network, elsewhere, merged = NETWORKS[name], choices.part(name), is_file(folder)
     place = elsewhere or (folder if merged else folder / name)
-    config = find_config(network, [place, folder / name], partial(_published, name) if published else None)
+    known = partial(known_configs.read, TURBO.name, name, network)
+    config = find_config(network, [place, folder / name], known if published else None)
     if name == "text_encoder" and place == folder:
         sizes = language_files.sizes(peek(folder), _text_name, config.head_dim)
         config = parse(Qwen3Config, asdict(config) | sizes, source=folder)
@@ -102,15 +107,10 @@ def _text_name(key: str) -> str | None:
     return name if name is None else qwen3.rename(name)
 
 
-def _published(name: str) -> Any:
-    """Return the published configuration of a part."""
-    return {"transformer": transformer(), "text_encoder": Qwen3Config(), "vae": kl_vae.FLUX_1}[name]
-
-
 def _scheduler(folder: Path, *, whole: bool) -> FlowMatchConfig:
     """Return the noise levels of the model in `folder`; of one without a configuration, those of its name. Raise
     ModelError."""
-    path = folder / "scheduler" / "scheduler_config.json"
-    if whole or is_file(path):
-        return flow_match.read_config(read_json(path), path)
-    return parse(FlowMatchConfig, scheduler(SHIFTS[of_name(told_name(folder))]), source=path)
+    path = folder / _SCHEDULER
+    if not whole and not is_file(path):
+        path = data_folder(of_name(told_name(folder)).name) / _SCHEDULER
+    return flow_match.read_config(read_json(path), path)

@@ -7,13 +7,13 @@ from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, of_file, of_merged, summary
 from qwenimg.common.families.z_image import transformer_file
 from qwenimg.common.families.z_image.checkpoint import open_parts
-from qwenimg.common.families.z_image.published import transformer
+from qwenimg.common.families.z_image.known import TURBO
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts import vae_files
+from qwenimg.common.parts import known_configs, vae_files
 
 _USE = "use it: qwenimg PROMPT --transformer FILE --text-encoder FILE --vae FILE"
 
@@ -43,7 +43,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         return of_merged("Z-Image, single file", header, open_parts)
     whole = of_file(_layout(header), header, lambda key: "pad_token" in key)
     try:
-        transformer_file.open_transformer(header.file.path, transformer()).plan.close()
+        like = known_configs.read(TURBO.name, "transformer", zimage_dit.NETWORK)
+        transformer_file.open_transformer(header.file.path, like).plan.close()
     except ModelError as error:
         whole.faults.append(str(error))
         return whole

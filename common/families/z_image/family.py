@@ -7,16 +7,17 @@ import re
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.z_image import lora_names, mflux
-from qwenimg.common.families.z_image.checkpoint import open_folder, purpose
+from qwenimg.common.families.z_image.checkpoint import NETWORKS, is_turbo, open_folder, purpose
 from qwenimg.common.families.z_image.describe_file import describe_file, part_of
+from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.families.z_image.published import defaults, of_name, published
-from qwenimg.common.families.z_image.small_files import small_files
 from qwenimg.common.families.z_image.transformer_file import is_model
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
+from qwenimg.common.request.request import Defaults
 
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -48,18 +49,18 @@ FAMILY = Family(
     denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
-    published=published,
+    parts=NETWORKS,
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     options=ZImage.options,
     open=open_folder,
     mflux_signs=mflux.SIGNS,
     reads_file=is_model,
     describe_file=describe_file,
-    model_of=lambda transformer, choices: of_name(told_name(transformer)),
+    model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
     model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
     lora_names=lora_names.names,
-    defaults=lambda checkpoint: defaults(checkpoint.scheduler.shift),
+    defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
     described=purpose,
     part=part_of,
-    small_files=small_files,
+    small_files=lambda checkpoint: known_configs.small_files(BASE.name, shift=checkpoint.scheduler.shift),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
@@ -16,6 +17,7 @@ TURBO = _z_image(
     steps=8,
     guidance=0.0,
     bytes=32_850_000_000,
+    denoiser_dtype="float32",
     aliases=("zimage-turbo",),
     files=("z_image_turbo_bf16",),
 )
@@ -37,6 +39,15 @@ SMALL_FILES = SmallFiles(
     title="the small files of Z-Image",
     family="z-image",
 )
+
+
+def of_name(name: str) -> KnownModel:
+    """Return the known model that a file or folder called `name` is of: Turbo, unless it is called Z-Image without that
+    word."""
+    lower = name.lower()
+    return BASE if "turbo" not in lower and re.search("z[-_]?image", lower) else TURBO
+
+
 _WHY = "edits images; this version makes images from text"
 # Why others are not supported
 REFUSED = {
