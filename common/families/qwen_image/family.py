@@ -88,11 +88,11 @@ def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None)
 def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     """Return a known model with the networks of its variant, which its name tells: `folder` is the same for all."""
     kind = variants.of_name(checkpoint.source.name) or variants.TEXT
-    parts = {
-        part: on_paper(network, variants.of_kind(read_config(network, folder / part), kind), "bfloat16")
-        for part, network in networks(kind).items()
-    }
-    return replace(checkpoint, components=parts, variant=kind.name)
+    for part, network in networks(kind).items():
+        config = variants.of_kind(read_config(network, folder / part), kind)
+        if network is not NETWORKS[part] or config != checkpoint[part].config:
+            checkpoint = checkpoint.with_part(part, on_paper(network, config, "bfloat16"))
+    return replace(checkpoint, variant=kind.name)
 
 
 def _defaults(checkpoint: Checkpoint) -> Defaults:
