@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from qwenimg.common.prompts import not_built
+
 _NEGATIVE = "give -n, --negative-prompt"
 _DTYPE = "give --precision"
 _PART = "give it with --precision, as auto,vae=fp32 or auto,unet=bf16"
@@ -19,6 +21,7 @@ _SCHEDULER = "the solver is --sampler and the noise levels are --schedule; qweni
 _NOISE = "noise is the same on every machine, that of torch's CPU generator; --latents gives another"
 _FORMAT = "the ending of -o decides, as -o picture.webp"
 _LINES = "--quiet leaves out progress, --json prints events"
+_SAFETY = "there is none; leave it out"
 _BLOCKS = "give --step-cache, as 0.1"
 
 _NAME = "give -o, as -o name-{seed}.png"
@@ -27,7 +30,8 @@ _FAST = "give --preset fast or quality; --few-steps and --steps save most"
 
 OPTIONS = {
     **dict.fromkeys(("--neg", "--negative", "--neg-prompt", "--uc", "--negprompt"), _NEGATIVE),
-    **dict.fromkeys(("--dtype", "--torch-dtype", "--fp16", "--bf16", "--half", "--type", "--no-half"), _DTYPE),
+    **dict.fromkeys(("--dtype", "--torch-dtype", "--fp16", "--bf16", "--half", "--type", "--no-half",
+                     "--float32", "--float16", "--bfloat16", "--fp32"), _DTYPE),
     **dict.fromkeys(
         ("--fp16-vae", "--bf16-vae", "--fp32-vae", "--unet-precision", "--vae-precision", "--clip-precision"), _PART
     ),
@@ -42,7 +46,8 @@ OPTIONS = {
     ),
     **dict.fromkeys(("--ar", "--aspect-ratio", "--ratio"), "give --aspect, as 16:9"),
     **dict.fromkeys(("--no", "--exclude"), _NEGATIVE),
-    **dict.fromkeys(("--tiling", "--vae-tiling", "--vae-slicing", "--tiled", "--tiled-vae", "--vae-on-cpu"), _TILES),
+    **dict.fromkeys(("--tiling", "--vae-tiling", "--vae-slicing", "--tiled", "--tiled-vae", "--vae-on-cpu",
+                     "--tile", "--tile-size"), _TILES),
     **dict.fromkeys(("--loras", "--lora-paths", "--lora-scale", "--lora-scales", "--lora-style"), _LORA),
     **dict.fromkeys(("--lora-side", "--lora-fuse"), "give --lora-mode side or --lora-mode fuse"),
     "--lightning": "give --few-steps lightning, or lightning:STEPS",
@@ -52,7 +57,20 @@ OPTIONS = {
     **dict.fromkeys(("--scheduler",), _SCHEDULER),
     **dict.fromkeys(("--rng", "--sampler-rng", "--generator"), _NOISE),
     **dict.fromkeys(("--format", "--image-format", "--output-format", "--ext"), _FORMAT),
-    **dict.fromkeys(("--progress", "--no-progress", "--verbose", "--log-level"), _LINES),
+    **dict.fromkeys(("--progress", "--no-progress"), _LINES),
+    **dict.fromkeys(("--verbose", "--log-level", "--log"), "--debug timing,shapes prints more, --json prints events"),
+    **dict.fromkeys(("--callback", "--callback-steps"), "--json prints an event for each step; in Python: pipe.stream"),
+    **dict.fromkeys(("--variations", "--n"), "give -N, --num-images, or several seeds, as -s 1-4"),
+    **dict.fromkeys(("--no-cfg", "--disable-cfg"), "give --guidance 1 (0 in Z-Image), which turns guidance off"),
+    "--8bit": "give -q 8",
+    "--6bit": "give -q 6",
+    "--4bit": "give -q 4",
+    "--res": "give --size, as 1024x768",
+    "--timeout": "Ctrl-C ends a run after its step; qwenimg serve takes --deadline",
+    "--threads": "set OMP_NUM_THREADS in the environment, as OMP_NUM_THREADS=4",
+    **dict.fromkeys(("--safety-checker", "--no-safety-checker", "--disable-safety-checker", "--nsfw"), _SAFETY),
+    **dict.fromkeys(("--yes", "--force"), "a run asks nothing; --overwrite replaces files that exist"),
+    **dict.fromkeys(("--webui", "--web", "--gui", "--ui", "--share"), "that is the server's page: qwenimg serve"),
     **dict.fromkeys(("--cache", "--cache-mode", "--teacache", "--fbcache", "--step-cache-ratio"), _BLOCKS),
     **dict.fromkeys(("--batch-size", "--batch-count", "--count", "--num"), "give -N, --num-images"),
     **dict.fromkeys(("--outdir", "--out-dir", "--output-dir", "--out"), "give -o, as -o folder/"),
@@ -79,11 +97,9 @@ OPTIONS = {
         ("--controlnet", "--control-net", "--control-image", "--controlnet-image-path", "--controlnet-strength"),
         "a network, its picture and its strength go together, as --control MODEL=PICTURE:SCALE",
     ),
-    **dict.fromkeys(("--ip-adapter", "--ip-adapter-image"), "the IP-adapter is not built yet"),
-    **dict.fromkeys(("--embedding", "--embeddings", "--textual-inversion"), "textual inversion is not built yet"),
-    **dict.fromkeys(("--upscale", "--upscaler", "--hires", "--hires-fix"), "upscaling is not built yet"),
     "--resolution": "give --size; a model that makes layers names the sizes that it was trained with",
-    "--edit": "give the picture as -i PICTURE, with -m qwen-image-edit",
+    "--edit": 'give the picture as -i PICTURE, or: qwenimg edit PICTURE "TEXT"',
+    "--inpaint": 'give -i PICTURE --mask MASK, or: qwenimg inpaint PICTURE MASK "TEXT"',
     **dict.fromkeys(("--listen", "--port", "--host"), "that is for the server: qwenimg serve"),
     **dict.fromkeys(("--stepwise-image-output-dir", "--preview-dir", "--preview-method", "--preview-path"), _PREVIEW),
 }  # fmt: skip
@@ -103,6 +119,8 @@ def unknown(option: str, known: Iterable[str]) -> str:
     """Return the message for an `option` that is not among the `known` ones."""
     if (advice := OPTIONS.get(option)) is not None:
         return f"{option} is no option here: {advice}"
+    if (missing := not_built.sentence(option)) is not None:
+        return f"{option} is no option here: {missing}"
     near = difflib.get_close_matches(option, list(known), n=2, cutoff=LIKE)
     if near:
         return f"{option} is no option here; did you mean {' or '.join(near)}?"
@@ -125,7 +143,7 @@ COMMANDS = {
     **dict.fromkeys(("list", "ls", "model"), "models"),
     **dict.fromkeys(("download", "install", "fetch"), "pull"),
     **dict.fromkeys(("txt2img", "text2img", "t2i", "imagine"), "generate"),
-    **dict.fromkeys(("img2img", "i2i", "inpaint"), "generate PROMPT -i PICTURE"),
+    **dict.fromkeys(("img2img", "i2i"), "generate PROMPT -i PICTURE"),
     **dict.fromkeys(("gpu", "gpus", "backends", "hardware"), "devices"),
     **dict.fromkeys(("schedules", "schedulers"), "samplers"),
     **dict.fromkeys(("metadata", "inspect"), "info"),
@@ -135,7 +153,54 @@ COMMANDS = {
     **dict.fromkeys(("usage", "commands"), "--help"),
     **dict.fromkeys(("version",), "--version"),
 }
-NOT_BUILT = ("web", "webui", "gui", "upscale", "quantize", "controlnet", "caption", "edit")
+# Words of features that are options or a part of another command here, each with what gives it.
+_PAGE = "give `qwenimg serve`, which has a page for the browser"
+_QUEUE = "the page of `qwenimg serve` has the queue and the pictures drawn before"
+_RECIPE = "`qwenimg info PICTURE` prints how a picture was made, `qwenimg --from PICTURE` draws it again"
+_CONTROL = "give --control MODEL=PICTURE; `qwenimg models` lists the control networks"
+_LORAS = "give --lora FILE:SCALE; `qwenimg models --models-dir DIR` lists the LoRAs of a folder"
+_CAPTION = "qwen-image-layered describes its picture: `qwenimg -m qwen-image-layered -i PICTURE --caption en`"
+_SETTINGS = "defaults are in config.toml, with a line `option = value` for each; see docs/cli.md"
+_PULL = "`qwenimg pull NAME` downloads a model, and completes one that is here in part"
+WORDS = {
+    **dict.fromkeys(("gui", "web", "webui", "ui", "app", "page", "start", "gradio"), _PAGE),
+    **dict.fromkeys(("queue", "gallery", "cancel"), _QUEUE),
+    "history": _RECIPE,
+    **dict.fromkeys(("quantize", "quantise"), "give -q 8, 6 or 4; `qwenimg convert MODEL FOLDER -q 8` writes a folder"),
+    "merge": "`qwenimg convert MODEL FOLDER --lora FILE` writes a folder with LoRAs merged",
+    **dict.fromkeys(("controlnet", "control"), _CONTROL),
+    **dict.fromkeys(("caption", "describe", "interrogate"), _CAPTION),
+    **dict.fromkeys(("lora", "loras"), _LORAS),
+    "wildcards": "write __NAME__ or {a|b} in the prompt, and give the files' folder with --wildcards",
+    "cache": "models are in the Hugging Face cache; `qwenimg models --json` names its folder",
+    **dict.fromkeys(("config", "settings"), _SETTINGS),
+    "login": "models with a gate take a token: set HF_TOKEN in the environment, then `qwenimg pull NAME`",
+    **dict.fromkeys(("update", "upgrade"), _PULL),
+    **dict.fromkeys(("search", "show"), "`qwenimg models` lists the models, `qwenimg info FILE` shows what a file is"),
+    **dict.fromkeys(
+        ("run", "demo", "examples"), 'give a prompt, as in qwenimg "a red circle"; `qwenimg selftest` draws 40'
+    ),
+    **dict.fromkeys(("notebook", "jupyter"), "a notebook calls the library: import qwenimg; see docs/python.md"),
+}
+FILES = {
+    **dict.fromkeys((".json",), "no workflow is run; --from repeats the recipe of a picture, also of ComfyUI's"),
+    **dict.fromkeys((".safetensors", ".gguf", ".ckpt"), "give it as -m FILE or --lora FILE; or: qwenimg info FILE"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp"), 'give it as -i FILE, or: qwenimg edit FILE "TEXT"'),
+    **dict.fromkeys((".txt", ".jsonl", ".csv"), "give it as --prompt-file FILE"),
+}
+"""By the ending of a file's name in place of a prompt: the option that takes the file."""
+
+
+def hint(word: str) -> str | None:
+    """Return the answer to `word` in place of a prompt: what does it here, or that it is not built; None for a
+    prompt."""
+    if (advice := WORDS.get(word)) is not None:
+        return f"{word} is no command: {advice}"
+    ending = next((one for one in FILES if word.lower().endswith(one)), None)
+    if ending is not None and not any(letter.isspace() for letter in word):
+        return f"that is a file and no prompt: {FILES[ending]}"
+    missing = not_built.sentence(word) if word.islower() and not word.startswith("-") else None
+    return None if missing is None else f"`qwenimg {word}`: {missing}"
 
 
 def meant(word: str, commands: tuple[str, ...]) -> str | None:

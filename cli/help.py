@@ -58,6 +58,7 @@ SECTIONS = {
 }
 EXAMPLES = """\
 qwenimg "a red circle"
+qwenimg edit photo.jpg "make it night"
 qwenimg "a lighthouse at dusk" --aspect 16:9 -s 1-4 -o out/
 qwenimg --prompt-file prompts.txt -o "{index}-{prompt}.png"
 qwenimg --from picture.png --steps 50"""

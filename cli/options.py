@@ -95,6 +95,7 @@ ALIASES = {
     "disable-image-metadata": "no-metadata",
     "quantise": "quantize",
     "quantization": "quantize",
+    "seeds": "seed",
     **{alias: ALL[name].dashed for name in ALL for alias in ALL[name].aliases},
 }
 

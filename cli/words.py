@@ -7,12 +7,12 @@ command name is that command, anything else is a prompt. Options may come before
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import click
 
-from qwenimg.cli import elsewhere
+from qwenimg.cli import editing, elsewhere
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
@@ -42,13 +42,15 @@ class Words(click.Group):
             first = None if ctx.resilient_parsing else _first_word(args)
             if first is not None and args[first] == "help":
                 return self.parse_args(ctx, [*args[first + 1 :], "--help"])
-            if first is not None:
+            if first is not None and args[first] in editing.USAGE:
+                args = editing.as_run(args, _first_word, _values)
+            elif first is not None:
                 _check_word(args[first])
             ctx.meta["qwenimg.implied"] = True
             _check_filled(ctx, generate, args)
             return super().parse_args(ctx, ["generate", *args])
         if args[place] in RESERVED and not ctx.resilient_parsing:
-            raise UsageError(f"`qwenimg {args[place]}` is not built yet; for a prompt of that word: -p {args[place]}")
+            _check_word(args[place])
         rest = [*args[:place], *args[place + 1 :]]
         if (command := self.get_command(ctx, args[place])) is not None:
             _check_filled(ctx, command, rest)
@@ -85,8 +87,8 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
 
 def _check_word(word: str) -> None:
     """Raise UsageError for a word that was hardly meant as a prompt."""
-    if word in elsewhere.NOT_BUILT:
-        raise UsageError(f"`qwenimg {word}` is not built yet; for a prompt of that word: -p {word}")
+    if advice := elsewhere.hint(word):
+        raise UsageError(f"{clean(advice, 200)}; for a prompt of that word: -p {clean(word, 40)}")
     if name := elsewhere.meant(word, tuple(COMMANDS)):
         shown = clean(word, 40)
         raise UsageError(f"{shown} is no command; did you mean `qwenimg {name}`? For a prompt of that word: -p {shown}")
@@ -105,14 +107,18 @@ def _first_word(args: Sequence[str]) -> int | None:
     return None if place and args[place - 1] == "--" else place  # after -- it is a prompt
 
 
+def _values(args: Sequence[str]) -> Mapping[str, object]:
+    """Return the values of the options of `generate` in `args`, which may be wrong."""
+    ctx = click.Context(generate, resilient_parsing=True, ignore_unknown_options=True, **generate.context_settings)
+    return generate.make_parser(ctx).parse_args(list(args))[0]
+
+
 def wants_json(args: Sequence[str]) -> bool:
     """Return whether --json is among the options of `args`, which may be wrong, or in the environment of a run."""
     place = command_place(args)
     if place is not None and args[place] in JSON_FILES:
         return False
-    ctx = click.Context(generate, resilient_parsing=True, ignore_unknown_options=True, **generate.context_settings)
-    values, _, _ = generate.make_parser(ctx).parse_args(list(args))
-    if values.get("json") is True:
+    if _values(args).get("json") is True:
         return True
     value = os.environ.get("QWENIMG_JSON", "").strip().lower()
     return (place is None or args[place] == "generate") and value in ("1", "true", "t", "yes", "y", "on")

@@ -15,14 +15,15 @@ from qwenimg.common.families.opening import Opening
 @click.command("doctor")
 @click.argument("model", required=False)
 @places.declared("backend")
+@click.option("--all", "every", is_flag=True, help="List all known models, not ten.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.with_opening
-def doctor(opening: Opening, as_json: bool) -> int:
+def doctor(opening: Opening, as_json: bool, every: bool) -> int:
     """Measure this device for some seconds: a matrix product, a convolution and attention in each dtype against
     float64.
 
     With MODEL (a name, folder or file) it prints the choice of --preset auto for that; a known name needs no files. It
-    ends with the known models, best first for this machine. Exit code 6 if products in float32 are less precise than
+    ends with ten known models, best first for this machine. Exit code 6 if products in float32 are less precise than
     float32.
     """
     from qwenimg import backends
@@ -46,7 +47,8 @@ def doctor(opening: Opening, as_json: bool) -> int:
         text = json.dumps({**report.as_json(), "models": [one.as_json() for one in fits]})
     else:
         title = "what fits here, best first (times by the rate above; expect half to twice of them):"
-        text = "\n".join([*lines(report), title, *aligned(outlook.rows(fits))])
+        first, more = outlook.shown(fits, every)
+        text = "\n".join([*lines(report), title, *aligned(outlook.rows(first)), *more])
     streams.put(text.encode() + b"\n")
     if report.float32.faults:
         raise NumericsError(

@@ -103,12 +103,13 @@ def _options_of_generate(command: _F) -> _F:
     allow_from_autoenv=False,
     help="Plan for another machine: 4090, m4-max, ...; --on list names all.",
 )
+@click.option("--all", "every", is_flag=True, allow_from_autoenv=False, help="Without MODEL: list all known models.")
 @_options_of_generate
 @click.pass_context
-def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | None, **given: Any) -> int:
+def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | None, every: bool, **given: Any) -> int:
     """Print the needs of an image by MODEL: memory by stage, options that make it fit, and the time.
 
-    Reads only the headers of files. Without MODEL it lists the known models, best first for this machine or for that of
+    Reads only the headers of files. Without MODEL it lists ten known models, best first for this machine or for that of
     --on. Takes the options of generate. Times come from a machine's published rate, or from this CPU's measured one.
     """
     from qwenimg.cli import config, environment
@@ -126,7 +127,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     given["lora"] = tuple(map(folders.lora, given["lora"]))
     engine = _engine(opening, memory, on, given["devices"])
     if not (opening.model or opening.parts or opening.refiner or given["replay"]):
-        return _put_all(engine, as_json=given["json"])
+        return _put_all(engine, every, as_json=given["json"])
     pipe, here = plan_pipeline(opening, engine)
     given["cache_prompts"] = opening.cache_prompts
     with closing(pipe):
@@ -169,7 +170,7 @@ def _engine(opening: Opening, memory: str | None, on: str | None, devices: int) 
 # All models
 
 
-def _put_all(engine: OnPaper, *, as_json: bool) -> int:
+def _put_all(engine: OnPaper, every: bool, *, as_json: bool) -> int:
     """Print how each known model fits."""
     from qwenimg.common.base.text import aligned
     from qwenimg.common.hub import outlook
@@ -179,7 +180,8 @@ def _put_all(engine: OnPaper, *, as_json: bool) -> int:
         about = {"backend": engine.name, "device": engine.device, "memory_bytes": engine.free}
         return _put([json.dumps({**about, "models": [one.as_json() for one in outlooks]})])
     head = f"{engine.name} on {engine.device}: {_budget_text(engine, engine.free)}"
-    return _put([head, "", *aligned(outlook.rows(outlooks)), "", *_about_times(engine, outlooks[0].times)])
+    first, more = outlook.shown(outlooks, every)
+    return _put([head, "", *aligned(outlook.rows(first)), *more, "", *_about_times(engine, outlooks[0].times)])
 
 
 # One picture

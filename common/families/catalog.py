@@ -30,6 +30,13 @@ DEFAULT = "qwen-image"
 """The model that is drawn with if none is named."""
 FIRST = "z-image-turbo"
 """The model to pull first, from 8 GB of memory on. It is drawn with if none is named and only it is here."""
+EDITORS = ("qwen-image-edit-2511", "qwen-image-edit-2509", "qwen-image-2.1", "qwen-image-2.1-turbo", "flux-kontext",
+           "flux2-klein-9b", "flux2-klein-4b", "flux2-klein-base-9b", "flux2-klein-base-4b",
+           "qwen-image-edit")  # fmt: skip
+"""Models that see the picture of -i and change it by what the prompt says, best first."""
+INPAINTERS = ("flux-fill", "qwen-image-edit-2511", "qwen-image-2512", "qwen-image", "z-image-turbo", "flux-dev", "sdxl",
+              "sd3.5-medium", "sd15")  # fmt: skip
+"""Models to draw within a mask, best first: one made for it, then others, which all take a mask."""
 _SMALL_FILES = (qwen_image.SMALL_FILES, z_image.SMALL_FILES, flux2.SMALL_FILES, qwen_image_21.SMALL_FILES)
 CONTROLS: tuple[Piece, ...] = qwen_image.CONTROLS
 """The control networks that are known by name."""

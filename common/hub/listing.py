@@ -48,6 +48,11 @@ def entries() -> list[ListedModel]:
     ]
 
 
+def is_here(name: str) -> bool:
+    """Return whether the known model `name` is on this machine, whole."""
+    return _known_model(catalog.KNOWN[name]).here == "yes"
+
+
 def _known_model(known: KnownModel) -> ListedModel:
     if known.repo is None:
         here: Here = "yes" if builtin.present() else "no"

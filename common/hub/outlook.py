@@ -3,15 +3,17 @@ about how long an image takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from qwenimg.common.base.amounts import duration, size_text
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.hub import listing
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
@@ -29,9 +31,11 @@ from qwenimg.common.runtime.runtime import Change
 
 PROMPT = "a picture"  # used if none is given
 FEW = "lightning"  # the distilled models that get a row of their own
-LONG = 1200  # seconds; a model whose image takes longer is listed behind faster ones
+# Seconds of an image: quick ones are listed first, and those that take longer than LONG last, the fastest first.
+QUICK, LONG = 300, 1200
 # A distilled LoRA of Qwen-Image stays beside quantized weights: rank 64 on 720 layers, in bfloat16.
 LORA_BYTES = 850 * 10**6
+ROWS = 10  # of the forecast that are printed, unless all are asked for
 NO_MODELS = ("sdxl-refiner",)  # models that generate nothing alone
 
 
@@ -117,19 +121,53 @@ def _rates(engine: Any, precision: Precision, quantized: bool) -> tuple[float, f
 
 
 def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
-    """Return the known models on `engine`, best first: models that fit before others, fast ones before those that
-    take longer than LONG, then the one to pull first, and large ones before small ones. below: only smaller models, in
-    bytes."""
+    """Return the known models on `engine`, best first. below: only smaller models, in bytes."""
     models = [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
     chosen = models if below is None else [known for known in models if 0 < known.bytes < below]
-    outlooks = [one for known in chosen for one in of_model(known, engine)]
+    return sorted((one for known in chosen for one in of_model(known, engine)), key=order)
 
-    def order(one: Outlook) -> tuple[bool, bool, bool, int, int, int]:
-        (width, height), known = one.size, one.model
-        slow, later = (one.times.picture or 0) > LONG, known.name != catalog.FIRST
-        return not one.fits, slow, later, -known.bytes, -width * height, one.steps
 
-    return sorted(outlooks, key=order)
+def order(one: Outlook) -> tuple[float, ...]:
+    """Return the place of a model among others: those that fit first; of them quick ones, then those that take up to
+    LONG, in each case first the model to pull first, then large ones before small ones; then slow ones, the fastest
+    first."""
+    (width, height), known, seconds = one.size, one.model, one.times.picture or 0.0
+    later = known.name != catalog.FIRST
+    speed = (2, seconds) if seconds > LONG else (int(seconds > QUICK), 0.0)
+    return not one.fits, *speed, later, -known.bytes, -width * height, one.steps
+
+
+def pull_text(name: str) -> str:
+    """Return the command that downloads the known model `name`, with its size."""
+    return f"qwenimg pull {name} ({size_text(catalog.KNOWN[name].bytes)})"
+
+
+def editor(masked: bool, engine: Callable[[], OnPaper], options: Mapping[str, Any]) -> str:
+    """Return the name of the best model on this machine that edits, or that draws within a mask if `masked`: one that
+    fits before others. engine: called if several are here, or none. options: of opening it. Raises ModelError if none
+    is here."""
+    names = catalog.INPAINTERS if masked else catalog.EDITORS
+    here = [name for name in names if listing.is_here(name)]
+    if len(here) > 1:
+        return next((name for name in here if _fits(Opening(model=name, **options), engine())), here[0])
+    if here:
+        return here[0]
+    what = "draws within a mask" if masked else "edits pictures"
+    raise ModelError(f"no model that {what} is here; get one: {pull_text(_best(names, engine()))}")
+
+
+def _fits(opening: Opening, engine: OnPaper) -> bool:
+    """Return whether a picture fits on `engine` as a run would draw it."""
+    with closing(plan_pipeline(opening, engine)[0]) as pipe:
+        plan = needs(pipe.model, pipe.check(PROMPT, **start.stand_in(pipe.model)), False)
+        return plan.fits(plan.budget)
+
+
+def _best(names: Iterable[str], engine: OnPaper) -> str:
+    """Return the first of `names` in the forecast of `engine`."""
+
+    rows = [one for name in names for one in of_model(catalog.KNOWN[name], engine)]
+    return min(rows, key=order).model.name
 
 
 def of_model(known: KnownModel, engine: OnPaper) -> list[Outlook]:
@@ -203,6 +241,13 @@ def without_missing_loras(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return `asked` without LoRAs of the hub that are not in the cache."""
     lora = asked.get("lora") or ""
     return {name: value for name, value in asked.items() if name != "lora" or not lora or in_cache(lora)}
+
+
+def shown(outlooks: Sequence[Outlook], all_rows: bool) -> tuple[Sequence[Outlook], list[str]]:
+    """Return the outlooks to print, the first ROWS unless `all_rows`, and a line about the others."""
+    if all_rows or len(outlooks) <= ROWS:
+        return outlooks, []
+    return outlooks[:ROWS], [f"{len(outlooks) - ROWS} more: --all lists them"]
 
 
 def rows(outlooks: Sequence[Outlook]) -> list[tuple[str, ...]]:

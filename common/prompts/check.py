@@ -6,18 +6,13 @@ import re
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.prompts import not_built
 
 MAX_CHARACTERS = 100_000  # of a prompt
 
 
 # Tags that other programs remove from a prompt and act upon.
-_TAGS = {
-    "lora": "a LoRA",
-    "lyco": "a LyCORIS",
-    "hypernet": "a hypernetwork",
-    "controlnet": "a ControlNet",
-    "embedding": "textual inversion",
-}
+_TAGS = ("lora", "lyco", "hypernet", "controlnet", "embedding")
 _LORAS = ("lora", "lyco")
 _TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]+")
 
@@ -45,5 +40,8 @@ def check_prompt(prompt: str) -> None:
             name = "".join(tag[0].strip("<>").partition(":")[2].split())
             argument = clean(name, 60) if 0 < len(name) <= 60 else "FILE:SCALE"
             raise UsageError(f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --lora {argument}")
-        feature = _TAGS[kind]
-        raise UsageError(f"the prompt asks for {feature} ({clean(tag[0], 60)}), which is not built yet; leave it out")
+        if kind == "controlnet":
+            raise UsageError(
+                f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --control MODEL=PICTURE"
+            )
+        raise UsageError(f"the prompt has a tag ({clean(tag[0], 60)}): {not_built.sentence(kind)}; leave it out")

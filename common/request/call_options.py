@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.arguments import shown, texts
 from qwenimg.common.base.errors import UnknownOption, UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.prompts import not_built
 from qwenimg.common.request import given
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
@@ -97,6 +98,8 @@ def _nearest(name: str) -> str:
     plain = name.lower()
     if plain in ELSEWHERE:
         return ELSEWHERE[plain]
+    if (missing := not_built.sentence(plain)) is not None:
+        return missing
     known = _keywords()
     for option, one in known.items():  # by the command line's other names
         if plain.replace("_", "-") in (*one.aliases, *(flag[2:] for flag in one.flags if flag.startswith("--"))):

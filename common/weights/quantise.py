@@ -20,6 +20,8 @@ from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import Entry, LoadPlan, Source
 from qwenimg.common.weights.storage import Codes, Dense, Packed
 
+# Other programs' words: 4bit, nf4, int8, fp8, q4_0, q6_k
+_OTHERS = re.compile(r"(?:bnb-?|u?int|nf|fp|float|mxfp|nvfp|q|w)?-?([864])(?:-?bits?|_[k01](?:_[sml])?|_?e\dm\d\w*)?")
 SYNTAX = "8, 6 or 4, or by part: text=8,transformer=4"
 
 
@@ -45,7 +47,9 @@ def parse(text: str) -> dict[str, Policy]:
     for part in text.strip().lower().replace("unet=", "transformer=").split(","):
         role, _, bits = part.strip().rpartition("=")
         if bits not in POLICIES or role not in ("", "text", "transformer"):
-            raise UsageError(f"--quantize {clean(text, 40)!r}: cannot read {clean(part, 40)!r}; give {SYNTAX}")
+            known = None if bits in POLICIES else _OTHERS.fullmatch(bits)
+            near = f"did you mean -q {known[1]}? It takes {SYNTAX}" if known else f"give {SYNTAX}"
+            raise UsageError(f"--quantize {clean(text, 40)!r}: cannot read {clean(part, 40)!r}; {near}")
         if role in named or (not role and named):
             raise UsageError(f"--quantize {clean(text, 40)!r}: {clean(part, 40)!r} says again what stands before it")
         named.add(role)

@@ -61,7 +61,7 @@ def test_a_backend_of_another_name_is_answered_with_ours(command: str) -> None:
         (["plan", "--on", "rtx 4090 laptop"], "is not known"),
         (["plan", "--on", "MacBook Pro M3 Max 36GB"], "Apple M3 Max comes with 36, 48"),
         (["bench", "--on", "3060"], "qwenimg plan --on 3060"),
-        (["edit", "a.png", "make it blue"], "not built yet"),
+        (["edit", "make it blue"], "edit PICTURE"),
         (["benchmark"], "qwenimg bench"),
         (["x", "--precision", "fp8"], "-q 8"),
         (["x", "--denoise", "0.5"], "--strength"),

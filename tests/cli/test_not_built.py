@@ -5,26 +5,94 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 from support.cli_runner import Library, cli
 
-from qwenimg.cli import elsewhere
+from qwenimg.cli import editing, elsewhere
 from qwenimg.cli.commands.bench import bench
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.commands.plan import plan
+from qwenimg.cli.commands.serve import serve
 from qwenimg.cli.elsewhere import BACKENDS, LIKE, OPTIONS, unknown
 from qwenimg.cli.help import COMMANDS
+from qwenimg.cli.options import ALIASES
+from qwenimg.cli.words import cli as words_cli
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.families.opening import OPENING
 from qwenimg.common.prompts.check import check_prompt
+from qwenimg.common.prompts.not_built import INSTEAD, NOT_BUILT
+from qwenimg.common.request import call_options, load_options
+from qwenimg.common.request.request import OPTIONS as CALL_OPTIONS
 
-MISSING = [(name, text.split(" is")[0].split(" are")[0]) for name, text in OPTIONS.items() if "not built" in text]
+MISSING = [(f"--{word}", title) for title, words in NOT_BUILT.items() for word in words]
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("name", "what"), MISSING)
+@pytest.mark.parametrize(("name", "what"), [next(one for one in MISSING if one[1] == title) for title in NOT_BUILT])
 def test_options_for_what_is_not_built(library: Library, name: str, what: str) -> None:
     for args in (["x", name, "y"], [name, "y", "x"], ["x", name], [f"{name}=y", "x"]):
         cli(*args).refused(2, what, "not built yet")
     assert not library.calls and name not in cli("--help-all").out.decode().split()
+
+
+# No sentence "not built" outlives its truth
+
+
+def built() -> set[str]:
+    """All names of commands, of their options and of keywords of a call from Python, and aliases, without dashes."""
+    names = {*COMMANDS, *ALIASES, *OPENING, *CALL_OPTIONS, *elsewhere.WORDS, *editing.USAGE}
+    for command in COMMANDS:
+        found = words_cli.get_command(click.Context(words_cli), command)
+        inner = found.commands if isinstance(found, click.Group) else {}
+        names |= inner.keys()
+        for one in (found, *inner.values()):
+            assert one is not None
+            names |= {opt for param in one.params for opt in param.opts}
+    return {name.lstrip("-").replace("_", "-") for name in names}
+
+
+def test_nothing_that_is_built_is_said_not_to_be() -> None:
+    """Neither by its name nor by a longer one, such as --hires-strength for hires."""
+    there = built()
+    for title, words in NOT_BUILT.items():
+        same = {name for name in there for word in words if name == word or name.startswith(f"{word}-")}
+        assert not same, f"{title} is said not to be built, and there is {same}"
+    assert {"quantize", "control", "caption", "serve", "seed", "edit"} <= there
+
+
+@pytest.mark.parametrize("planted", ["upscale", "hires-strength", "ip-adapter"])
+def test_a_feature_that_arrives_is_noticed(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALIASES, planted, "seed")
+    with pytest.raises(AssertionError, match="is said not to be built"):
+        test_nothing_that_is_built_is_said_not_to_be()
+
+
+def test_all_sentences_are_made_from_the_one_table() -> None:
+    """No other text of the source has such a sentence, and the page of promises has each feature."""
+    texts = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for folder in ("cli", "common", "backends")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    has = {name for name, text in texts.items() if "not built yet" in " ".join(text.split())}
+    assert has == {"common/prompts/not_built.py"}, has
+    for table in (OPTIONS, elsewhere.WORDS, elsewhere.FILES, call_options.ELSEWHERE, load_options.ELSEWHERE):
+        assert not any("not built" in text for text in table.values())
+    promises = (
+        (ROOT / "docs" / "promises.md").read_text().partition("## What it does not do yet")[2].partition("\n## ")[0]
+    )
+    missing = [title for title in NOT_BUILT if title.lower() not in promises.lower()]
+    assert not missing, missing
+    assert INSTEAD.keys() <= NOT_BUILT.keys()
+
+
+def test_python_says_the_same_of_what_is_not_built() -> None:
+    for name in ("ip_adapter_image", "textual_inversion", "upscale"):
+        with pytest.raises(UsageError, match="is not built yet"):
+            call_options.check_names([name])
+        with pytest.raises(UsageError, match="is not built yet"):
+            load_options.check_names([name], ("model",))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +116,9 @@ def test_the_table_of_other_programs_names_what_there_is() -> None:
     """No option of ours is in it, and every option that it advises is one."""
     known = {opt for param in generate.params for opt in param.opts if not getattr(param, "hidden", False)}
     advised = {word for text in OPTIONS.values() for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)}
-    others = {opt for command in (plan, bench) for param in command.params for opt in param.opts}  # named with it
+    others = {
+        opt for command in (plan, bench, serve) for param in command.params for opt in param.opts
+    }  # named with it
     assert not OPTIONS.keys() & known and advised <= known | others, advised - known - others
     assert {*BACKENDS.values()} <= {"auto", "mlx", "cuda"}
     assert unknown("--" + "x" * 30, known).endswith("qwenimg --help-all lists all") and 0.5 < LIKE < 1
@@ -56,7 +126,7 @@ def test_the_table_of_other_programs_names_what_there_is() -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["a cat <hypernet:b>", "< HyperNet : x >", "<controlnet:a:1>", "embedding:bad", "(embedding:x:1.2)"],
+    ["a cat <hypernet:b>", "< HyperNet : x >", "embedding:bad", "(embedding:x:1.2)"],
 )
 def test_tags_in_a_prompt(library: Library, prompt: str) -> None:
     cli(prompt).refused(2, "not built yet", "leave it out")
@@ -97,7 +167,7 @@ def test_near_misses_are_not_drawn(library: Library, word: str, meant: str) -> N
 
 WORDS = (
     "cat dog rain brain trail grain trains plane plant plank bull pool doll full general generator conference service "
-    "test show draw run search complexion competition informal infant degenerate crevices samurai device-mapper "
+    "test draw complexion competition informal infant degenerate crevices samurai device-mapper "
     "scorpion castle 猫 chat Katze model-train listing paradise generosity sampan devil vices training pulley"
 )
 
@@ -116,9 +186,91 @@ def test_help_by_every_name(library: Library) -> None:
     assert cli("-p", "help").code == 0 and cli("x", "-H", "7", "-o", "h").code == 0
 
 
-@pytest.mark.parametrize("word", elsewhere.NOT_BUILT)
-def test_words_for_what_is_not_built(library: Library, word: str) -> None:
-    cli(word).refused(2, "not built yet", f"-p {word}")
+FINDING = (
+    "ui app demo run start notebook mcp config cache remove rm delete prune login examples grid compare gallery queue "
+    "cancel history search show loras merge wildcards outpaint update upgrade gui web webui upscale quantize "
+    "controlnet caption train"
+)
+
+
+@pytest.mark.parametrize("word", FINDING.split())
+def test_a_word_that_people_type_is_answered(library: Library, word: str) -> None:
+    ran = cli(word)
+    ran.refused(2, f"-p {word}")
+    print(ran.err)
+    cli(word, "x", "--steps", "4").refused(2, f"-p {word}")
+    assert cli("--json", word).code == 2
+    assert not library.calls
+    assert cli("-p", word).code == 0 and library.asked[0]["prompt"] == word
+
+
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [
+        ("gui", "serve"), ("webui", "serve"), ("quantize", "-q 8"), ("controlnet", "--control"),
+        ("caption", "--caption"), ("history", "--from"), ("merge", "convert"), ("loras", "--lora"),
+        ("rm", "cache"), ("grid", "serve"),
+        ("workflow.json", "--from"), ("a.safetensors", "-m FILE"), ("cat.PNG", "edit FILE"),
+        ("prompts.txt", "--prompt-file"),
+    ],
+)  # fmt: skip
+def test_the_answer_names_what_does_it(library: Library, word: str, what: str) -> None:
+    cli(word).refused(2, what, f"-p {word}")
+    assert not library.calls
+
+
+def test_advice_names_commands_and_options_that_there_are() -> None:
+    known = built()
+    texts = [*elsewhere.WORDS.values(), *elsewhere.FILES.values(), *INSTEAD.values()]
+    for text in texts:
+        commands = {*re.findall(r"qwenimg ([a-z]+)\b", text)}
+        options = {*re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text)}
+        assert commands | options <= known, text
+
+
+@pytest.mark.parametrize("word", ["Grid", "the grid", "a cat.", "photo of a cat.png", "app store"])
+def test_what_only_looks_like_one_is_drawn(library: Library, word: str) -> None:
+    assert cli(word).code == 0 and library.asked[0]["prompt"] == word
+
+
+@pytest.mark.parametrize(
+    ("bits", "meant"),
+    [("4bit", 4), ("nf4", 4), ("int4", 4), ("q4_0", 4), ("Q4_K_M", 4), ("4-bit", 4), ("int8", 8),
+     ("fp8", 8), ("q8_0", 8), ("fp8_e4m3fn", 8), ("8bits", 8), ("q6_k", 6)],
+)  # fmt: skip
+def test_other_words_for_bits(library: Library, bits: str, meant: int) -> None:
+    cli("x", "-q", bits).refused(2, f"did you mean -q {meant}?", "8, 6 or 4")
+    cli("x", "--quantize", f"text={bits}").refused(2, f"-q {meant}")
+
+
+@pytest.mark.parametrize("bits", ["fp16", "5", "16", "q2_k", "x4x", "44", "4.5", "bf16", "48"])
+def test_no_bits_are_guessed(library: Library, bits: str) -> None:
+    ran = cli("x", "-q", bits)
+    ran.refused(2, "give 8, 6 or 4")
+    assert "did you mean" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--variations", "4"], "-N"), (["--no-cfg"], "--guidance 1"), (["--4bit"], "-q 4"),
+        (["--ti", "x"], "not built"), (["--grid"], "not built"), (["--res", "5"], "--size"),
+        (["--timeout", "5"], "Ctrl-C"),
+        (["--threads", "4"], "OMP_NUM_THREADS"), (["--tile"], "tiles"), (["--face-restore"], "not built"),
+        (["--enhance-prompt"], "not built"), (["--safety-checker"], "there is none"), (["--yes"], "--overwrite"),
+        (["--float32"], "--precision"), (["--webui"], "qwenimg serve"), (["--seed-resize", "1"], "not built"),
+        (["--callback"], "--json"), (["--subseed", "1"], "not built"), (["--n", "4"], "-N"), (["--verbose"], "--debug"),
+    ],
+)  # fmt: skip
+def test_options_that_had_no_answer(library: Library, args: list[str], said: str) -> None:
+    ran = cli("x", *args)
+    ran.refused(2, said)
+    assert "did you mean" not in ran.err and not library.calls
+
+
+def test_seeds_is_another_name_of_seed(library: Library) -> None:
+    assert cli("x", "--seeds", "1-3", "-o", "out/").code == 0
+    assert [one["seed"] for one in library.asked] == [1, 2, 3]
 
 
 def test_what_is_suggested_is_there() -> None:
