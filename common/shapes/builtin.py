@@ -46,8 +46,9 @@ def absent() -> ModelError:
 
 
 def real_model() -> str:
-    """Return the commands that download the model to pull first and the default model, with their sizes."""
-    return f"{_pull(catalog.FIRST)}, or {_pull(catalog.DEFAULT)}"
+    """Return the command that names the models which fit this machine, and that which downloads the smallest."""
+    smallest = min((known for known in catalog.KNOWN.values() if known.bytes), key=lambda known: known.bytes)
+    return f"qwenimg plan lists what fits here, and how long it takes; the smallest: {_pull(smallest.name)}"
 
 
 def _pull(name: str) -> str:

@@ -32,7 +32,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes.words import parse
 
-REAL = "qwenimg pull z-image-turbo (32.9 GB), or qwenimg pull qwen-image (57.7 GB)"
+REAL = "qwenimg plan lists what fits here, and how long it takes; the smallest: qwenimg pull sd15 (4.3 GB)"
 SMALL = replace(catalog.BUILT_IN, width=32, height=48, steps=2)
 
 
