@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from qwenimg.common.prompts import not_built
+from qwenimg.common.base.errors import not_built
 
 _NEGATIVE = "give -n, --negative-prompt"
 _DTYPE = "give --precision"
@@ -119,7 +119,7 @@ def unknown(option: str, known: Iterable[str]) -> str:
     """Return the message for an `option` that is not among the `known` ones."""
     if (advice := OPTIONS.get(option)) is not None:
         return f"{option} is no option here: {advice}"
-    if (missing := not_built.sentence(option)) is not None:
+    if (missing := not_built(option)) is not None:
         return f"{option} is no option here: {missing}"
     near = difflib.get_close_matches(option, list(known), n=2, cutoff=LIKE)
     if near:
@@ -199,7 +199,7 @@ def hint(word: str) -> str | None:
     ending = next((one for one in FILES if word.lower().endswith(one)), None)
     if ending is not None and not any(letter.isspace() for letter in word):
         return f"that is a file and no prompt: {FILES[ending]}"
-    missing = not_built.sentence(word) if word.islower() and not word.startswith("-") else None
+    missing = not_built(word) if word.islower() and not word.startswith("-") else None
     return None if missing is None else f"`qwenimg {word}`: {missing}"
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import UsageError, not_built
 from qwenimg.common.base.text import clean
-from qwenimg.common.prompts import not_built
 
 MAX_CHARACTERS = 100_000  # of a prompt
 
@@ -44,4 +43,4 @@ def check_prompt(prompt: str) -> None:
             raise UsageError(
                 f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --control MODEL=PICTURE"
             )
-        raise UsageError(f"the prompt has a tag ({clean(tag[0], 60)}): {not_built.sentence(kind)}; leave it out")
+        raise UsageError(f"the prompt has a tag ({clean(tag[0], 60)}): {not_built(kind)}; leave it out")

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.arguments import shown, texts
-from qwenimg.common.base.errors import UnknownOption, UsageError
+from qwenimg.common.base.errors import UnknownOption, UsageError, not_built
 from qwenimg.common.base.text import clean
-from qwenimg.common.prompts import not_built
 from qwenimg.common.request import given
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
@@ -98,7 +97,7 @@ def _nearest(name: str) -> str:
     plain = name.lower()
     if plain in ELSEWHERE:
         return ELSEWHERE[plain]
-    if (missing := not_built.sentence(plain)) is not None:
+    if (missing := not_built(plain)) is not None:
         return missing
     known = _keywords()
     for option, one in known.items():  # by the command line's other names

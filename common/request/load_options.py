@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from qwenimg.common.base.errors import UnknownOption
+from qwenimg.common.base.errors import UnknownOption, not_built
 from qwenimg.common.base.text import clean
-from qwenimg.common.prompts import not_built
 from qwenimg.common.request.request import OPTIONS
 
 _DTYPE = "did you mean precision? it takes fp32, bf16, fp16 or auto"
@@ -49,7 +48,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     plain = name.lower()
     if plain in ELSEWHERE:
         return ELSEWHERE[plain]
-    if (missing := not_built.sentence(plain)) is not None:
+    if (missing := not_built(plain)) is not None:
         return missing
     if plain.endswith("_dtype"):
         return _DTYPE

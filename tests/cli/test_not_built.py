@@ -18,10 +18,9 @@ from qwenimg.cli.elsewhere import BACKENDS, LIKE, OPTIONS, unknown
 from qwenimg.cli.help import COMMANDS
 from qwenimg.cli.options import ALIASES
 from qwenimg.cli.words import cli as words_cli
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import INSTEAD, NOT_BUILT, UsageError
 from qwenimg.common.families.opening import OPENING
 from qwenimg.common.prompts.check import check_prompt
-from qwenimg.common.prompts.not_built import INSTEAD, NOT_BUILT
 from qwenimg.common.request import call_options, load_options
 from qwenimg.common.request.request import OPTIONS as CALL_OPTIONS
 
@@ -76,7 +75,7 @@ def test_all_sentences_are_made_from_the_one_table() -> None:
         for path in (ROOT / folder).rglob("*.py")
     }
     has = {name for name, text in texts.items() if "not built yet" in " ".join(text.split())}
-    assert has == {"common/prompts/not_built.py"}, has
+    assert has == {"common/base/errors.py"}, has
     for table in (OPTIONS, elsewhere.WORDS, elsewhere.FILES, call_options.ELSEWHERE, load_options.ELSEWHERE):
         assert not any("not built" in text for text in table.values())
     promises = (
