@@ -215,11 +215,11 @@ def _with_loras(flags: Flags, opening: Opening, replay: Replay | None, report: R
     from qwenimg.common.hub.lora_search import located
     from qwenimg.common.hub.model_folders import read_folders
 
-    text, lines = located(read_folders(opening.models_dir), replay.used["lora"], replay.lora_fingerprints)
+    loras, lines = located(read_folders(opening.models_dir), replay.loras, replay.lora_fingerprints)
     for line in lines:
         report.notify("stage", line)
     used = {name: value for name, value in replay.used.items() if name != "lora"}
-    return replace(replay, fields=replay.fields | {"lora": text}, used=used)
+    return replace(replay, fields=replay.fields | {"lora": loras}, used=used)
 
 
 def _located(opening: Opening) -> tuple[ModelFolders | None, Opening]:
@@ -234,8 +234,8 @@ def _located(opening: Opening) -> tuple[ModelFolders | None, Opening]:
 
 def _with_paths(picture: Picture, folders: ModelFolders) -> Picture:
     """Return `picture` with the paths of LoRAs that are found by name. Raises ModelError."""
-    lora = picture.said("lora")
-    return replace(picture, asked=picture.asked | {"lora": folders.lora(lora)}) if lora else picture
+    loras = picture.said("lora")
+    return replace(picture, asked=picture.asked | {"lora": folders.loras(loras)}) if loras else picture
 
 
 def _prompt(flags: Flags) -> str | None:

@@ -42,8 +42,8 @@ class CallOptions(TypedDict, total=False):
 
 
 def text() -> str:
-    plain = {one.name: str(one.type).removesuffix(" | None") for one in fields(Request) if one.name in OPTIONS}
-    types = {name: OPTIONS[name].python or kind for name, kind in plain.items()}
+    plain = {one.name: str(one.type).removesuffix(" | None") for one in fields(Request)}
+    types = {name: one.python or plain[one.field] for name, one in OPTIONS.items()}
     return HEAD + "".join(f"    {name}: {kind} | None\n" for name, kind in types.items() if name != "prompt")
 
 

@@ -17,7 +17,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.jobs.fields import Fields, check, seeds
+from qwenimg.common.jobs.fields import Fields, check, plain, seeds
 from qwenimg.common.jobs.naming import slug
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.prompts.check import check_said
@@ -123,7 +123,7 @@ def _number(name: str, default: str = "") -> int:
 
 def _complete(fields: Fields, defaults: Defaults) -> dict[str, Any]:
     """Return the fields with the model's defaults, as plain JSON."""
-    values = {name: value for name, value in fields.items() if name not in TEMPLATES.values()}
+    values = {name: value for name, value in plain(fields).items() if name not in TEMPLATES.values()}
     aspect = values.pop("aspect", None)
     if isinstance(aspect, Fraction):
         values["width"], values["height"] = defaults.size(aspect)

@@ -51,13 +51,15 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
     from qwenimg.common.conversion.convert import convert
     from qwenimg.common.hub.part_files import completed
     from qwenimg.common.hub.resolve import resolve
+    from qwenimg.common.request import lora_text
 
+    loras = lora_text.parse(lora)
     choices = completed(opening).choices
     model = resolve(opening.model, without=choices.elsewhere)
     name = model.known.name if model.known is not None and "transformer" not in choices.parts else None
     progress = ConversionProgress(quiet=quiet)
     try:
-        convert(model.folder, out, choices, progress, name=name, lora="; ".join(lora), dtype=dtype)
+        convert(model.folder, out, choices, progress, name=name, loras=loras, dtype=dtype)
     finally:
         progress.bar.close()
     streams.put(os.fsencode(out) + b"\n")

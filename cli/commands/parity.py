@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.parity.passport.passport import Passport
     from qwenimg.common.parity.stations import Passed
+    from qwenimg.common.request.lora_text import Lora
     from qwenimg.common.runtime.engine import Engine
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -124,12 +125,13 @@ def check(
     from qwenimg.common.hub.resolve import named, named_part
     from qwenimg.common.parity.given import completed
     from qwenimg.common.parity.passport import passport_file
+    from qwenimg.common.request import lora_text
 
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
     recorded = passport_file.read(passport)
     passport_file.needs_exact(passport, recorded)
-    opening, loras = completed(recorded.model, opening, _text({"lora": lora}, "lora"), named_part)
+    opening, loras = completed(recorded.model, opening, lora_text.parse(lora), named_part)
     if opening.model is None:
         model = named(recorded.model.name, without=components_of(recorded.model.parts))
         opening = replace(opening, model=model)
@@ -156,7 +158,7 @@ def run(
     from qwenimg.backends import installed
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity.passport import passport_file
-    from qwenimg.common.request import control_text
+    from qwenimg.common.request import control_text, lora_text
 
     if not installed("cpu"):
         raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
@@ -169,7 +171,7 @@ def run(
     for name in names[1:]:
         with _opened(replace(opening, backend=name, precision=passport.precision)) as session:
             networks = {one.model for one in control_text.parse(_text(asked, "control"))}
-            done.append(session.check(passport, _text(asked, "lora"), sorted(networks), picture=True))
+            done.append(session.check(passport, lora_text.parse(asked["lora"]), sorted(networks), picture=True))
         passport = done[-1].passport
     if output is not None:
         passport_file.write(output, passport, overwrite=overwrite)
@@ -236,6 +238,7 @@ class Session:
         from qwenimg.common.numbers.sizes import parse_size
         from qwenimg.common.parity import inputs
         from qwenimg.common.parity import record as recording
+        from qwenimg.common.request import lora_text
 
         pipe, exact = self.pipe, None
         if pipe.backend == "cpu":
@@ -262,24 +265,24 @@ class Session:
         if pipe.model.images[0]:
             request.pop("pictures", None)  # a model that needs pictures sees all that it can
         request |= {"pictures": asked["pictures"]} if asked["pictures"] else {}
-        if lora := _text(asked, "lora"):
-            request |= {"lora": lora, "lora_mode": asked["lora_mode"] or "auto"}
+        if loras := lora_text.parse(asked["lora"]):
+            request |= {"lora": loras, "lora_mode": asked["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)
 
-    def check(self, passport: Passport, lora: str, networks: Sequence[str], *, picture: bool) -> Checked:
+    def check(self, passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str], *, picture: bool) -> Checked:
         from qwenimg.common.hub.control_search import named_control
         from qwenimg.common.parity import check as checking
         from qwenimg.common.parity import given
 
-        changed = checking.check_model(passport, self.pipe, lora)
+        changed = checking.check_model(passport, self.pipe, loras)
         controls = () if passport.picture is None else passport.picture.controls
         networks = given.networks(controls, networks, self.pipe.controls, named_control)
-        checking.check_run(passport, self.pipe, lora, networks)
+        checking.check_run(passport, self.pipe, loras, networks)
         for name in changed:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")
         engine = self.pipe.engine
-        judged = list(checking.blocks(passport, self.pipe, lora, networks))
-        drawn = checking.picture(passport, self.pipe, lora, networks) if picture and passport.picture else None
+        judged = list(checking.blocks(passport, self.pipe, loras, networks))
+        drawn = checking.picture(passport, self.pipe, loras, networks) if picture and passport.picture else None
         stamped = checking.stamped(passport, engine, self.pipe.tf32, judged)
         return Checked(stamped, engine, judged, drawn, changed)
 

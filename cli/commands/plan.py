@@ -117,6 +117,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     from qwenimg.common.hub.open_model import plan_pipeline
     from qwenimg.common.hub.part_files import located
     from qwenimg.common.measure import machines
+    from qwenimg.common.request import lora_text
 
     if on is not None and on.strip().lower() == machines.LIST:
         return _put(machines.lines())
@@ -124,7 +125,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     config.settle(ctx, given)
     environment.check(ctx, given)
     folders, opening = located(opening_of(places.taken(given) | ({} if what is None else {"model": what})))
-    given["lora"] = tuple(map(folders.lora, given["lora"]))
+    given["lora"] = folders.loras(lora_text.parse(given["lora"]))
     engine = _engine(opening, memory, on, given["devices"])
     if not (opening.model or opening.parts or opening.refiner or given["replay"]):
         return _put_all(engine, every, as_json=given["json"])

@@ -118,7 +118,7 @@ class Journal:
 
     def add(self, order: PictureOrder) -> None:
         """Keep a new job."""
-        asked = order.fields | {"seeds": list(order.seeds)}
+        asked = fields.plain(order.fields) | {"seeds": list(order.seeds)}
         if "aspect" in asked:
             asked["aspect"] = str(asked["aspect"])
         with self._base:
@@ -322,7 +322,7 @@ def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> P
     seeds = asked.pop("seeds")
     if not seeds or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds):
         raise ValueError("seeds")
-    fields.said_in(asked)
+    asked = fields.typed(fields.said_in(asked), files=False)
     fields.check(asked)
     if "aspect" in asked:
         asked["aspect"] = Fraction(asked["aspect"])

@@ -109,7 +109,7 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
 
     files: dict[str, str] = {}
     for text in loras:
-        file = folders.lora(text).removesuffix(":1.0")
+        file = folders.locate(text, "lora")
         file = file if in_cache(file) else home(file)
         if not in_cache(file):
             with _named("--lora"):
@@ -117,6 +117,8 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
         name = Path(file).stem
         _check_name("--lora", text, name, files, ":;")
         files[name] = file if in_cache(file) else str(Path(file).absolute())
+        if ";" in files[name]:
+            raise UsageError(f"--lora {shown_path(text)}: its path has a semicolon; give another")
     return files
 
 

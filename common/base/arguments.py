@@ -70,11 +70,17 @@ def shown(value: object) -> str:
     return repr(clean(value, 38)) if isinstance(value, str) else clean(value, 40)
 
 
-def _is_path(value: object) -> bool:
+def path_text(value: object) -> str | None:
+    """Return `value` if it is a text, or the text of a path; None for anything else."""
     try:
-        return isinstance(value, os.PathLike) and isinstance(os.fspath(value), str)
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
     except TypeError:  # its class returns neither a text nor bytes
-        return False
+        return None
+    return path if isinstance(path, str) else None
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, os.PathLike) and path_text(value) is not None
 
 
 def home(path: str | Path) -> str:

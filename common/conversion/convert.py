@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.registry import NOTE, Opened
 from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Loras
 from qwenimg.common.weights.write import is_whole, write_shard
 
@@ -62,7 +63,7 @@ def convert(
     listener: ConversionListener,
     *,
     name: str | None = None,
-    lora: str = "",
+    loras: Sequence[Lora] = (),
     dtype: str | None = None,
 ) -> None:
     """Write the model in the folder or file `source`, opened with `choices`, as the folder `out`. Raises UsageError,
@@ -78,14 +79,14 @@ def convert(
         opened.checkpoint.read_tokenizers()
         for report in opened.checkpoint.reports:
             listener.report(*report)
-        loras = Loras(opened.family.lora_names(opened.checkpoint))
-        stack.callback(loras.close)
-        changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(loras.deltas(lora, "fuse")))
+        files = Loras(opened.family.lora_names(opened.checkpoint))
+        stack.callback(files.close)
+        changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(files.deltas(loras, "fuse")))
         converted = parts(changed, dtype and DTYPES[dtype])
         small = small_files(changed, choices.prediction)
         options = {"model": name, "quantize": choices.quantize, "dtype": dtype, "prediction": choices.prediction}
         options["variant"] = choices.variant
-        note = _note(changed, converted, small, options | loras.recorded(lora))
+        note = _note(changed, converted, small, options | files.recorded(loras))
         stack.enter_context(_building(out, work, note))
         stack.enter_context(_clearing(work))
         _write(work, converted, small, note, listener)

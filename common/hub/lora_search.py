@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError, UsageError
@@ -11,29 +12,27 @@ from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.model_folders import KINDS, ModelFolders, entries_below
-from qwenimg.common.request import lora_text
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import in_cache
 
 MAX_FILES = 2_000  # files whose fingerprint is computed: 200 kB of each are read
 
 
-def located(folders: ModelFolders, recorded: str, prints: Sequence[str]) -> tuple[str, list[str]]:
-    """Return a request's `lora` with the path of each LoRA of a recipe, found by its fingerprint, and a line for each.
-    A hub id that is in the cache stays. Raises UsageError for a LoRA that is not found."""
-    asked = lora_text.parse(recorded)
-    if len(asked) != len(prints):
-        raise UsageError(f"--from: that picture's recipe has {len(asked)} LoRAs and {len(prints)} hashes; give --lora")
-    cached = {one.name for one in asked if in_cache(one.name)}
-    wanted = {mark: one.name for one, mark in zip(asked, prints, strict=True) if one.name not in cached}
+def located(folders: ModelFolders, loras: Sequence[Lora], prints: Sequence[str]) -> tuple[tuple[Lora, ...], list[str]]:
+    """Return the LoRAs of a recipe with the path of each, found by its fingerprint, and a line for each. A hub id that
+    is in the cache stays. Raises UsageError for a LoRA that is not found."""
+    if len(loras) != len(prints):
+        raise UsageError(f"--from: that picture's recipe has {len(loras)} LoRAs and {len(prints)} hashes; give --lora")
+    pairs = list(zip(loras, prints, strict=True))
+    wanted = {mark: one.source for one, mark in pairs if not in_cache(one.source)}
     paths, read = find(folders, wanted)
     if missing := [name for mark, name in wanted.items() if mark not in paths]:
         shown = ", ".join(clean(name, 60) for name in missing)
         among = f"it is none of the {read:,} files in {KINDS['lora'][0]} of --models-dir, by their content"
         raise UsageError(f"--from: that picture was made with --lora ({shown}); {among}: give the same")
-    pairs = zip(asked, prints, strict=True)
-    text = "; ".join(f"{paths.get(mark, one.name)}:{one.strength!r}" for one, mark in pairs)
+    found = tuple(replace(one, source=str(paths.get(mark, one.source))) for one, mark in pairs)
     lines = [f"--from: LoRA {clean(name, 60)} is {shown_path(paths[mark], 100)}" for mark, name in wanted.items()]
-    return text, [f"{line}, by its content ({read:,} files looked at)" for line in lines]
+    return found, [f"{line}, by its content ({read:,} files looked at)" for line in lines]
 
 
 def find(folders: ModelFolders, wanted: Mapping[str, str]) -> tuple[dict[str, Path], int]:

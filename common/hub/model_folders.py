@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.hub import comfy_paths
-from qwenimg.common.request import lora_text
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.parts import PARTS
 
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -104,15 +104,9 @@ class ModelFolders:
         root = next((root for root in self.given if folder.is_relative_to(root)), None)
         return clean(folder.relative_to(root), 40) if root else shown_path(folder, 40)
 
-    def lora(self, text: str) -> str:
-        """Return a request's `lora` with the paths of the files that are found."""
-        if not self.given:
-            return text
-        asked = lora_text.parse(text)
-        names = [self.locate(one.name, "lora") for one in asked]
-        if any(";" in name for name in names) or names == [one.name for one in asked]:
-            return text
-        return "; ".join(f"{name}:{one.strength!r}" for name, one in zip(names, asked, strict=True))
+    def loras(self, loras: Sequence[Lora]) -> tuple[Lora, ...]:
+        """Return `loras` with the paths of the files that are found. Raises ModelError."""
+        return tuple(replace(one, source=self.locate(one.source, "lora")) for one in loras)
 
     def _candidates(self, name: str, kind_: str) -> Iterator[Path]:
         """Yield the files with the whole `name` in a folder, then those anywhere below one with its last part."""

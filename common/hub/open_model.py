@@ -143,7 +143,7 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
             fallback=opening.fallback,
             options=entries,
             checkpoint=checkpoint,
-            find_lora=folders.lora,
+            find_loras=folders.loras,
             hashes=model_hash(files.opened),
             controls=_controls(files.opened, checkpoint, folders),
             wildcards=wildcards,

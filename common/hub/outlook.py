@@ -202,7 +202,7 @@ def fitting(pipe: Pipeline, request: Request, *, counted: bool, few: bool) -> Va
     tried: list[Variant] = []
     for options, model in _variants(pipe):
         plan = needs(model, request, counted)
-        beside = few and not request.lora and model.runtime.quantize  # else it is merged into the weights
+        beside = few and not request.loras and model.runtime.quantize  # else it is merged into the weights
         peak = plan.largest.peak + (LORA_BYTES if beside else 0)
         tried.append(Variant(options=options, model=model, needs=plan, peak=peak))
         if tried[-1].fits:
@@ -239,8 +239,8 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
 
 def without_missing_loras(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return `asked` without LoRAs of the hub that are not in the cache."""
-    lora = asked.get("lora") or ""
-    return {name: value for name, value in asked.items() if name != "lora" or not lora or in_cache(lora)}
+    missing = [one for one in asked.get("lora") or () if not in_cache(one.source)]
+    return {name: value for name, value in asked.items() if name != "lora" or not missing}
 
 
 def shown(outlooks: Sequence[Outlook], all_rows: bool) -> tuple[Sequence[Outlook], list[str]]:

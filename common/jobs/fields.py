@@ -89,8 +89,21 @@ def fields(said: Fields) -> Fields:
     """Return `said`, by the names of SAID, without None and with the size as sides or aspect. Raises UsageError."""
     size = sides(**{name: said.get(name) for name in ("width", "height", "size", "aspect")})
     rest = {name: value for name, value in said.items() if name not in ("width", "height", "size", "aspect")}
-    joined = {name: SAID[name].converted(rest[name]) for name in rest if SAID[name].joined and rest[name] is not None}
-    return {name: value for name, value in rest.items() if value is not None} | joined | size
+    return typed({name: value for name, value in rest.items() if value is not None}) | size
+
+
+def typed(said: Fields, *, files: bool = True) -> Fields:
+    """Return `said` with the values that their texts hold, such as LoRAs. files: a text may name a file of this
+    machine. Raises UsageError."""
+    return {
+        name: SAID[name].converted(value, files=files) if name in SAID and SAID[name].repeats else value
+        for name, value in said.items()
+    }
+
+
+def plain(said: Fields) -> Fields:
+    """Return `said` as JSON has it, of which `typed` makes it again."""
+    return {name: SAID[name].plain(value) if name in SAID else value for name, value in said.items()}
 
 
 def merged(base: Fields, more: Fields) -> Fields:

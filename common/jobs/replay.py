@@ -14,6 +14,7 @@ from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.prompts.templates import escaped
 from qwenimg.common.prompts.wildcards import TEMPLATES
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
 
@@ -35,7 +36,8 @@ class Replay:
     precision: str
     noise_given: bool = False  # its noise came from --latents, so that its seed has no meaning
     noise_sha256: str | None = None
-    lora_fingerprints: tuple[str, ...] = ()  # of its LoRAs, in their order
+    loras: tuple[Lora, ...] = ()  # as its recipe names them
+    lora_fingerprints: tuple[str, ...] = ()  # of these, in their order
     control_hashes: tuple[str, ...] = ()  # of its control networks and of their pictures, in their order
     fingerprints: dict[str, str] = field(default_factory=dict)  # by those of NAMES that were given as a path
     used: dict[str, str]  # its other inputs, by the names in USED
@@ -48,7 +50,7 @@ def read_replay(path: Path) -> Replay:
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.loras import in_cache
-    from qwenimg.common.request.recipe import recipe_from_texts
+    from qwenimg.common.request.recipe import recipe_from_texts, recorded_loras
 
     texts = read_texts(path)
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)
@@ -62,11 +64,12 @@ def read_replay(path: Path) -> Replay:
         del fields["negative_prompt"]
     fields |= _escaped(fields)
     used = {key: str(values[key]) for key in USED if key in values}
-    if "lora" in fields and in_cache(fields["lora"]):
-        del used["lora"]
-    else:  # a path in a picture is never opened
-        fields.pop("lora", None)
+    fields.pop("lora", None)  # a path in a picture is never opened
     fields.pop("control", None)  # its pictures are files
+    loras = recorded_loras(recipe)
+    if loras and all(in_cache(one.source) for one in loras):
+        fields["lora"] = loras
+        del used["lora"]
     return Replay(
         fields=fields,
         model=recipe["model"],
@@ -75,6 +78,7 @@ def read_replay(path: Path) -> Replay:
         noise_sha256=recipe["noise_sha256"],
         fingerprints=recipe.get("fingerprints", {}),
         used=used,
+        loras=loras,
         lora_fingerprints=tuple(recipe.get("lora_fingerprints", ())),
         control_hashes=_control_hashes(recipe),
     )

@@ -25,6 +25,7 @@ from qwenimg.common.parity.stations import judged as stations_judged
 from qwenimg.common.parity.tape import DECODE, Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.traced import BlockRunner, Values, leaves
 
@@ -50,7 +51,7 @@ class Judged:
         return {"name": self.name, "dtype": self.dtype, "ok": not self.failures, "results": rows}
 
 
-def check_model(passport: Passport, pipe: Pipeline, lora: str = "") -> list[str]:
+def check_model(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = ()) -> list[str]:
     """Return the components whose files are not the recorded ones, though they have the same parameters. Raises
     ModelError for another model, part or LoRA than the recorded one."""
     assert pipe.checkpoint is not None
@@ -68,25 +69,27 @@ def check_model(passport: Passport, pipe: Pipeline, lora: str = "") -> list[str]
         )
     prints = {part: fingerprint(components[part].plan.files) for part in recorded.fingerprints if part in components}
     others = [part for part, mark in prints.items() if mark != recorded.fingerprints[part]]
-    given.check_files(recorded, others, pipe.loras, lora)
+    given.check_files(recorded, others, pipe.loras, loras)
     return others
 
 
-def check_run(passport: Passport, pipe: Pipeline, lora: str = "", networks: Sequence[str] = ()) -> None:
+def check_run(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()) -> None:
     """Raise ModelError if the model does not draw the recorded run. networks: what that of each recorded control is
     called here."""
     if passport.picture is not None:
         try:
-            pipe.check(**_asked(passport, lora, networks))
+            pipe.check(**_asked(passport, loras, networks))
         except UsageError as error:
             raise ModelError(f"the passport's run is none for {clean(pipe.model_name, 60)}: {error}") from None
 
 
-def blocks(passport: Passport, pipe: Pipeline, lora: str = "", networks: Sequence[str] = ()) -> Iterator[Judged]:
-    """Yield each recorded block, in order, computed on the engine of `pipe`, with `lora` for the recorded LoRAs and
+def blocks(
+    passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()
+) -> Iterator[Judged]:
+    """Yield each recorded block, in order, computed on the engine of `pipe`, with `loras` for the recorded LoRAs and
     `networks` for those of its controls. A block in 16 bit is computed in float32 too, where a fault is larger than the
     roundings. Raises ModelError if the passport does not fit the model."""
-    policies = parts(inputs.weights(pipe, _asked(passport, lora, networks)), pipe.precision)
+    policies = parts(inputs.weights(pipe, _asked(passport, loras, networks)), pipe.precision)
     engine = pipe.engine
     components = {name: part.open(engine) for name, part in policies.items()}
     widened = {} if pipe.tf32 else {name: part.open(engine, "float32") for name, part in policies.items()}
@@ -142,10 +145,10 @@ def _failed(judged: tuple[Figure, ...], failures: list[str]) -> tuple[Figure, ..
     return (replace(judged[0], failures=(*judged[0].failures, *failures)), *judged[1:]) if failures else judged
 
 
-def _asked(passport: Passport, lora: str, networks: Sequence[str]) -> dict[str, Any]:
+def _asked(passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str]) -> dict[str, Any]:
     """Return the keywords of the recorded call, with the names that its LoRAs and control networks have here."""
     recorded = passport.picture
-    return {"lora": lora} if recorded is None else inputs.keywords(recorded, lora, networks)
+    return {"lora": loras} if recorded is None else inputs.keywords(recorded, loras, networks)
 
 
 def _others(counts: Mapping[str, int], recorded: Mapping[str, int]) -> str:
@@ -201,10 +204,12 @@ class RedrawnImage:
         return [one.name for one in self.stations if one.output_error is not None and one.allowed is None]
 
 
-def picture(passport: Passport, pipe: Pipeline, lora: str = "", networks: Sequence[str] = ()) -> RedrawnImage:
-    """Generate the recorded image with `pipe`, `lora` and `networks`, from station to station if the passport has
+def picture(
+    passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()
+) -> RedrawnImage:
+    """Generate the recorded image with `pipe`, `loras` and `networks`, from station to station if the passport has
     stations. Noise, noise levels, and the pixels of the recorded values must have the same bits."""
-    recorded, asked, tape = passport.picture, _asked(passport, lora, networks), Tape(passport.run)
+    recorded, asked, tape = passport.picture, _asked(passport, loras, networks), Tape(passport.run)
     assert recorded is not None
     if not passport.run:
         return _whole(passport, pipe, asked)

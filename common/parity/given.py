@@ -12,6 +12,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.parity.passport.passport import Model, RecordedControl
 from qwenimg.common.pipeline.controls import Controls
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Loras, in_cache
 from qwenimg.common.request.parts import PARTS, components_of
 
@@ -19,8 +20,10 @@ _OPTIONS = {"quantize": "-q", "prediction": "--prediction", "lora": "--lora"}
 _FILES = (*PARTS, "lora")
 
 
-def completed(recorded: Model, opening: Opening, lora: str, find: Callable[[str], Path | None]) -> tuple[Opening, str]:
-    """Return `opening` and `lora` completed from the record: bits, prediction, and the files that `find` and the cache
+def completed(
+    recorded: Model, opening: Opening, loras: tuple[Lora, ...], find: Callable[[str], Path | None]
+) -> tuple[Opening, tuple[Lora, ...]]:
+    """Return `opening` and `loras` completed from the record: bits, prediction, and the files that `find` and the cache
     have. Raises UsageError for an option that was not recorded, is missing, or has another value. `check_files`
     compares contents later."""
     paths = {part: path for part, name in recorded.parts.items() if (path := opening.parts.get(part) or find(name))}
@@ -30,10 +33,10 @@ def completed(recorded: Model, opening: Opening, lora: str, find: Callable[[str]
         quantize=opening.quantize or recorded.quantize or None,
         prediction=opening.prediction or cast(Any, recorded.prediction) or None,
     )
-    if not lora and in_cache(recorded.lora):
-        lora = recorded.lora
-    _check_options(recorded, {name: whole.value(name) for name in (*PARTS, "quantize", "prediction")} | {"lora": lora})
-    return whole, lora
+    if not loras and all(in_cache(one.source) for one in recorded.loras):
+        loras = recorded.loras
+    _check_options(recorded, {name: whole.value(name) for name in (*PARTS, "quantize", "prediction")} | {"lora": loras})
+    return whole, loras
 
 
 def _check_options(recorded: Model, given: Mapping[str, Any]) -> None:
@@ -55,16 +58,17 @@ def _check_options(recorded: Model, given: Mapping[str, Any]) -> None:
             raise UsageError(f"the passport was recorded with {option} {clean(then, 40)}, not {clean(now, 40)}")
 
 
-def check_files(recorded: Model, others: Collection[str], loras: Loras, lora: str) -> None:
+def check_files(recorded: Model, others: Collection[str], files: Loras, loras: Sequence[Lora]) -> None:
     """Raise ModelError for parts in `others`, the components whose files are not the recorded ones, and for LoRAs of
     other files or strengths."""
     for part, name in recorded.parts.items():
         if not components_of([part]).isdisjoint(others):
             option = f"--{part.replace('_', '-')}"
             raise ModelError(f"{option}: these weights are not those of {clean(name, 60)}, which were recorded")
-    here: Any = loras.recorded(lora)
+    here: Any = files.recorded(loras)
     shown, prints = here.get("lora", ""), here.get("lora_fingerprints", [])
-    if prints != recorded.lora_fingerprints or _strengths(shown) != _strengths(recorded.lora):
+    scales = [[f"{one.scale:g}" for one in each] for each in (loras, recorded.loras)]
+    if prints != recorded.lora_fingerprints or scales[0] != scales[1]:
         raise ModelError(
             f"--lora {clean(shown, 80)}: another file or strength than was recorded, {clean(recorded.lora, 80)}"
         )
@@ -91,8 +95,3 @@ def networks(
         if one.fingerprint not in by_print:
             raise UsageError(f"the passport was recorded with --control {clean(one.name, 60)}; give the same")
     return tuple(by_print[one.fingerprint] for one in recorded)
-
-
-def _strengths(text: str) -> list[str]:
-    """Return the strengths of the LoRAs in `text`, which has a recipe's form."""
-    return [one.rpartition(":")[2] for one in text.split("; ")]

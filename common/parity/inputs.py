@@ -19,7 +19,8 @@ from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.request import given
 from qwenimg.common.request.control_text import NamedControl
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.lora_text import Lora
+from qwenimg.common.request.request import request_of
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
 CONTROL, IMAGES, MASK = "control", given.READ, "mask"
@@ -49,7 +50,7 @@ def weights(pipe: Pipeline, asked: Mapping[str, Any]) -> Checkpoint:
     a trace of another program. Raises QwenimgError."""
     assert pipe.checkpoint is not None
     if "prompt" not in asked:
-        return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", "")))
+        return pipe.checkpoint.with_deltas(pipe.loras.deltas(asked.get("lora", ())))
     request = pipe.check(**called(asked))
     pipe.controls.give(pipe.model, request)
     deltas = pipe.loras.deltas(*pipe.controls.loras(request))
@@ -79,10 +80,10 @@ def recorded_controls(pipe: Pipeline, asked: Mapping[str, Any]) -> tuple[Recorde
     )
 
 
-def keywords(recorded: RecordedImage, lora: str, networks: Sequence[str]) -> dict[str, Any]:
-    """Return the keywords of the recorded call. lora, networks: what its LoRAs and the network of each of its controls
-    are called here."""
-    asked = called(recorded.asked) | {"lora": lora}
+def keywords(recorded: RecordedImage, loras: tuple[Lora, ...], networks: Sequence[str]) -> dict[str, Any]:
+    """Return the keywords of the recorded call. loras, networks: its LoRAs and the name of the network of each of its
+    controls here."""
+    asked = called(recorded.asked) | {"lora": loras}
     if recorded.controls:
         named = (
             NamedControl(name, _NAMED, one.preprocessor, one.scale, one.start, one.end)
@@ -95,10 +96,10 @@ def keywords(recorded: RecordedImage, lora: str, networks: Sequence[str]) -> dic
 
 def check_call(recorded: RecordedImage) -> None:
     """Raise UsageError if the pictures do not go together with the recorded call, or with each other."""
-    asked = keywords(recorded, "", ["x"] * len(recorded.controls))
+    asked = keywords(recorded, (), ["x"] * len(recorded.controls))
     size = (recorded.asked["height"], recorded.asked["width"])
     for one in recorded.controls:
         if one.picture.shape != (*size, 3):
             shown = f"{list(one.picture.shape)}, expected {[*size, 3]}"
             raise UsageError(f"the picture of control {clean(one.name, 40)!r} is {shown}")
-    Request(**asked | ({"image": tuple(asked["image"])} if "image" in asked else {}))
+    request_of(asked | ({"image": tuple(asked["image"])} if "image" in asked else {}))

@@ -204,7 +204,7 @@ def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> Record
 def model(pipe: Pipeline, asked: Mapping[str, Any]) -> Model:
     assert pipe.checkpoint is not None
     components, options = pipe.checkpoint.components.items(), pipe.options
-    loras: dict[str, Any] = pipe.loras.recorded(asked.get("lora", ""))
+    loras: dict[str, Any] = pipe.loras.recorded(asked.get("lora", ()))
     return Model(
         name=pipe.model_name,
         family=pipe.family,

@@ -19,7 +19,7 @@ from qwenimg.common.parts.control_net import Controller, ControlLora
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import NamedControl
-from qwenimg.common.request.lora_text import NamedLora
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.request import Request
 
 KEPT = 2 * control_text.MOST  # networks and LoRAs
@@ -46,13 +46,13 @@ class Controls:
         UsageError."""
         return {one.model: self._open(one.model) for one in request.controls}
 
-    def loras(self, request: Request) -> tuple[str, str, tuple[NamedLora, ...]]:
-        """Return a request's `lora` and `lora_mode`, and the LoRAs by which it is controlled, at the scales of their
-        controls. Raises ModelError and UsageError."""
+    def loras(self, request: Request) -> tuple[tuple[Lora, ...], str]:
+        """Return a request's LoRAs and those by which it is controlled, at the scales of their controls, and its
+        `lora_mode`. Raises ModelError and UsageError."""
         nets = self.nets(request)
         named = ((nets[one.model], one.scale) for one in request.controls)
-        more = (NamedLora(str(net.path), scale) for net, scale in named if isinstance(net, ControlLora) and net.path)
-        return request.lora, request.lora_mode, tuple(more)
+        more = (Lora(str(net.path), scale) for net, scale in named if isinstance(net, ControlLora) and net.path)
+        return (*request.loras, *more), request.lora_mode
 
     def prompt(self, text: str, controls: Sequence[NamedControl]) -> str:
         """Return a prompt with the start that the LoRAs of `controls` expect, unless it begins so. Raises ModelError

@@ -35,11 +35,11 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request import call_options, few_steps, given
 from qwenimg.common.request.asked import CallOptions
-from qwenimg.common.request.lora_text import NamedLora
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import recorded
 from qwenimg.common.request.recipe import Recipe
-from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed
+from qwenimg.common.request.request import OPTIONS, Defaults, Request, random_seed, request_of
 from qwenimg.common.runtime import compiling
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.compiling import Decision
@@ -67,7 +67,7 @@ class Pipeline:
         fallback: bool = False,
         options: Mapping[str, Any] | None = None,
         checkpoint: Checkpoint | None = None,
-        find_lora: Callable[[str], str] = str,
+        find_loras: Callable[[Sequence[Lora]], tuple[Lora, ...]] = tuple,
         hashes: Callable[[], Mapping[str, str]] = dict,
         controls: Controls | None = None,
         wildcards: Wildcards | None = None,
@@ -75,11 +75,11 @@ class Pipeline:
     ):
         """Create a pipeline of an opened model. family: the name of the model's. fallback: continue under the next
         wider policy if a value overflows. options: entries of recipes; `hashes` returns those that need the files'
-        contents. checkpoint: the weights, without LoRAs. find_lora: replaces names by paths in a request's `lora`.
+        contents. checkpoint: the weights, without LoRAs. find_loras: replaces names of LoRAs by paths.
         controls: the control networks. wildcards: the choices in prompts. advise: returns more warnings about a
         request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
-        self._find_lora, self._hashes = find_lora, hashes
+        self._find_loras, self._hashes = find_loras, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
         self.runtime, self.engine, self.notify = model.runtime, model.runtime.engine, model.runtime.notify
         self.backend, self.device = self.engine.name, self.engine.device
@@ -136,7 +136,7 @@ class Pipeline:
         values["seed"] = values.get("seed", random_seed())
         usual = self.defaults.values(masked="mask" in values)
         chosen = self.wildcards.chosen(values | {"prompt": prompt}, values["seed"])
-        whole = self.controls.prompted(Request(**(usual | chosen)))
+        whole = self.controls.prompted(request_of(usual | chosen))
         whole = whole if self.model.sees_alpha else whole.opaque()
         start.check_said(self.model, whole)
         start.check_images(self.model, self.model_name, len(whole.images))
@@ -156,7 +156,7 @@ class Pipeline:
         LoRA, unless the call gives them itself. Raises UsageError."""
         self._turns.check_open()
         options = few_steps.settled(self.model.guidance.settled(call_options.converted(asked)), self.model.few_steps)
-        return options | {"lora": self._find_lora(options["lora"])} if options.get("lora") else options
+        return options | {"lora": self._find_loras(options["lora"])} if options.get("lora") else options
 
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[CallOptions]) -> Estimate:
@@ -169,7 +169,7 @@ class Pipeline:
         self,
         prompts: Sequence[str],
         clip_skip: int = 0,
-        lora: str = "",
+        lora: given.Loras = (),
         lora_mode: str = "auto",
         image: given.Pictures | None = None,
     ) -> None:
@@ -327,16 +327,16 @@ class Pipeline:
     def _with_inputs(self, request: Request) -> DiffusionModel:
         return with_inputs(self.model, self.loras, self.controls, request, self._adapted)
 
-    def _adapt(self, lora: str, mode: str, more: Sequence[NamedLora] = ()) -> None:
-        """Replace the model's LoRAs by those of `lora` and by `more`, if they differ."""
-        key = self.loras.key(lora, mode, more)
+    def _adapt(self, loras: Sequence[Lora], mode: str) -> None:
+        """Replace the model's LoRAs by `loras`, if they differ."""
+        key = self.loras.key(loras, mode)
         if key == self._adapted:
             return
-        deltas = self.loras.deltas(lora, mode, more)
+        deltas = self.loras.deltas(loras, mode)
         self._adapted = None
         self.model.adapt(deltas)
         self._adapted = key
-        for line in self.loras.lines(lora, more):
+        for line in self.loras.lines(loras):
             self.notify("stage", line)
 
     def _walk(
@@ -378,9 +378,8 @@ class Pipeline:
         rng = "torch-cpu" if request.latents is None else "given"
         about = {"model": self.model_name, "rng": rng, **recorded_runtime(self.runtime)}
         asked = recorded(OPTIONS.values(), request, start.met(self.model, request, self.options))
-        asked.pop("lora", None)  # it may have paths
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
-        asked |= self.loras.recorded(request.lora)
+        asked |= self.loras.recorded(request.loras)
         asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}
         if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""
@@ -395,5 +394,5 @@ class Pipeline:
             "warnings": warnings,
             "created": datetime.now(UTC).replace(microsecond=0).isoformat(),
         }
-        hashes |= {**start.image_hashes(request), **self._hashes(), **self.loras.hashes(request.lora)}
+        hashes |= {**start.image_hashes(request), **self._hashes(), **self.loras.hashes(request.loras)}
         return cast(Recipe, about | asked | hashes | self.options)

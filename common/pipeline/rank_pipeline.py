@@ -13,7 +13,7 @@ from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request import call_options
 from qwenimg.common.request.asked import CallOptions
-from qwenimg.common.request.given import Pictures
+from qwenimg.common.request.given import Loras, Pictures
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.compiling import Decision
 
@@ -66,7 +66,7 @@ class RankPipeline(Pipeline):
         self,
         prompts: Sequence[str],
         clip_skip: int = 0,
-        lora: str = "",
+        lora: Loras = (),
         lora_mode: str = "auto",
         image: Pictures | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class RankPipeline(Pipeline):
 
     def hashes(self, request: Request) -> dict[str, object]:
         """Return the hashes of the LoRAs and control networks of a request. Raises QwenimgError."""
-        return self.loras.hashes(request.lora) | self.controls.hashes(request)
+        return self.loras.hashes(request.loras) | self.controls.hashes(request)
 
     def _generate(self, request: Request, notes: Sequence[str]) -> Generator[Step | Result, None, None]:
         if self.followers is not None:

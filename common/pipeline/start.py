@@ -20,7 +20,6 @@ from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.prompts import check
-from qwenimg.common.request import lora_text
 from qwenimg.common.request.option import no_effect
 from qwenimg.common.request.request import OPTIONS, Request
 
@@ -184,7 +183,7 @@ def warnings(request: Request, plan: SamplingPlan) -> list[str]:
         "mask-fill has no effect: the masked part is drawn from noise alone; give a strength below 1"
         if fills
         else None,
-        *(asked.warning for asked in lora_text.parse(request.lora)),
+        *(one.warning for one in request.loras),
     ]
     return [line for line in lines if line]
 

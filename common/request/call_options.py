@@ -114,13 +114,13 @@ def _keywords() -> dict[str, Option]:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     plain = inspect.signature(function)
     parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    hints = get_type_hints(Request, globalns={"np": np, "NDArray": NDArray})
+    hints = get_type_hints(Request, localns={"np": np, "NDArray": NDArray})
     options = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=f"{one.python} | None" if one.python else hints[name] | None,
+            annotation=f"{one.python} | None" if one.python else hints[one.field] | None,
         )
         for name, one in _keywords().items()
     ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import in_cache
 
 _TEXT = re.compile(r"(?P<name>[a-z][a-z-]*)(?::(?P<steps>[0-9]{1,3}))?", re.ASCII)
@@ -37,7 +38,7 @@ class FewSteps:
         if not files:
             return values
         file = next((file for file in files if in_cache(file)), files[0])
-        return values | {"lora": file if self.strength == 1 else f"{file}:{self.strength:g}"}
+        return values | {"lora": (Lora(file, self.strength),)}
 
 
 def parse(text: str) -> tuple[str, int | None]:
@@ -67,6 +68,4 @@ def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str
         made_for = ", ".join(map(str, sorted(row.steps))) + (" step" if row.steps == (1,) else " steps")
         raise UsageError(f"--few-steps {name}:{steps}: is made for {made_for}{row.others and '; ' + row.others}")
     settings = row.settings(steps or row.steps[0])
-    lora = rest.pop("lora", "")
-    lora = "; ".join(lora) if isinstance(lora, (list, tuple)) else lora
-    return settings | rest | {"lora": "; ".join(part for part in (settings.get("lora", ""), lora) if part)}
+    return settings | rest | {"lora": (*settings.get("lora", ()), *rest.get("lora", ()))}

@@ -1,7 +1,6 @@
 """Conversion of a Python call's values to the types of a `Request`.
 
-Besides arrays, numbers and texts a call may have images as PIL images and files, LoRAs as paths and with their strength
-beside them, and bits as a number.
+Besides arrays, numbers and texts a call may have images as PIL images and files, and bits as a number.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.arguments import home
+from qwenimg.common.base.arguments import home, path_text
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
+from qwenimg.common.request.lora_text import Lora
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,9 +30,9 @@ Picture: TypeAlias = "NDArray[np.uint8] | Image | str | os.PathLike[str]"
 """An initial image or a mask: an array, a PIL image, or a file."""
 Pictures: TypeAlias = "Picture | Sequence[Picture]"
 """Initial images, or those that a model sees."""
-Lora: TypeAlias = "str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
-"""One LoRA: `FILE[:SCALE]`, a path, or either with its strength."""
-Loras: TypeAlias = "Lora | Sequence[Lora]"
+_Lora: TypeAlias = "Lora | str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
+Loras: TypeAlias = "_Lora | Sequence[_Lora]"
+"""One LoRA or several: each `FILE[:SCALE]`, a path, or either with its strength."""
 Control: TypeAlias = (
     "str | tuple[str | os.PathLike[str], Picture] | tuple[str | os.PathLike[str], Picture, float]"
     " | tuple[str | os.PathLike[str], Picture, float, tuple[float, float]]"
@@ -46,8 +46,8 @@ INTERNAL = (READ, *TEMPLATES.values())
 
 
 def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of a call with images as arrays and LoRAs as a text, and a line for each conversion of an
-    image. Raises UsageError, and ModelError for a file."""
+    """Return the options of a call with images as arrays, and a line for each conversion of one. Raises UsageError, and
+    ModelError for a file."""
     converted, notes = dict(options), list[str]()
     if converted.get("image") is not None:
         converted["image"], lines = _images(converted["image"])
@@ -61,8 +61,6 @@ def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             converted["mask"], first if converted.get("image") is None else converted["image"]
         )
         notes += lines
-    if converted.get("lora") is not None:
-        converted["lora"] = lora_text(converted["lora"])
     return converted, notes
 
 
@@ -131,65 +129,15 @@ def _is_pil(value: object) -> bool:
 
 def _file(name: str, value: object) -> Path:
     """Return `value` as a path. Raises UsageError."""
-    path = _path_text(value)
+    path = path_text(value)
     if not path:
         kind = type(value).__name__ if path is None else "empty"
         raise UsageError(f"{name} is {clean(kind, 40)}; expected a PIL image, a uint8 array or the path of a file")
     return Path(home(path))
 
 
-def _path_text(value: object) -> str | None:
-    """Return `value` if it is a text, or the text of a path; None for anything else."""
-    try:
-        path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    except TypeError:  # a class whose `__fspath__` returns something else
-        return None
-    return path if isinstance(path, str) else None
-
-
-# LoRAs
-
-
-def lora_text(value: object) -> str:
-    """Return the text `FILE:SCALE; FILE:SCALE` for one LoRA or a list of them. Raises UsageError."""
-    if isinstance(value, str):
-        return value
-    several = value if isinstance(value, (list, tuple)) and not _is_pair(value) else [value]
-    return "; ".join(map(_one_lora, several))
-
-
-def _is_pair(value: Sequence[object]) -> bool:
-    """Return whether `value` is one LoRA and its strength."""
-    return isinstance(value, tuple) and len(value) == 2 and _path_text(value[1]) is None and not _is_list(value[1])
-
-
 def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))
-
-
-def _one_lora(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    file, strength = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
-    path = _path_text(file)
-    if path is None:
-        kind = type(value).__name__
-        raise UsageError(f"lora has {clean(kind, 40)}; expected FILE, FILE:SCALE, a path, or a pair (path, strength)")
-    if ";" in path:
-        raise UsageError(f"lora {clean(path, 80)}: a semicolon parts LoRAs; give the file a name without it")
-    if isinstance(strength, bool) or not isinstance(strength, SupportsFloat):
-        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(strength, 40)!r}; expected a number")
-    return f"{path}:{_number(path, strength)!r}"
-
-
-def _number(path: str, strength: SupportsFloat) -> float:
-    try:
-        number = float(strength)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(strength, 40)}; expected a finite number")
-    return number
 
 
 # Controls
@@ -220,7 +168,7 @@ def _opaque(picture: object) -> object:
 
 def _control(value: object) -> tuple[str, object]:
     """Return the text of a control given as a tuple, and its picture; None for the picture that the text names."""
-    if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or _path_text(value[0]) is None:
+    if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or path_text(value[0]) is None:
         raise UsageError(
             f"control has {clean(type(value).__name__, 40)}; expected MODEL=PICTURE or a tuple (model, picture, scale, "
             "(start, end)), of which the last two may be left out"
@@ -230,7 +178,7 @@ def _control(value: object) -> tuple[str, object]:
     if not isinstance(steps, tuple) or len(steps) != 2:
         raise UsageError(f"control {clean(model, 80)}: its steps are {clean(steps, 40)}; expected a pair (start, end)")
     numbers = [_shown_number(f"control {clean(model, 80)}", one) for one in (scale, *steps)]
-    named = _path_text(picture)
+    named = path_text(picture)
     label = "a picture" if named is None else named
     if any(character in f"{model}{label}" for character in ";="):
         raise UsageError(f"control {clean(model, 80)}: a semicolon parts controls, and = a model from its picture")

@@ -1,11 +1,13 @@
-"""The text of `--lora`: `FILE[:SCALE]`, several separated by semicolons."""
+"""A LoRA of a request, and the text of `--lora`: `FILE[:SCALE]`, several separated by semicolons."""
 
 from __future__ import annotations
 
 import math
 import os
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import SupportsFloat
 
+from qwenimg.common.base.arguments import home, path_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.weights.plan import Mode
@@ -16,25 +18,49 @@ _MODES: dict[str, Mode] = {"auto": "auto", "fuse": "fuse", "side": "side"}
 LARGE = 10.0  # a larger strength is rarely intended
 
 
-class NamedLora(NamedTuple):
-    """One LoRA: a file, a folder or a hub id, with its strength."""
+@dataclass(frozen=True)
+class Lora:
+    """One LoRA with its strength, checked on construction. Raises UsageError."""
 
-    name: str
-    strength: float = 1.0
+    source: str  # a file, a folder or a hub id
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if ";" in self.source:
+            raise UsageError(f"lora {clean(self.source, 80)}: a semicolon parts LoRAs; give the file a name without it")
+        if not math.isfinite(self.scale) or abs(self.scale) > 1e6:
+            raise UsageError(f"--lora {clean(self, 80)}: a strength is a finite number, usually 0 to 1")
+
+    def __str__(self) -> str:
+        """Return the text of which `parse` makes this LoRA."""
+        plain = self.scale == 1 and ":" not in self.source
+        return self.source if plain else f"{self.source}:{number_text(self.scale)}"
 
     @property
     def warning(self) -> str | None:
-        if abs(self.strength) <= LARGE:
+        if abs(self.scale) <= LARGE:
             return None
-        return f"--lora {clean(self.name, 60)}: a strength of {self.strength:g} is far beyond what LoRAs are made for"
+        return f"--lora {clean(self.source, 60)}: a strength of {self.scale:g} is far beyond what LoRAs are made for"
 
 
-def parse(text: str) -> tuple[NamedLora, ...]:
-    """Return the LoRAs of `text`, in its order. Raises UsageError."""
-    parts = [part.strip() for part in text.split(";") if part.strip() not in ("", NONE)]
-    if len(parts) > MOST:  # before a file is looked for
-        raise UsageError(f"--lora: {len(parts)} LoRAs; at most {MOST} are added")
-    return tuple(map(_one, parts))
+def parse(value: object, files: bool = True) -> tuple[Lora, ...]:
+    """Return the LoRAs of a text, a path, a pair (path, scale), or a list of these, in order. files: a file that is
+    there by the whole name, with its colons, is that file; without it none is looked for. Raises UsageError."""
+    values = value if isinstance(value, (list, tuple)) and not _is_pair(value) else [value]
+    parts = [part for one in values for part in (_texts(one) if isinstance(one, str) else [one])]
+    check(parts)  # before a file is looked for
+    return tuple(_one(part, files) if isinstance(part, str) else _typed(part) for part in parts)
+
+
+def check(loras: list[object] | tuple[Lora, ...]) -> None:
+    """Raise UsageError for more LoRAs than are added."""
+    if len(loras) > MOST:
+        raise UsageError(f"--lora: {len(loras)} LoRAs; at most {MOST} are added")
+
+
+def number_text(number: float) -> str:
+    """Return the shortest text of a number that is exact."""
+    return short if float(short := f"{number:g}") == number else repr(number)
 
 
 def mode(text: str) -> Mode:
@@ -49,16 +75,45 @@ def modes() -> list[str]:
     return list(_MODES)
 
 
-def _one(part: str) -> NamedLora:
-    name, colon, end = part.rpartition(":")
-    if not colon or os.path.lexists(part):
-        return NamedLora(part)
+def _texts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip() not in ("", NONE)]
+
+
+def _one(part: str, files: bool) -> Lora:
+    source, colon, end = part.rpartition(":")
+    if not colon or (files and os.path.lexists(home(part))):
+        return Lora(part)
     try:
-        strength = float(end)
+        scale = float(end)
     except ValueError:
         raise UsageError(f"--lora {clean(part, 80)}: {clean(end, 30)!r} is no number; write FILE:SCALE") from None
-    if not name:
+    if not source:
         raise UsageError(f"--lora {clean(part, 80)}: no file before the colon; write FILE:SCALE")
-    if not math.isfinite(strength) or abs(strength) > 1e6:
-        raise UsageError(f"--lora {clean(part, 80)}: a strength is a finite number, usually 0 to 1")
-    return NamedLora(name, strength)
+    return Lora(source, scale)
+
+
+def _is_pair(value: list[object] | tuple[object, ...]) -> bool:
+    """Return whether `value` is one LoRA and its strength."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return path_text(value[1]) is None and not isinstance(value[1], (list, tuple, Lora))
+
+
+def _typed(value: object) -> Lora:
+    """Return the LoRA of a path, or of a pair (path, scale). Raises UsageError."""
+    if isinstance(value, Lora):
+        return value
+    file, scale = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)
+    path = path_text(file)
+    if path is None:
+        kind = clean(type(value).__name__, 40)
+        raise UsageError(f"lora has {kind}; expected FILE, FILE:SCALE, a path, or a pair (path, strength)")
+    if isinstance(scale, bool) or not isinstance(scale, SupportsFloat):
+        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(scale, 40)!r}; expected a number")
+    try:
+        number = float(scale)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(scale, 40)}; expected a finite number")
+    return Lora(path, number)

@@ -19,7 +19,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.formats.file_hash import data_sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.request import lora_text
-from qwenimg.common.request.lora_text import NamedLora
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.weights.loras import lora as files
 from qwenimg.common.weights.loras.lora import Deltas, LoraFile
 from qwenimg.common.weights.loras.lora_names import Names
@@ -90,36 +90,34 @@ class Loras:
         self.names = names
         self._opened: dict[str, _Opened] = {}  # by their names in requests, the last used last
 
-    def deltas(self, text: str, mode: str = "auto", more: Sequence[NamedLora] = ()) -> Deltas:
-        """Return the changes to the model by a request's `lora` and `lora_mode`, and by `more` LoRAs, those of its
-        controls. Only headers and alphas are read. Raises ModelError and UsageError."""
-        chosen, every = lora_text.mode(mode), (*lora_text.parse(text), *more)
-        return files.joined([self._open(one).with_strength(one.strength, chosen) for one in every])
+    def deltas(self, loras: Sequence[Lora], mode: str = "auto") -> Deltas:
+        """Return the changes to the model by LoRAs. Only headers and alphas are read. Raises ModelError and
+        UsageError."""
+        chosen = lora_text.mode(mode)
+        return files.joined([self._open(one).with_strength(one.scale, chosen) for one in loras])
 
-    def key(self, text: str, mode: str = "auto", more: Sequence[NamedLora] = ()) -> Key:
-        """Return an identity of a request's LoRAs: the files in their present state, strengths, and mode."""
-        every = (*lora_text.parse(text), *more)
-        return tuple((self._open(one), one.strength, mode) for one in every if one.strength)
+    def key(self, loras: Sequence[Lora], mode: str = "auto") -> Key:
+        """Return an identity of LoRAs: the files in their present state, strengths, and mode."""
+        return tuple((self._open(one), one.scale, mode) for one in loras if one.scale)
 
-    def lines(self, text: str, more: Sequence[NamedLora] = ()) -> list[str]:
+    def lines(self, loras: Sequence[Lora]) -> list[str]:
         """Return a line for each LoRA with its number of modules, and how many change nothing."""
-        named = ((one, self._open(one).file) for one in (*lora_text.parse(text), *more) if one.strength)
+        opened = ((one, self._open(one).file) for one in loras if one.scale)
         return [
-            f"LoRA {label(one.name)}: {files.counts(file, self.names)} at strength {one.strength:g}"
-            for one, file in named
+            f"LoRA {label(one.source)}: {files.counts(file, self.names)} at strength {one.scale:g}"
+            for one, file in opened
         ]
 
-    def recorded(self, text: str) -> dict[str, object]:
+    def recorded(self, loras: Sequence[Lora]) -> dict[str, object]:
         """Return the entries of a recipe: names without folders, and the fingerprints of the files."""
-        asked = lora_text.parse(text)
-        if not asked:
+        if not loras:
             return {}
-        named = (f"{label(one.name)}:{one.strength:g}" for one in asked)
-        return {"lora": "; ".join(named), "lora_fingerprints": [self._open(one).print for one in asked]}
+        named = (f"{label(one.source)}:{one.scale:g}" for one in loras)
+        return {"lora": "; ".join(named), "lora_fingerprints": [self._open(one).print for one in loras]}
 
-    def hashes(self, text: str) -> dict[str, object]:
+    def hashes(self, loras: Sequence[Lora]) -> dict[str, object]:
         """Return the entry of a recipe by which other programs find the files. Each file is read once."""
-        hashes = [self._open(one).sha256 for one in lora_text.parse(text)]
+        hashes = [self._open(one).sha256 for one in loras]
         return {"lora_sha256": hashes} if hashes else {}
 
     def close(self) -> None:
@@ -127,12 +125,12 @@ class Loras:
             one.file.close()
         self._opened.clear()
 
-    def _open(self, asked: NamedLora) -> _Opened:
-        path = find_file(asked.name)
-        opened = self._opened.pop(asked.name, None)
+    def _open(self, lora: Lora) -> _Opened:
+        path = find_file(lora.source)
+        opened = self._opened.pop(lora.source, None)
         if opened is None or opened.file.file.path != path or opened.file.file.is_replaced():
             opened = self._read(path)
-        self._opened[asked.name] = opened
+        self._opened[lora.source] = opened
         drop_oldest(self._opened, KEPT)  # not closed here: weights that are loaded may be read from it again
         return opened
 
@@ -142,13 +140,12 @@ class Loras:
             return _Opened(file=opened, deltas=files.fit(opened, self.names), print=fingerprint([opened.file]))
 
 
-def in_cache(text: str) -> bool:
-    """Return whether each LoRA of a recipe is a hub id whose file is in the cache; no path is opened."""
-    names = [asked.name for asked in lora_text.parse(text)]
-    if not all(_HUB.fullmatch(name) and not os.path.lexists(name) for name in names):
+def in_cache(source: str) -> bool:
+    """Return whether `source` is a hub id whose file is in the cache; no path is opened."""
+    if not _HUB.fullmatch(source) or os.path.lexists(source):
         return False
     try:
-        return all(kind(find_file(name)) == "file" for name in names)
+        return kind(find_file(source)) == "file"
     except ModelError:
         return False
 

@@ -41,6 +41,8 @@ class Option:
         False  # True: a text may hold several values, such as the seeds 1-4; a path or array may be repeated
     )
     joined: str = ""  # the separator of several texts, if a list may be given too
+    parse: Callable[[object, bool], tuple[Any, ...]] | None = None
+    """Makes the values of a text, or of a list of texts. Its flag: a text may name a file. Raises UsageError."""
     checks: Callable[[Any], object] | None = None  # raises UsageError
     names: Callable[[], Sequence[str]] | None = None  # returns all values
     words: tuple[str, ...] = ()  # all values, if the command line itself refuses others
@@ -53,7 +55,8 @@ class Option:
     special: bool = False  # True: it has an effect only on models that name it, see `DiffusionModel.options`
     elsewhere: str = ""  # why it has no effect on others
 
-    name: str = ""
+    name: str = ""  # if it is not that of its field
+    field: str = ""  # of the dataclass
     kind: type | None = str
     default: Any = None
 
@@ -71,17 +74,22 @@ class Option:
         return self.title or self.dashed
 
     @property
+    def repeats(self) -> bool:
+        """True if several texts may be given."""
+        return bool(self.joined) or self.parse is not None
+
+    @property
     def expected(self) -> str:
         """The kind of value, for a message: a text, a number, ..."""
         assert self.kind is not None
-        more = {self.several: "a whole number or a text", bool(self.joined): "a text or a list of texts"}
+        more = {self.several: "a whole number or a text", self.repeats: "a text or a list of texts"}
         return more.get(True, _WORDS[self.kind])
 
     @property
     def types(self) -> tuple[type, ...]:
         """The types that are accepted in TOML and JSON."""
         assert self.kind is not None
-        if self.joined:
+        if self.repeats:
             return (str, list)
         if self.kind is Path:
             return (str,)
@@ -98,9 +106,9 @@ class Option:
         """Return `text` with the bounds and the default filled in."""
         return text.replace("{bounds}", self.bounds).replace("{default}", str(self.default))
 
-    def converted(self, value: object) -> object:
-        """Return `value` as an int, a float or a text; an array unchanged, and None if it is the default. Raises
-        UsageError."""
+    def converted(self, value: object, *, files: bool = True) -> object:
+        """Return `value` as an int, a float, a text or values that are parsed; an array unchanged, and None if it is
+        the default. files: a text may name a file of this machine. Raises UsageError."""
         if value is None and self.default is None:
             return None
         self.check_length(value)
@@ -108,11 +116,17 @@ class Option:
             return whole(self.name, value)
         if self.kind is float:
             return _number(self.name, value)
+        if self.parse is not None:
+            return self.parse(value, files)
         if self.joined and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
             return self.joined.join(value)
         if self.kind is str and not isinstance(value, str):
             raise UsageError(f"{self.name} is {type(value).__name__}; expected a text")
         return value
+
+    def plain(self, value: Any) -> Any:
+        """Return `value` as JSON has it: parsed values as one text."""
+        return value if self.parse is None else "; ".join(map(str, value))
 
     def check_length(self, value: object) -> None:
         """Raise UsageError for a text, or a list of texts, that is longer than its schema says. Every way in calls it
@@ -124,7 +138,7 @@ class Option:
 
     def check(self, value: Any) -> None:
         """Raise UsageError for a value, of the right type, that no model accepts."""
-        self.check_length(value)
+        self.check_length(self.plain(value))
         if self.checks is not None:
             self.checks(value)
         if self.least is None or self.most is None or value is None:  # None is the default
@@ -160,7 +174,13 @@ def required(known: Option) -> Any:
 def options_of(cls: Any) -> dict[str, Option]:
     """Return every option of the dataclass `cls`, by its name."""
     return {
-        one.name: replace(known, name=one.name, kind=str if known.words else _kind(str(one.type)), default=one.default)
+        known.name or one.name: replace(
+            known,
+            name=known.name or one.name,
+            field=one.name,
+            kind=str if known.words or known.parse is not None else _kind(str(one.type)),
+            default=one.default,
+        )
         for one in fields(cls)
         if (known := one.metadata.get("option")) is not None
     }
@@ -173,8 +193,9 @@ def _kind(annotation: str) -> type | None:
 
 
 def recorded(options: Iterable[Option], request: object, there: frozenset[str]) -> dict[str, Any]:
-    """Return the values of a `request` for its image's recipe. `there`: the `needs` that the run has."""
-    values = [(one, getattr(request, one.name)) for one in options]
+    """Return the values of a `request` for its image's recipe, but for those that are parsed: these may have paths.
+    `there`: the `needs` that the run has."""
+    values = [(one, getattr(request, one.field)) for one in options if one.parse is None]
     return {
         one.name: value
         for one, value in values

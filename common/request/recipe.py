@@ -19,6 +19,7 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import lora_text, names
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.common.sampling.table import SAMPLERS
@@ -176,12 +177,17 @@ def _picture_fields(recipe: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def recorded_loras(recipe: Mapping[str, Any]) -> tuple[Lora, ...]:
+    """Return the LoRAs that a recipe, or a passport, names. Raises UsageError."""
+    return lora_text.parse(recipe.get("lora", ""), files=False)
+
+
 def _lora_tags(recipe: Recipe) -> list[tuple[str, float, str]]:
     """Return each LoRA's file name without characters that a tag cannot have, its strength, and its hash or ""."""
-    asked = lora_text.parse(str(cast(dict[str, object], recipe).get("lora", "")))
-    hashes = [*recipe.get("lora_sha256", []), *("" for _ in asked)]
-    named = (_TAG_ENDS.sub("_", PurePath(one.name).name.removesuffix(".safetensors")) for one in asked)
-    return [(name, one.strength, sha256) for name, one, sha256 in zip(named, asked, hashes, strict=False)]
+    loras = recorded_loras(recipe)
+    hashes = [*recipe.get("lora_sha256", []), *("" for _ in loras)]
+    named = (_TAG_ENDS.sub("_", PurePath(one.source).name.removesuffix(".safetensors")) for one in loras)
+    return [(name, one.scale, sha256) for name, one, sha256 in zip(named, loras, hashes, strict=False)]
 
 
 def _quoted(value: str) -> str:

@@ -18,6 +18,7 @@ from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
 from qwenimg.common.request import cached_calls, control_text, lora_text, names, skip_layers
 from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import Option, option, options_of, required, whole
 from qwenimg.common.sampling.types import MAX_STEPS
 
@@ -154,11 +155,12 @@ class Request:
         section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, longest=20_000,
         checks=_check_seed, recorded="always",
     ))  # fmt: skip
-    lora: str = option("", Option(
-        help="a LoRA file or hub id, with its strength; may be repeated",
+    loras: tuple[Lora, ...] = option((), Option(
+        name="lora", help="a LoRA file or hub id, with its strength; may be repeated",
         call="FILE:SCALE, a path, a pair (path, strength), or a list of these", python="Loras", section="Model",
         metavar="FILE[:SCALE]",
-        aliases=("lora-path",), longest=8_000, joined="; ", checks=lora_text.parse, config=True, recorded="changed",
+        aliases=("lora-path",), longest=8_000, parse=lora_text.parse, checks=lora_text.check, config=True,
+        recorded="changed",
     ))  # fmt: skip
     lora_mode: str = option("auto", Option(
         help="fuse merges LoRAs into the weights, side keeps them apart; auto keeps them apart from quantized weights",
@@ -248,10 +250,10 @@ class Request:
             object.__setattr__(self, "more_images", tuple(more))
         options = options_of(type(self)).values()
         for one in options:
-            object.__setattr__(self, one.name, one.converted(getattr(self, one.name)))
+            object.__setattr__(self, one.field, one.converted(getattr(self, one.field)))
         sizes.render_size(self.width, self.height, MULTIPLE)
         for one in options:
-            value = getattr(self, one.name)
+            value = getattr(self, one.field)
             if one.kind is not None and value != one.default:
                 one.check(value)
         self._check_pictures()
@@ -321,6 +323,11 @@ class Request:
 
 OPTIONS = options_of(Request)
 """Every option of an image, by its name."""
+
+
+def request_of(values: Mapping[str, Any]) -> Request:
+    """Return the request whose options, by their names, have `values`. Raises UsageError."""
+    return Request(**{OPTIONS[name].field if name in OPTIONS else name: value for name, value in values.items()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.hub import comfy_paths, model_folders
 from qwenimg.common.hub.comfy_paths import read_paths
 from qwenimg.common.hub.model_folders import read_folders
+from qwenimg.common.request import lora_text
+from qwenimg.common.request.lora_text import Lora
 
 # As ComfyUI's example has it, with the comments taken away; and as other people write it.
 EXAMPLE = """\
@@ -194,8 +196,8 @@ def test_each_kind_is_looked_for_where_comfyui_has_it(comfy: Path, given: str, t
         searched = {"model": ("checkpoints", "diffusers"), "vae": ("vae",), "lora": ("loras", "elsewhere")}[kind]
         assert all(folder in said.split("looked in ")[1] for folder in searched) and len(said) <= 300
     style, extra = models / "loras/style.safetensors", tmp_path / "elsewhere/extra.safetensors"
-    assert folders.lora("style:0.25; extra ; none") == f"{style}:0.25; {extra}:1.0"
-    assert folders.lora("someone/lora:0.5") == "someone/lora:0.5"
+    assert folders.loras(lora_text.parse("style:0.25; extra ; none")) == (Lora(str(style), 0.25), Lora(str(extra)))
+    assert folders.loras((Lora("someone/lora", 0.5),)) == (Lora("someone/lora", 0.5),)
 
 
 WEBUI_FILES = {
@@ -389,7 +391,7 @@ def test_every_command_that_opens_a_model_finds_it_by_name(
     assert cli("info", "tiny").code == 0
     pipe = qwenimg.load("tiny", "cpu", models_dir=comfy)
     assert pipe.model_name == "tiny"
-    assert pipe.settled({"lora": "style:0.5"})["lora"] == f"{comfy}/models/loras/style.safetensors:0.5"
+    assert pipe.settled({"lora": "style:0.5"})["lora"] == (Lora(f"{comfy}/models/loras/style.safetensors", 0.5),)
     with pytest.raises(UsageError, match="models_dir is 5; expected a text or a path"):
         qwenimg.load("tiny", "cpu", models_dir=[5])
 

@@ -15,7 +15,7 @@ import qwenimg
 from qwenimg import ModelError, Pipeline, QwenimgError, UsageError
 from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.pictures.pixels import over_white
-from qwenimg.common.request import given
+from qwenimg.common.request import lora_text
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 2, "seed": 7, "strength": 0.5}
 PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
@@ -137,5 +137,5 @@ def test_a_lora_may_be_a_text_a_path_or_a_pair(pipe: Pipeline, tiny_folder: Path
 )
 def test_what_is_no_lora_is_one_line(lora: Any, told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)) as caught:
-        given.lora_text(lora)
+        lora_text.parse(lora)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 200

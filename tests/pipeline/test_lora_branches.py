@@ -20,6 +20,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request import lora_text
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Loras
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read, read_branch, read_codes
@@ -119,7 +120,7 @@ def test_what_is_beside_is_the_sum_of_all(kind: str, folder: Path, tmp_path: Pat
     opened = registry.open_model(folder)
     loras = Loras(opened.family.lora_names(opened.checkpoint))
     plans = {
-        mode: opened.checkpoint.with_deltas(loras.deltas(f"{a}:0.7; {b}:-0.4", mode))
+        mode: opened.checkpoint.with_deltas(loras.deltas((Lora(str(a), 0.7), Lora(str(b), -0.4)), mode))
         for mode in ("fuse", "side", "auto")
     }
     worst, seen = 0.0, 0
@@ -153,7 +154,7 @@ def test_kinds_that_are_no_product_are_fused(tmp_path: Path) -> None:
     save_file(low | {f"{layer.format(1)}.dora_scale": np.ones((128, 1), np.float32)}, tmp_path / "dora.safetensors")
     opened = registry.open_model(MODEL, Choices(quantize="8"))
     loras = Loras(opened.family.lora_names(opened.checkpoint))
-    deltas = loras.deltas(f"{tmp_path / 'plain.safetensors'}; {tmp_path / 'dora.safetensors'}")
+    deltas = loras.deltas([Lora(str(tmp_path / name)) for name in ("plain.safetensors", "dora.safetensors")])
     checkpoints = (opened.checkpoint, opened.checkpoint.with_deltas(deltas))
     before, after = (one["transformer"].plan.entries for one in checkpoints)
     first, second = (f"transformer_blocks.{i}.attn.to_q.weight" for i in (1, 2))

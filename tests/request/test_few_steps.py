@@ -18,6 +18,7 @@ import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.jobs.fields import merged
 from qwenimg.common.request.few_steps import FewSteps, parse, settled
+from qwenimg.common.request.lora_text import Lora
 
 ROW = FewSteps(
     steps=(8, 4), sampler="euler", schedule="trailing", loras={8: ("o/r/8.safetensors",), 4: ("o/r/4", "o/r/4b")}
@@ -44,11 +45,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Pat
 
 def test_one_word_asks_for_all_that_goes_with_it() -> None:
     asked = settled({"few_steps": "fast", "seed": 3, "steps": None}, KNOWN)
-    lora = "o/r/8.safetensors"
+    lora = (Lora("o/r/8.safetensors"),)
     assert asked == {"steps": 8, "sampler": "euler", "schedule": "trailing", "guidance": 1.0, "lora": lora, "seed": 3}
-    more = settled({"few_steps": "fast:4", "steps": 5, "sampler": "heun", "lora": ["a:0.5", "b"]}, KNOWN)
-    assert more["steps"] == 5 and more["sampler"] == "heun" and more["lora"] == "o/r/4; a:0.5; b"
-    assert settled({"few_steps": "whole"}, KNOWN)["lora"] == ""
+    more = settled({"few_steps": "fast:4", "steps": 5, "sampler": "heun", "lora": (Lora("a", 0.5), Lora("b"))}, KNOWN)
+    assert more["steps"] == 5 and more["sampler"] == "heun" and ", ".join(map(str, more["lora"])) == "o/r/4, a:0.5, b"
+    assert settled({"few_steps": "whole"}, KNOWN)["lora"] == ()
     assert settled({"seed": 1, "few_steps": ""}, KNOWN) == {"seed": 1}
     for text, says in (
         ("slow", "there is fast or whole"), ("fast:5", "for 4, 8 steps"), ("fast:", "NAME:STEPS"), ("4", "NAME:STEPS"),
@@ -99,7 +100,8 @@ def test_sdxl_with_a_lora(
     pipe = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32")
     row = pipe.model.few_steps[way.partition(":")[0]]
     lora = write_lora(folders["sdxl"], "sdxl", tmp_path / "a.safetensors", components=("unet",))
-    cache(row.settings(int(way.partition(":")[2]))["lora"], lora)
+    [few] = row.settings(int(way.partition(":")[2]))["lora"]
+    cache(few.source, lora)
     recipe = pipe("a dog", few_steps=way, **SMALL).recipe
     found = {name: recipe[name] for name in ("steps", "sampler", "schedule", "guidance")}  # type: ignore[literal-required]
     print(way, found)

@@ -21,7 +21,7 @@ from qwenimg.common.jobs.fields import SAID, check, fields, parse_seeds
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.request import cached_calls, number_ranges, skip_layers
-from qwenimg.common.request.request import OPTIONS, Request
+from qwenimg.common.request.request import OPTIONS, request_of
 
 TEXTS = {name: one for name, one in SAID.items() if one.kind is str or one.several}
 PARTS = {"cached_calls": "1-9999,", "skip_layers": "0-999,", "lora": "a:1;", "control": "a=b:1;", "seed": "1,",
@@ -60,7 +60,7 @@ def test_by_a_prompt_file_a_call_a_configuration_and_the_command_line(
     said.append(caught.value)
     if name in OPTIONS and not SAID[name].several:
         with pytest.raises(UsageError) as caught:
-            Request(**({"prompt": "x"} | {name: text}))
+            request_of({"prompt": "x", name: text})
         said.append(caught.value)
     if SAID[name].config:
         (tmp_path / "config.toml").write_text(f'{name} = "{"x" * (TEXTS[name].longest + 1)}"')

@@ -21,7 +21,7 @@ import qwenimg
 from qwenimg import ModelError, Pipeline, UsageError
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.jobs.replay import read_replay
-from qwenimg.common.request.lora_text import NamedLora, parse
+from qwenimg.common.request.lora_text import Lora, parse
 from qwenimg.common.request.recipe import png_text
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
@@ -150,15 +150,15 @@ def test_a_refiner_keeps_its_own_weights(folders: dict[str, Path], tmp_path: Pat
 
 def test_the_ways_to_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse("a.safetensors") == (NamedLora("a.safetensors"),)
+    assert parse("a.safetensors") == (Lora("a.safetensors"),)
     assert parse(" a.safetensors:0.5;b:-1 ; c/d:1e-1") == (
-        NamedLora("a.safetensors", 0.5),
-        NamedLora("b", -1),
-        NamedLora("c/d", 0.1),
+        Lora("a.safetensors", 0.5),
+        Lora("b", -1),
+        Lora("c/d", 0.1),
     )
     assert parse("") == parse(" ; ") == parse("none") == ()
     Path("x:0.5").touch()
-    assert parse("x:0.5") == (NamedLora("x:0.5"),)  # a file of that name
+    assert parse("x:0.5") == (Lora("x:0.5"),)  # a file of that name
     for text, says in (
         ("a:nan", "finite"), ("a:inf", "finite"), ("a:-inf", "finite"), ("a:1e9", "finite"), ("a:", "no number"),
         ("a:x", "'x' is no number"), (":0.5", "no file"), ("; ".join("abcdefghijk" * 3), "at most 32"),
@@ -186,7 +186,7 @@ def test_a_hub_id_is_found_in_the_cache(tiny_folder: Path, tmp_path: Path, monke
     shutil.copy(snapshot / "one.safetensors", snapshot / "two.safetensors")
     with pytest.raises(ModelError, match=r"several LoRA files \(one.safetensors, two"):
         pipe.check("x", lora="owner/lora")
-    assert pipe.check("x", lora="owner/lora/two.safetensors").lora
+    assert pipe.check("x", lora="owner/lora/two.safetensors").loras
     with pytest.raises(ModelError, match="qwenimg pull owner/other"):
         pipe.check("x", lora="owner/other")
     with pytest.raises(ModelError, match="no such LoRA file"):
@@ -247,7 +247,7 @@ def test_the_command_line_a_prompt_file_and_a_configuration(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loras() -> list[Any]:
-        return [asked.get("lora") for asked in library.asked]
+        return ["; ".join(map(str, asked.get("lora", ()))) for asked in library.asked]
 
     assert cli("x", "--lora", "a:0.5", "--lora-path", "b").code == 0
     assert loras() == ["a:0.5; b"]
@@ -257,7 +257,7 @@ def test_the_command_line_a_prompt_file_and_a_configuration(
     assert loras() == ["a:0.1; b", "c:2", "d"]
     monkeypatch.setenv("QWENIMG_LORA", "a b.safetensors:0.5;c")
     assert cli("x").code == 0 and loras() == ["a b.safetensors:0.5; c"]
-    assert cli("x", "--lora", "none").code == 0 and loras() == ["none"]
+    assert cli("x", "--lora", "none").code == 0 and loras() == [""]
     monkeypatch.delenv("QWENIMG_LORA")
     config = tmp_path / "config" / "qwenimg"
     config.mkdir(parents=True)
@@ -282,7 +282,7 @@ def test_wrong_options(library: Library, args: list[str], says: str) -> None:
 
 def test_wrong_lines(library: Library) -> None:
     for line, says in (
-        ('{"prompt": "x", "lora": [1]}', "expected a text"),
+        ('{"prompt": "x", "lora": [1]}', "lora has int; expected FILE"),
         ('{"prompt": "x", "lora": "a:inf"}', "finite"),
     ):
         Path("p").write_text(line)

@@ -18,6 +18,7 @@ from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.cli.serve.public import HIDDEN, public
 from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import Option, option, options_of
 
 LORAS = replace(SETTINGS, loras={"style": "/home/me/loras/style.safetensors"})
@@ -108,7 +109,7 @@ def test_no_text_is_longer_than_its_schema_says() -> None:
     for name, part in LONG.items():
         text = part * 1_000_000
         assert fault({"prompt": "x", name: text}).param == name
-        if SAID[name].joined:
+        if SAID[name].repeats:
             assert fault({"prompt": "x", name: [part] * 9_000}).param == name
     spent = time.process_time() - start
     print(f"{spent:.3f} s of processor time for {len(LONG)} texts of megabytes")
@@ -117,9 +118,9 @@ def test_no_text_is_longer_than_its_schema_says() -> None:
 
 def test_loras_have_served_names_alone() -> None:
     fields, _ = asked.ordered(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1)
-    assert fields["lora"] == "/home/me/loras/style.safetensors:0.5"
+    assert fields["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
     fields, _ = asked.ordered(asked.options({"prompt": "x", "lora": ["style:0.5", "style"]}), LORAS, most=1)
-    assert fields["lora"].count("/home/me/loras/style.safetensors") == 2
+    assert [one.source for one in fields["lora"]] == ["/home/me/loras/style.safetensors"] * 2
     with pytest.raises(Fault) as caught:
         asked.ordered(asked.options({"prompt": "x", "lora": "/home/me/loras/style.safetensors"}), LORAS, most=1)
     assert caught.value.param == "lora"

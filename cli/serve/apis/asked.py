@@ -7,7 +7,8 @@ import base64
 import binascii
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -22,6 +23,7 @@ from qwenimg.common.jobs.fields import SAID, Fields, OptionFault
 from qwenimg.common.prompts import templates
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.request import random_seed
 
 _OURS = {"guidance_scale": "guidance"}  # names of other servers that are no alias on the command line
@@ -107,7 +109,7 @@ def ordered(
             if name in TEMPLATES and settings.reads_templates:
                 said.check({name: value})
                 templates.parse(value)
-            values[name] = SAID[name].converted(value) if SAID[name].joined else value
+            values[name] = SAID[name].converted(value, files=False) if SAID[name].repeats else value
             said.check({name: values[name]})
             if name == "seed":
                 said.parse_seeds(value)
@@ -175,16 +177,13 @@ def number(value: object, kind: type | None) -> Any:
     return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _loras(text: str, settings: Settings) -> str:
+def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
     """Return the LoRAs of a request, which have served names, with the paths of their files. Raises Fault."""
-    paths = list[str]()
-    for one in filter(None, map(str.strip, text.split(";"))):
-        name, colon, scale = one.partition(":")
-        if name.strip() not in settings.loras:
+    for one in loras:
+        if one.source not in settings.loras:
             served = ", ".join(settings.loras) or "none; start with --lora FILE"
-            raise Fault(400, f"no LoRA {clean(name, 60)!r} here; served are {served}", param="lora")
-        paths.append(f"{settings.loras[name.strip()]}{colon}{scale}")
-    return "; ".join(paths)
+            raise Fault(400, f"no LoRA {clean(one.source, 60)!r} here; served are {served}", param="lora")
+    return tuple(replace(one, source=settings.loras[one.source]) for one in loras)
 
 
 def _controls(value: Any, count: int, settings: Settings) -> str:

@@ -24,6 +24,7 @@ from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.cli.serve.public import named
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.jobs.fields import plain
 
 MOST = 100  # pictures of a job
 LISTED = 100  # jobs or pictures of one answer
@@ -268,7 +269,7 @@ def options_in(file: Path) -> dict[str, Any]:
         raise Fault(400, f"this picture {str(error).partition(': ')[2]}", param="image") from None
     inputs = {"image_sha256": "a picture", "mask_sha256": "a mask", "lora": "a LoRA", "control": "a control"}
     needs = [f"It was drawn with {what}: give it again." for key, what in inputs.items() if key in replay.used]
-    return {"options": replay.fields, "model": replay.model, "notes": [*needs, *replay.messages]}
+    return {"options": plain(replay.fields), "model": replay.model, "notes": [*needs, *replay.messages]}
 
 
 def _number(request: HttpRequest, name: str, usual: int, most: int) -> int:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from qwenimg.common.parity.sample import Drawn
 from qwenimg.common.parity.stations import Station
+from qwenimg.common.request.lora_text import Lora
+from qwenimg.common.request.recipe import recorded_loras
 from qwenimg.common.runtime.traced import Dtype, Values
 
 MAX_GAIN = 128.0  # in bfloat16 the limit of a larger gain would exceed the update, and every result would pass
@@ -80,6 +82,10 @@ class Model:
     prediction: str = ""
     lora: str = ""  # names with strengths, in a recipe's form
     lora_fingerprints: list[str] = field(default_factory=list)  # of their files
+
+    @property
+    def loras(self) -> tuple[Lora, ...]:
+        return recorded_loras({"lora": self.lora})
 
 
 @dataclass(frozen=True, kw_only=True)

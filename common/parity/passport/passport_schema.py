@@ -18,8 +18,9 @@ from qwenimg.common.parity.sample import called
 from qwenimg.common.parity.stations import FARTHEST
 from qwenimg.common.precision import precision
 from qwenimg.common.prompts.check import check_said
-from qwenimg.common.request import control_text, lora_text
+from qwenimg.common.request import control_text
 from qwenimg.common.request.parts import PARTS
+from qwenimg.common.request.recipe import recorded_loras
 from qwenimg.common.request.request import Request
 from qwenimg.common.weights import quantise
 
@@ -142,7 +143,7 @@ class ModelJson:
             raise ValueError(f"the prediction {clean(self.prediction, 30)!r} is none of eps, v, x0")
         if unknown := self.parts.keys() - set(PARTS):
             raise ValueError(f"{clean(min(unknown), 30)!r} is none of the parts {', '.join(PARTS)}")
-        if len(lora_text.parse(self.lora)) != len(self.lora_fingerprints):
+        if len(recorded_loras({"lora": self.lora})) != len(self.lora_fingerprints):
             raise ValueError("the LoRAs and their fingerprints are not of one number")
 
 
