@@ -17,7 +17,7 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening, opening_of
-from qwenimg.common.jobs.fields import Fields, fields, merged, option_in
+from qwenimg.common.jobs.fields import Fields, merged, option_in
 from qwenimg.common.jobs.legal import check_cache, check_forms, check_replay, read_noise, read_pictures
 from qwenimg.common.jobs.pictures import Picture, makes_folder, pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
@@ -107,13 +107,13 @@ def _draw(flags: Flags, opening: Opening, leader: Leader | None, stop: Stop, rep
     """Generate all images, with other ranks if there is a leader; return the exit code."""
     from qwenimg.common.hub import resolve
 
-    check_forms(flags.options, flags.output, flags.latents, flags.save_latents)
+    asked = check_forms(flags.options, flags.output, flags.latents, flags.save_latents)
     replay = None if flags.replay is None else read_replay(flags.replay)
     for line in () if replay is None else replay.messages:
         report.notify("warning", line)
     replay = _with_loras(flags, opening, replay, report)
     folders, opening = _located(opening)
-    wanted, failed = _wanted(flags, replay, Wildcards(opening.wildcards), report)
+    wanted, failed = _wanted(flags, asked, replay, Wildcards(opening.wildcards), report)
     wanted = wanted if folders is None else [_with_paths(picture, folders) for picture in wanted]
     _check_files(flags, opening, replay, wanted)
     job = _job(flags, replay, wanted, report)
@@ -192,15 +192,15 @@ class RunReport:
 
 
 def _wanted(
-    flags: Flags, replay: Replay | None, wildcards: Wildcards, report: RunPrinter
+    flags: Flags, asked: Fields, replay: Replay | None, wildcards: Wildcards, report: RunPrinter
 ) -> tuple[list[Picture], list[int]]:
-    """Return the images to generate, and the exit codes of images that cannot be generated, whose faults are
-    reported here. Raises QwenimgError."""
+    """Return the images to generate, by the options `asked` among others, and the exit codes of images that cannot be
+    generated, whose faults are reported here. Raises QwenimgError."""
     prompt = _prompt(flags)
     if prompt is not None and flags.prompt_file is not None:
         raise UsageError("a prompt and --prompt-file; give one of them")
-    options = flags.options if prompt is None else flags.options | {"prompt": prompt}
-    base = merged({} if replay is None else replay.fields, fields(options))
+    options = asked if prompt is None else asked | {"prompt": prompt}
+    base = merged({} if replay is None else replay.fields, options)
     lines = None if flags.prompt_file is None else read_prompts(flags.prompt_file)
     described = bool(flags.image)  # some models describe a picture
     wanted, faults = pictures(base, lines, flags.output, wildcards, overwrite=flags.overwrite, unsaid=described)

@@ -62,9 +62,9 @@ class Backend(click.Choice[str]):
 
 def of_picture(one: Option) -> Callable[[_F], _F]:
     """Return the option of the command line for an option of images."""
-    kind = TEXTS if one.repeats else FILE if one.kind is None else str if one.several else one.kind
+    kind = TEXTS if one.parse is not None else FILE if one.kind is None else str if one.several else one.kind
     spelled, shown = described(one)
-    repeated = one.repeats or (one.several and kind is FILE)
+    repeated = one.parse is not None or (one.several and kind is FILE)
     return click.option(one.name, *spelled, type=kind, multiple=repeated, **shown)
 
 

@@ -156,8 +156,7 @@ def of_model(
 ) -> Iterator[tuple[str, str, float]]:
     pipe, other = (qwenimg.load(place, backend, policy) for backend in recording)
     picture = np.random.default_rng(2).integers(0, 256, (asked["height"], asked["width"], 3), np.uint8)
-    control = {"control": "; ".join(f"{net}=a" for net in controls), "control_images": (picture,) * len(controls)}
-    asked = {**asked, **(control if controls else {})}
+    asked = {**asked, **({"control": [(net, picture) for net in controls]} if controls else {})}
     exact = {pipe.engine.name: pipe.engine, other.engine.name: other.engine}["cpu"]
     passport = record.record(pipe, asked, exact=exact, notify=lambda text: None)
     theirs = list(check.blocks(passport, other, networks=controls))

@@ -19,7 +19,7 @@ from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.jobs.fields import ALL
+from qwenimg.common.jobs.fields import ALL, typed
 from qwenimg.common.request.parts import components_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
     with _opened(opening) as session:
-        passport = session.record(asked)
+        passport = session.record(typed(asked))
         size = passport_file.write(output, passport, overwrite=overwrite)
     streams.say(summary.headline(passport))
     streams.say(f"{size:,} bytes; on another machine: qwenimg parity check {output}")
@@ -158,20 +158,20 @@ def run(
     from qwenimg.backends import installed
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity.passport import passport_file
-    from qwenimg.common.request import control_text, lora_text
 
     if not installed("cpu"):
         raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
     names = _here() if backends is None else _several(backends)
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
+    asked = typed(asked)
     with _opened(replace(opening, backend=names[0])) as session:
         passport = session.record(asked)
     done = []
     for name in names[1:]:
         with _opened(replace(opening, backend=name, precision=passport.precision)) as session:
-            networks = {one.model for one in control_text.parse(_text(asked, "control"))}
-            done.append(session.check(passport, lora_text.parse(asked["lora"]), sorted(networks), picture=True))
+            networks = {one.network for one in asked["control"]}
+            done.append(session.check(passport, asked["lora"], sorted(networks), picture=True))
         passport = done[-1].passport
     if output is not None:
         passport_file.write(output, passport, overwrite=overwrite)
@@ -238,7 +238,6 @@ class Session:
         from qwenimg.common.numbers.sizes import parse_size
         from qwenimg.common.parity import inputs
         from qwenimg.common.parity import record as recording
-        from qwenimg.common.request import lora_text
 
         pipe, exact = self.pipe, None
         if pipe.backend == "cpu":
@@ -258,15 +257,15 @@ class Session:
         if self.pipe.defaults.negative_prompt or guided:
             request["negative_prompt"] = self.pipe.defaults.negative_prompt
         request |= {"guidance": self.pipe.defaults.guidance} | self.pipe.model.guidance.settled(guided)
-        pictures, notes = inputs.read(_text(asked, "control"), asked["mask"], width, height)
+        pictures, notes = inputs.read(asked["control"], asked["mask"], width, height)
         for note in notes:
             streams.say(f"qwenimg: {note}")
         request |= pictures
         if pipe.model.images[0]:
             request.pop("pictures", None)  # a model that needs pictures sees all that it can
         request |= {"pictures": asked["pictures"]} if asked["pictures"] else {}
-        if loras := lora_text.parse(asked["lora"]):
-            request |= {"lora": loras, "lora_mode": asked["lora_mode"] or "auto"}
+        if asked["lora"]:
+            request |= {"lora": asked["lora"], "lora_mode": asked["lora_mode"] or "auto"}
         return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)
 
     def check(self, passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str], *, picture: bool) -> Checked:
@@ -295,11 +294,6 @@ def _opened(opening: Opening) -> Iterator[Session]:
 
     with closing(qwenimg.open_pipeline(replace(opening, model=opening.model or NAME))) as pipe:
         yield Session(pipe)
-
-
-def _text(given: dict[str, Any], name: str) -> str:
-    """Return the option `name`, which may be given several times, in a request's form; "" if it is not given."""
-    return str(ALL[name].converted(given[name])) if given[name] else ""
 
 
 def _quietly(text: str) -> None:

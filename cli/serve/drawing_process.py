@@ -26,7 +26,6 @@ from qwenimg.common.jobs.run import Job, completed, estimated, prepare
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import layer_files
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
-from qwenimg.common.request import control_text
 from qwenimg.common.request.request import OPTIONS, Defaults
 
 if TYPE_CHECKING:
@@ -283,8 +282,8 @@ def _check_count(pipe: Pipeline, order: messages.Draw) -> None:
     from qwenimg.common.pipeline.start import check_images
 
     check_images(pipe.model, pipe.model_name, len(order.images))
-    for one in control_text.parse(order.fields.get("control", "")):
-        pipe.controls.check_taken(one.model)
+    for one in order.fields.get("control", ()):
+        pipe.controls.check_taken(one.network)
 
 
 def _job(order: messages.Draw) -> Job:
@@ -303,11 +302,13 @@ def _job(order: messages.Draw) -> Job:
             notes += more
     except ModelError as error:
         raise UsageError(str(error)) from None
-    numbers = [int(one.picture) for one in control_text.parse(order.fields.get("control", ""))]
     return Job(
         images=tuple(image for image, _ in images),
         mask=mask,
-        control_images=tuple(pixels.over_white(controls[number - 1][0]) for number in numbers),
+        controls=tuple(
+            replace(one, picture=pixels.over_white(controls[int(one.file) - 1][0]))
+            for one in order.fields.get("control", ())
+        ),
         notes=tuple(notes),
     )
 

@@ -30,9 +30,9 @@ def located(folders: ModelFolders, loras: Sequence[Lora], prints: Sequence[str])
         shown = ", ".join(clean(name, 60) for name in missing)
         among = f"it is none of the {read:,} files in {KINDS['lora'][0]} of --models-dir, by their content"
         raise UsageError(f"--from: that picture was made with --lora ({shown}); {among}: give the same")
-    found = tuple(replace(one, source=str(paths.get(mark, one.source))) for one, mark in pairs)
+    loras = tuple(replace(one, source=str(paths.get(mark, one.source))) for one, mark in pairs)
     lines = [f"--from: LoRA {clean(name, 60)} is {shown_path(paths[mark], 100)}" for mark, name in wanted.items()]
-    return found, [f"{line}, by its content ({read:,} files looked at)" for line in lines]
+    return loras, [f"{line}, by its content ({read:,} files looked at)" for line in lines]
 
 
 def find(folders: ModelFolders, wanted: Mapping[str, str]) -> tuple[dict[str, Path], int]:

@@ -96,7 +96,7 @@ def typed(said: Fields, *, files: bool = True) -> Fields:
     """Return `said` with the values that their texts hold, such as LoRAs. files: a text may name a file of this
     machine. Raises UsageError."""
     return {
-        name: SAID[name].converted(value, files=files) if name in SAID and SAID[name].repeats else value
+        name: SAID[name].converted(value, files=files) if name in SAID and SAID[name].parse is not None else value
         for name, value in said.items()
     }
 

@@ -32,8 +32,9 @@ RECORDED = {
 last."""
 
 
-def check_forms(said: Fields, output: str | None, latents: Path | None, save_latents: Path | None) -> None:
-    """Check the values of `said`, options of an image, and the names of files; open no file. Raises UsageError.
+def check_forms(said: Fields, output: str | None, latents: Path | None, save_latents: Path | None) -> Fields:
+    """Check the values of `said`, options of an image, and the names of files; open no file. Return them as `fields`
+    does. Raises UsageError.
 
     output: as after -o. latents: a file to start from. save_latents: a file to write."""
     values = fields(said)
@@ -45,6 +46,7 @@ def check_forms(said: Fields, output: str | None, latents: Path | None, save_lat
         latents_.kind_of(latents)
     if save_latents is not None and save_latents.suffix.lower() not in latents_.SUFFIXES:
         raise UsageError(f"--save-latents {clean(save_latents, 120)}: let the name end in .npy or .safetensors")
+    return values
 
 
 def check_cache(wanted: Sequence[Picture]) -> None:

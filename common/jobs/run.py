@@ -26,8 +26,7 @@ from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.replay import Replay, differences
 from qwenimg.common.pictures import latents, layer_files
-from qwenimg.common.request import control_text
-from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Job:
 
     images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] each: the initial image, or all that the model sees
     mask: NDArray[np.uint8] | Path | None = None  # [H, W], white where the image is regenerated, or its file
-    control_images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3] for each control; else their files are read
+    controls: tuple[Control, ...] = ()  # with their pictures; else those of each image, whose files are read
     noise: NDArray[np.float32] | None = None  # [N, C, h, w], `noise_rows` for each image or these for all
     noise_rows: int = 1
     replay: Replay | None = None  # the recipe that is repeated
@@ -59,23 +58,18 @@ class Job:
     put: Callable[[bytes], object] | None = None  # receives an image without a path
     views: tuple[str, ...] = ()  # of all layers of an image: `stack`, one over the other, and `sheet`, side by side
 
-    def controls(self, picture: Picture) -> tuple[NamedControl, ...]:
-        """Return the controls of `picture`. Their pictures are files, unless the job has them."""
-        text = picture.said("control") or ""
-        return control_text.parse(text) if self.control_images else control_text.parse_files(text)
-
     def size(self, picture: Picture) -> tuple[int, int]:
         """Return width and height of the file of a `completed` picture: with `only_masked` those of the first image."""
-        if picture.said("only_masked") is None or not (self.images or self.control_images):
+        first = next((one for one in (*self.images, *(one.picture for one in self.controls)) if one is not None), None)
+        if picture.said("only_masked") is None or first is None:
             return picture.said("width"), picture.said("height")
-        height, width = (self.images or self.control_images)[0].shape[:2]
-        return width, height
+        return first.shape[1], first.shape[0]
 
     def asked(self, picture: Picture) -> dict[str, Any]:
         """Return the arguments of `Pipeline.stream` for `picture`."""
         i, noise, rows = picture.index - 1, self.noise, self.noise_rows
         latents = noise if noise is None or len(noise) == rows else noise[i * rows : (i + 1) * rows]
-        controls = {"control_images": self.control_images} if self.control_images else {}
+        controls = {"control": self.controls} if self.controls else {}
         return picture.asked | {"image": self.images or None, "mask": self.mask, "latents": latents} | controls
 
 
@@ -175,7 +169,7 @@ def prepare(pipe: Pipeline, wanted: Sequence[Picture], job: Job) -> None:
     """Announce every text of `wanted` to the model, each once."""
     texts: dict[str, None] = {}
     for picture in wanted:
-        controls = job.controls(picture)
+        controls = job.controls or picture.said("control")
         texts[pipe.controls.prompt(picture.prompt, controls) if controls else picture.prompt] = None
         if _scale(pipe, picture) > pipe.model.guidance.off:
             negative = picture.said("negative_prompt")
@@ -284,7 +278,7 @@ def kept_controls(picture: Picture) -> list[Path | None]:
     preprocessor."""
     assert picture.path is not None
     paths: list[Path | None] = []
-    for control in control_text.parse_files(picture.said("control") or ""):
+    for control in picture.said("control") or ():
         ends = (f".{control.preprocessor}{f'-{i}' * (i > 1)}.png" for i in range(1, len(paths) + 2))
         names = (picture.path.with_suffix(end) for end in ends)
         paths.append(next(name for name in names if name not in paths) if control.preprocessor else None)

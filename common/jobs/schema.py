@@ -53,7 +53,7 @@ def _number(one: Option) -> dict[str, Any]:
 def _text(one: Option) -> dict[str, Any]:
     if one.names is not None:
         return {"type": "string", "enum": list(one.names())}
-    if one.repeats:
+    if one.parse is not None:
         each = {"type": "string", "maxLength": one.longest}
         return {"anyOf": [each, {"type": "array", "items": each}]}
     return {"type": "string", "maxLength": one.longest}

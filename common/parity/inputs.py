@@ -4,6 +4,7 @@ which the run sees them, and given to a run of another machine."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,29 @@ from qwenimg.common.pipeline.controls import label
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.request import given
-from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.request import request_of
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 
-CONTROL, IMAGES, MASK = "control", given.READ, "mask"
-FILES = ("lora", CONTROL, IMAGES, MASK)
+CONTROL, MASK = "control", "mask"
+FILES = ("lora", CONTROL, MASK)
 """The keywords of a call that are not among the numbers of a passport."""
 _NAMED = "picture"  # the file that a control of a call names: its pixels are given beside it
 
 
-def read(control: str, mask: Path | None, width: int, height: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the keywords of a call of width x height for the text `control` and the file `mask`, and a line for each
+def read(controls: Sequence[Control], mask: Path | None, width: int, height: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the keywords of a call of width x height for `controls` and the file `mask`, and a line for each
     conversion of a picture. Without a control, the mask is that of a picture of `sample`. Raises UsageError, and
     ModelError for a file."""
     asked, notes = dict[str, Any](), list[str]()
-    if control:
-        text, pictures, notes = given.controls(control)
-        asked = {CONTROL: text, IMAGES: tuple(pixels.fit(one, width, height) for one in pictures)}  # type: ignore[arg-type]
+    if controls:
+        pictured, notes = given.controls(tuple(controls))
+        fitted = (pixels.fit(one.picture, width, height) for one in pictured)  # type: ignore[arg-type]
+        asked = {CONTROL: tuple(replace(one, picture=fit) for one, fit in zip(pictured, fitted, strict=True))}
     if mask is not None:
-        asked |= {} if control else {"pictures": 1}
-        like = asked[IMAGES][0] if control else called(asked)["image"][0]
+        asked |= {} if controls else {"pictures": 1}
+        like = asked[CONTROL][0].picture if controls else called(asked)["image"][0]
         asked[MASK], lines = input.read_mask(mask, like)
         notes += lines
     return asked, notes
@@ -68,15 +70,15 @@ def recorded_controls(pipe: Pipeline, asked: Mapping[str, Any]) -> tuple[Recorde
     request = pipe.check(**called(asked))
     return tuple(
         RecordedControl(
-            name=label(one.model),
-            fingerprint=pipe.controls.fingerprint(one.model),
+            name=label(one.network),
+            fingerprint=pipe.controls.fingerprint(one.network),
             preprocessor=one.preprocessor,
             scale=one.scale,
             start=one.start,
             end=one.end,
             picture=picture,
         )
-        for one, picture in zip(request.controls, request.control_images, strict=True)
+        for one, picture in zip(request.controls, request.control_pictures, strict=True)
     )
 
 
@@ -85,12 +87,10 @@ def keywords(recorded: RecordedImage, loras: tuple[Lora, ...], networks: Sequenc
     controls here."""
     asked = called(recorded.asked) | {"lora": loras}
     if recorded.controls:
-        named = (
-            NamedControl(name, _NAMED, one.preprocessor, one.scale, one.start, one.end)
+        asked[CONTROL] = tuple(
+            Control(name, _NAMED, one.preprocessor, one.scale, one.start, one.end, one.picture)
             for name, one in zip(networks, recorded.controls, strict=True)
         )
-        asked |= {CONTROL: "; ".join(map(str, named))}
-        asked |= {IMAGES: tuple(one.picture for one in recorded.controls)}
     return asked if recorded.mask is None else asked | {MASK: recorded.mask}
 
 

@@ -21,7 +21,7 @@ def prepared(request: Request) -> tuple[Uint8, ...]:
     """Return the picture [H, W, 3] of each control at the size of the image, after its preprocessor. Edges are found at
     that size, in which they keep their width."""
     ready = []
-    for control, picture in zip(request.controls, request.control_images, strict=True):
+    for control, picture in zip(request.controls, request.control_pictures, strict=True):
         resized = pixels.fit(picture, request.width, request.height)
         ready.append(canny.edges(resized) if control.preprocessor == "canny" else resized)
     return tuple(ready)
@@ -32,7 +32,7 @@ def latents(
 ) -> tuple[Latents, ...]:
     """Return the latents of each control's picture, with the mask behind them where the network takes one. Random
     numbers are drawn in the order of diffusers: before the noise."""
-    nets = (model.nets[control.model] for control in request.controls)
+    nets = (model.nets[control.network] for control in request.controls)
     return tuple(_latents(model, request, net, picture, generator) for net, picture in zip(nets, pictures, strict=True))
 
 

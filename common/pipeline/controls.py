@@ -18,7 +18,7 @@ from qwenimg.common.numbers.noise import sha256
 from qwenimg.common.parts.control_net import Controller, ControlLora
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.request import control_text
-from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.request import Request
 
@@ -44,21 +44,21 @@ class Controls:
     def nets(self, request: Request) -> dict[str, Controller]:
         """Return the networks and LoRAs of a request by their names in it. Only headers are read. Raises ModelError and
         UsageError."""
-        return {one.model: self._open(one.model) for one in request.controls}
+        return {one.network: self._open(one.network) for one in request.controls}
 
     def loras(self, request: Request) -> tuple[tuple[Lora, ...], str]:
         """Return a request's LoRAs and those by which it is controlled, at the scales of their controls, and its
         `lora_mode`. Raises ModelError and UsageError."""
         nets = self.nets(request)
-        named = ((nets[one.model], one.scale) for one in request.controls)
+        named = ((nets[one.network], one.scale) for one in request.controls)
         more = (Lora(str(net.path), scale) for net, scale in named if isinstance(net, ControlLora) and net.path)
         return (*request.loras, *more), request.lora_mode
 
-    def prompt(self, text: str, controls: Sequence[NamedControl]) -> str:
+    def prompt(self, text: str, controls: Sequence[Control]) -> str:
         """Return a prompt with the start that the LoRAs of `controls` expect, unless it begins so. Raises ModelError
         and UsageError."""
         for one in controls:
-            net = self._open(one.model)
+            net = self._open(one.network)
             if one.scale and not text.startswith(net.prompt):
                 text = net.prompt + text
         return text
@@ -80,11 +80,11 @@ class Controls:
     def check(self, request: Request) -> None:
         """Raise UsageError and ModelError for controls that the model does not take."""
         nets = self.nets(request)
-        _check_loras([one for one in request.controls if isinstance(nets[one.model], ControlLora)])
+        _check_loras([one for one in request.controls if isinstance(nets[one.network], ControlLora)])
         for one in request.controls:
-            net = nets[one.model]
+            net = nets[one.network]
             if net.mask == "needed" and request.mask is None:
-                raise UsageError(f"--control {clean(one.model, 60)} paints within a mask: give it with --mask")
+                raise UsageError(f"--control {clean(one.network, 60)} paints within a mask: give it with --mask")
         masked = any(net.mask != "none" for net in nets.values())
         if request.mask is not None and request.image is None and not masked:
             raise UsageError(
@@ -98,7 +98,7 @@ class Controls:
             first, last = one.steps(steps)
             why = "at scale 0" if one.scale == 0 else f"no whole step of {steps} lies in {one.start:g}-{one.end:g}"
             if first == last or one.scale == 0:
-                lines.append(f"--control {clean(one.model, 60)} has no effect: {why}")
+                lines.append(f"--control {clean(one.network, 60)} has no effect: {why}")
         return lines
 
     def recorded(self, request: Request) -> dict[str, object]:
@@ -108,14 +108,14 @@ class Controls:
             return {}
         asked = request.controls
         names = [
-            f"{label(one.model)}={f'{one.preprocessor}@' * bool(one.preprocessor)}{PurePath(one.picture).name}"
+            f"{label(one.network)}={f'{one.preprocessor}@' * bool(one.preprocessor)}{PurePath(one.file).name}"
             f"{one.numbers}"
             for one in asked
         ]
         return {
             "control": "; ".join(names),
-            "control_fingerprints": [self.fingerprint(one.model) for one in asked],
-            "control_sha256": [sha256(picture) for picture in request.control_images],
+            "control_fingerprints": [self.fingerprint(one.network) for one in asked],
+            "control_sha256": [sha256(picture) for picture in request.control_pictures],
         }
 
     def fingerprint(self, name: str) -> str:
@@ -156,14 +156,14 @@ class Controls:
         return replace(net, name=unique)
 
 
-def _check_loras(controls: Sequence[NamedControl]) -> None:
+def _check_loras(controls: Sequence[Control]) -> None:
     """Raise UsageError for `controls` by LoRAs that cannot go together, or that hold for a part of the steps."""
     if len(controls) > 1:
         raise UsageError(f"--control: {len(controls)} controls are by a LoRA; one is taken, beside networks")
     for one in controls:
         if (one.start, one.end) != (0, 1):
             raise UsageError(
-                f"--control {clean(one.model, 60)} is a LoRA, which holds for all steps: leave out START-END"
+                f"--control {clean(one.network, 60)} is a LoRA, which holds for all steps: leave out START-END"
             )
 
 

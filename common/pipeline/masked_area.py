@@ -55,7 +55,7 @@ def split(request: Request) -> MaskedArea:
 
 
 def _first(request: Request) -> Uint8:
-    return request.control_images[0] if request.image is None else request.image
+    return request.control_pictures[0] if request.image is None else request.image
 
 
 def _cut(request: Request, box: Box) -> Request:
@@ -63,10 +63,10 @@ def _cut(request: Request, box: Box) -> Request:
     place of that image, cut to `box`."""
     assert request.mask is not None
     (rows, columns), sides = request.mask.shape, (request.width, request.height)
-    controls = (pixels.fit(one, columns, rows) for one in request.control_images)
+    pictures = (masks.cut(pixels.fit(one, columns, rows), box, *sides) for one in request.control_pictures)
     return replace(
         request,
         image=None if request.image is None else masks.cut(request.image, box, *sides),
         mask=masks.cut(request.mask, box, *sides),
-        control_images=tuple(masks.cut(one, box, *sides) for one in controls),
+        controls=tuple(replace(one, picture=cut) for one, cut in zip(request.controls, pictures, strict=True)),
     )

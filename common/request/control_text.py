@@ -1,4 +1,5 @@
-"""The text of `--control`: `MODEL=PICTURE[:SCALE[:START-END]]`, several separated by semicolons."""
+"""A control of a request, and the text of `--control`: `MODEL=PICTURE[:SCALE[:START-END]]`, several separated by
+semicolons."""
 
 from __future__ import annotations
 
@@ -6,11 +7,17 @@ import math
 import os
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request.lora_text import number_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MOST = 8
 MAX_SCALE = 10.0
@@ -21,26 +28,46 @@ _WINDOW = re.compile(rf"(?P<start>{_NUMBER})-(?P<end>{_NUMBER})", re.ASCII)
 _PREPROCESSED = re.compile(r"(?P<name>[a-z_-]{1,20})@(?P<picture>.+)", re.ASCII | re.DOTALL)
 
 
-class NamedControl(NamedTuple):
-    """One control: a network by the user's name for it, and the file of its picture."""
+@dataclass(frozen=True)
+class Control:
+    """One control, checked on construction: a network, its picture and its numbers. Raises UsageError."""
 
-    model: str
-    picture: str
+    network: str  # by the user's name for it
+    file: str  # of its picture, or another name for the picture
     preprocessor: str = ""  # one of PREPROCESSORS that makes the control picture, or "" for a picture as it is
     scale: float = 1.0
     start: float = 0.0  # the share of the steps before the first that it controls
     end: float = 1.0  # the share of the steps at its last one
+    picture: NDArray[np.uint8] | None = field(default=None, compare=False, repr=False)  # [H, W, 3], once it is read
+
+    def __post_init__(self) -> None:
+        if ";" in f"{self.network}{self.file}" or "=" in self.network:
+            raise UsageError(
+                f"control {clean(self.network, 80)}: a semicolon parts controls, and = a model from its picture"
+            )
+        told = f"--control {clean(self, 80)}"
+        if not (math.isfinite(self.scale) and 0 <= self.scale <= MAX_SCALE):
+            raise UsageError(f"{told}: a scale is a number from 0 to {MAX_SCALE:g}, usually 0.5 to 1")
+        if not (0 <= self.start <= 1 and 0 <= self.end <= 1):
+            raise UsageError(f"{told}: {_no_shares(f'{self.start:g}-{self.end:g}')}")
+        if self.start > self.end:
+            raise UsageError(f"{told}: starts at {self.start:g}, behind its end at {self.end:g}")
 
     def __str__(self) -> str:
-        """Return the text of which `parse` makes this control, whatever files there are."""
-        before = f"{self.preprocessor}@" * bool(self.preprocessor)
-        if not before and _PREPROCESSED.fullmatch(self.picture):
-            before = "./"
-        return f"{self.model}={before}{self.picture}:{self.scale!r}:{self.start!r}-{self.end!r}"
+        """Return the text of which `parse` makes this control, but for its picture."""
+        window = (self.start, self.end) != (0, 1)
+        scale = f":{number_text(self.scale)}" if window or self.scale != 1 or ":" in self.file else ""
+        steps = f":{number_text(self.start)}-{number_text(self.end)}" * window
+        rest = f"{self.file}{scale}{steps}"
+        if self.preprocessor:
+            rest = f"{self.preprocessor}@{rest}"
+        elif _PREPROCESSED.fullmatch(rest):
+            rest = f"./{rest}"
+        return f"{self.network}={rest}"
 
     @property
     def numbers(self) -> str:
-        """The scale and the shares of the steps, in the form of a control's text."""
+        """The scale and the shares of the steps as recipes have them."""
         steps = "" if (self.start, self.end) == (0, 1) else f":{self.start:g}-{self.end:g}"
         return f":{self.scale:g}{steps}"
 
@@ -51,33 +78,50 @@ class NamedControl(NamedTuple):
         return before, max(before, sum((step + 1) / count <= self.end for step in range(count)))
 
 
-def parse(text: str) -> tuple[NamedControl, ...]:
-    """Return the controls of `text`, in its order. No file is looked for. Raises UsageError."""
-    return _parsed(text, lambda picture: False)
+def parse(value: object, files: bool = True) -> tuple[Control, ...]:
+    """Return the controls of a text, or of a list of texts, in order. files: a picture that is there by its whole name,
+    with its colons, is that file; without it none is looked for. Raises UsageError."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    parts = [part for one in values for part in (_texts(one) if isinstance(one, str) else [one])]
+    check(parts)  # before a file is looked for
+    return tuple(part if isinstance(part, Control) else _one(part, _is_file(files)) for part in parts)
 
 
-def parse_files(text: str) -> tuple[NamedControl, ...]:
-    """Return the controls of a `text` whose pictures are files: one that is there by the whole name, with its colons,
-    is that file. Raises UsageError."""
-    return _parsed(text, lambda picture: os.path.lexists(home(picture)))
+def check(controls: list[object] | tuple[Control, ...]) -> None:
+    """Raise UsageError for more controls than are taken."""
+    if len(controls) > MOST:
+        raise UsageError(f"--control: {len(controls)} controls; at most {MOST} are taken")
 
 
-def _parsed(text: str, is_file: Callable[[str], bool]) -> tuple[NamedControl, ...]:
-    parts = [part.strip() for part in text.split(";") if part.strip()]
-    if len(parts) > MOST:  # before a file is looked for
-        raise UsageError(f"--control: {len(parts)} controls; at most {MOST} are taken")
-    return tuple(_one(part, is_file) for part in parts)
+def named(network: str, file: str, scale: float, start: float, end: float) -> Control:
+    """Return the control whose picture is the text `file`, which may have a preprocessor before it. Raises
+    UsageError."""
+    preprocessor, file = _preprocessor(f"{network}={file}", file, _is_file(True))
+    return Control(network, file, preprocessor, scale, start, end)
 
 
-def _one(text: str, is_file: Callable[[str], bool]) -> NamedControl:
-    model, equals, rest = (part.strip() for part in text.partition("="))
-    if not (equals and model and rest):
+def _is_file(files: bool) -> Callable[[str], bool]:
+    return (lambda name: os.path.lexists(home(name))) if files else (lambda name: False)
+
+
+def _texts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _one(text: object, is_file: Callable[[str], bool]) -> Control:
+    if not isinstance(text, str):
+        raise UsageError(f"control has {clean(type(text).__name__, 40)}; expected a text, MODEL=PICTURE")
+    network, equals, rest = (part.strip() for part in text.partition("="))
+    if not (equals and network and rest):
         raise UsageError(f"--control {clean(text, 80)}: {_FORM}")
     preprocessor, picture = _preprocessor(text, rest, is_file)
-    scale, window = "1", "0-1"
-    if not is_file(picture):
-        picture, scale, window = _numbers(text, picture)
-    return NamedControl(model, picture, preprocessor, _scale(text, scale), *_steps(text, window))
+    if is_file(picture):
+        return Control(network, picture, preprocessor)
+    picture, scale, window = _numbers(text, picture)
+    number = _float(scale)
+    if number is None:
+        raise UsageError(f"--control {clean(text, 80)}: {clean(scale, 30)!r} is no scale; {_FORM}")
+    return Control(network, picture, preprocessor, number, *_shares(text, window))
 
 
 def _preprocessor(text: str, rest: str, is_file: Callable[[str], bool]) -> tuple[str, str]:
@@ -119,23 +163,14 @@ def _float(text: str) -> float | None:
         return None
 
 
-def _scale(text: str, scale: str) -> float:
-    number = _float(scale)
-    if number is None:
-        raise UsageError(f"--control {clean(text, 80)}: {clean(scale, 30)!r} is no scale; {_FORM}")
-    if not (math.isfinite(number) and 0 <= number <= MAX_SCALE):
-        raise UsageError(f"--control {clean(text, 80)}: a scale is a number from 0 to {MAX_SCALE:g}, usually 0.5 to 1")
-    return number
-
-
-def _steps(text: str, window: str) -> tuple[float, float]:
+def _shares(text: str, window: str) -> tuple[float, float]:
+    """Return the first and the last share of the steps, which `Control` checks."""
     match = _WINDOW.fullmatch(window)
     start, end = (None, None) if match is None else (_float(match["start"]), _float(match["end"]))
-    if start is None or end is None or not (0 <= start <= 1 and 0 <= end <= 1):
-        raise UsageError(
-            f"--control {clean(text, 80)}: {clean(window, 30)!r} are no shares of the steps; write START-END from 0 to "
-            "1, as 0-0.8"
-        )
-    if start > end:
-        raise UsageError(f"--control {clean(text, 80)}: starts at {start:g}, behind its end at {end:g}")
+    if start is None or end is None:
+        raise UsageError(f"--control {clean(text, 80)}: {_no_shares(window)}")
     return start, end
+
+
+def _no_shares(window: str) -> str:
+    return f"{clean(window, 30)!r} are no shares of the steps; write START-END from 0 to 1, as 0-0.8"

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +22,9 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
+from qwenimg.common.request.option import number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,15 +36,14 @@ Pictures: TypeAlias = "Picture | Sequence[Picture]"
 _Lora: TypeAlias = "Lora | str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
 Loras: TypeAlias = "_Lora | Sequence[_Lora]"
 """One LoRA or several: each `FILE[:SCALE]`, a path, or either with its strength."""
-Control: TypeAlias = (
-    "str | tuple[str | os.PathLike[str], Picture] | tuple[str | os.PathLike[str], Picture, float]"
+_Control: TypeAlias = (
+    "Control | str | tuple[str | os.PathLike[str], Picture] | tuple[str | os.PathLike[str], Picture, float]"
     " | tuple[str | os.PathLike[str], Picture, float, tuple[float, float]]"
 )
-"""One control: `MODEL=PICTURE[:SCALE[:START-END]]`, or model and picture, with its scale and shares of the steps."""
-Controls: TypeAlias = "Control | Sequence[Control]"
-READ = "control_images"
-"""The field of a request with the pictures of `control`, once they are read."""
-INTERNAL = (READ, *TEMPLATES.values())
+Controls: TypeAlias = "_Control | Sequence[_Control]"
+"""One control or several: each `MODEL=PICTURE[:SCALE[:START-END]]`, or model and picture, with its scale and shares of
+the steps."""
+INTERNAL = (*TEMPLATES.values(),)
 """Fields of a request that no user names."""
 
 
@@ -52,11 +54,11 @@ def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if converted.get("image") is not None:
         converted["image"], lines = _images(converted["image"])
         notes += lines
-    if converted.get("control") is not None and READ not in converted:
-        converted["control"], converted[READ], lines = controls(converted["control"])
+    if converted.get("control") is not None:
+        converted["control"], lines = controls(converted["control"])
         notes += lines
     if converted.get("mask") is not None:
-        first = next(iter(converted.get(READ, ())), None)
+        first = next((one.picture for one in converted.get("control") or ()), None)
         converted["mask"], lines = _mask(
             converted["mask"], first if converted.get("image") is None else converted["image"]
         )
@@ -143,22 +145,20 @@ def _is_list(value: object) -> bool:
 # Controls
 
 
-def controls(value: object) -> tuple[str, tuple[object, ...], list[str]]:
-    """Return the text of one control or a list of them, their pictures, and a line for each conversion of one. Raises
-    UsageError, and ModelError for a file."""
-    texts, pictures, notes = list[str](), list[object](), list[str]()
-    for one in value if isinstance(value, list) else [value]:
-        text, picture = (one, None) if isinstance(one, str) else _control(one)
-        files = control_text.parse_files(text) if picture is None else ()
-        for source in [each.picture for each in files] if picture is None else [picture]:
-            array, lines = _image(source, "control")
-            pictures.append(_opaque(array))
-            notes += lines
-        texts += map(str, files) if picture is None else [text]
-    return "; ".join(texts), tuple(pictures), notes
+def controls(value: object) -> tuple[tuple[Control, ...], list[str]]:
+    """Return one control or several with their pictures, and a line for each conversion of one. Raises UsageError, and
+    ModelError for a file."""
+    typed = isinstance(value, tuple) and all(isinstance(one, Control) for one in value)
+    several = value if typed or isinstance(value, list) else [value]
+    read, notes = list[Control](), list[str]()
+    for control, source in (pair for one in several for pair in _sources(one)):  # type: ignore[attr-defined]
+        picture, lines = _image(source, "control")
+        read.append(replace(control, picture=_opaque(picture)))
+        notes += lines
+    return tuple(read), notes
 
 
-def _opaque(picture: object) -> object:
+def _opaque(picture: object) -> Any:
     """Return a control's picture on white, if it has alpha."""
     from qwenimg.common.pictures import pixels
 
@@ -166,29 +166,29 @@ def _opaque(picture: object) -> object:
     return pixels.over_white(picture) if is_picture else picture  # type: ignore[arg-type]
 
 
-def _control(value: object) -> tuple[str, object]:
-    """Return the text of a control given as a tuple, and its picture; None for the picture that the text names."""
-    if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or path_text(value[0]) is None:
+def _sources(value: object) -> list[tuple[Control, object]]:
+    """Return the controls that one value of a call holds, and the source of the picture of each. Raises UsageError."""
+    if isinstance(value, Control):
+        return [(value, value.file if value.picture is None else value.picture)]
+    if isinstance(value, str):
+        return [(one, one.file) for one in control_text.parse(value)]
+    network = path_text(value[0]) if isinstance(value, tuple) and 2 <= len(value) <= 4 else None
+    if network is None or not isinstance(value, tuple):
         raise UsageError(
             f"control has {clean(type(value).__name__, 40)}; expected MODEL=PICTURE or a tuple (model, picture, scale, "
             "(start, end)), of which the last two may be left out"
         )
     usual: tuple[Any, ...] = (1.0, (0.0, 1.0))
-    model, picture, scale, steps = (*value, *usual[len(value) - 2 :])
+    _, picture, scale, steps = (*value, *usual[len(value) - 2 :])
     if not isinstance(steps, tuple) or len(steps) != 2:
-        raise UsageError(f"control {clean(model, 80)}: its steps are {clean(steps, 40)}; expected a pair (start, end)")
-    numbers = [_shown_number(f"control {clean(model, 80)}", one) for one in (scale, *steps)]
-    named = path_text(picture)
-    label = "a picture" if named is None else named
-    if any(character in f"{model}{label}" for character in ";="):
-        raise UsageError(f"control {clean(model, 80)}: a semicolon parts controls, and = a model from its picture")
-    return f"{model}={label}:{numbers[0]}:{numbers[1]}-{numbers[2]}", picture if named is None else None
-
-
-def _shown_number(what: str, value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"{what}: {clean(value, 40)!r} is no number")
-    return repr(float(value))
+        shown = clean(steps, 40)
+        raise UsageError(f"control {clean(network, 80)}: its steps are {shown}; expected a pair (start, end)")
+    scale, start, end = (number(f"a number of control {clean(network, 60)}", one) for one in (scale, *steps))
+    file = path_text(picture)
+    if file is None:
+        return [(Control(network, "a picture", "", scale, start, end), picture)]
+    control = control_text.named(network, file, scale, start, end)
+    return [(control, control.file)]
 
 
 # Options of `qwenimg.load`, and `wait`

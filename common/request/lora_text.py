@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import SupportsFloat
 
 from qwenimg.common.base.arguments import home, path_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request.option import number
 from qwenimg.common.weights.plan import Mode
 
 NONE = "none"  # no LoRA, also if a configuration has some
@@ -58,9 +58,9 @@ def check(loras: list[object] | tuple[Lora, ...]) -> None:
         raise UsageError(f"--lora: {len(loras)} LoRAs; at most {MOST} are added")
 
 
-def number_text(number: float) -> str:
+def number_text(value: float) -> str:
     """Return the shortest text of a number that is exact."""
-    return short if float(short := f"{number:g}") == number else repr(number)
+    return short if float(short := f"{value:g}") == value else repr(value)
 
 
 def mode(text: str) -> Mode:
@@ -108,12 +108,4 @@ def _typed(value: object) -> Lora:
     if path is None:
         kind = clean(type(value).__name__, 40)
         raise UsageError(f"lora has {kind}; expected FILE, FILE:SCALE, a path, or a pair (path, strength)")
-    if isinstance(scale, bool) or not isinstance(scale, SupportsFloat):
-        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(scale, 40)!r}; expected a number")
-    try:
-        number = float(scale)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"lora {clean(path, 80)}: its strength is {clean(scale, 40)}; expected a finite number")
-    return Lora(path, number)
+    return Lora(path, number(f"the strength of lora {clean(path, 80)}", scale))

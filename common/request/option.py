@@ -40,7 +40,6 @@ class Option:
     several: bool = (
         False  # True: a text may hold several values, such as the seeds 1-4; a path or array may be repeated
     )
-    joined: str = ""  # the separator of several texts, if a list may be given too
     parse: Callable[[object, bool], tuple[Any, ...]] | None = None
     """Makes the values of a text, or of a list of texts. Its flag: a text may name a file. Raises UsageError."""
     checks: Callable[[Any], object] | None = None  # raises UsageError
@@ -74,22 +73,17 @@ class Option:
         return self.title or self.dashed
 
     @property
-    def repeats(self) -> bool:
-        """True if several texts may be given."""
-        return bool(self.joined) or self.parse is not None
-
-    @property
     def expected(self) -> str:
         """The kind of value, for a message: a text, a number, ..."""
         assert self.kind is not None
-        more = {self.several: "a whole number or a text", self.repeats: "a text or a list of texts"}
+        more = {self.several: "a whole number or a text", self.parse is not None: "a text or a list of texts"}
         return more.get(True, _WORDS[self.kind])
 
     @property
     def types(self) -> tuple[type, ...]:
         """The types that are accepted in TOML and JSON."""
         assert self.kind is not None
-        if self.repeats:
+        if self.parse is not None:
             return (str, list)
         if self.kind is Path:
             return (str,)
@@ -115,11 +109,9 @@ class Option:
         if self.kind is int:
             return whole(self.name, value)
         if self.kind is float:
-            return _number(self.name, value)
+            return number(self.name, value)
         if self.parse is not None:
             return self.parse(value, files)
-        if self.joined and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
-            return self.joined.join(value)
         if self.kind is str and not isinstance(value, str):
             raise UsageError(f"{self.name} is {type(value).__name__}; expected a text")
         return value
@@ -219,7 +211,7 @@ def no_effect(one: Option, asked: object, special: Collection[str], there: froze
     return f"{one.label} has no effect {lacking.get(one.needs, f'without a {one.needs}')}"
 
 
-def _number(name: str, value: object) -> float:
+def number(name: str, value: object) -> float:
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     if is_bool or not isinstance(value, SupportsFloat):
         raise UsageError(f"{name} is {clean(value, 40)!r}; expected a number")

@@ -17,7 +17,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
 from qwenimg.common.request import cached_calls, control_text, lora_text, names, skip_layers
-from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import Option, option, options_of, required, whole
 from qwenimg.common.sampling.types import MAX_STEPS
@@ -220,11 +220,12 @@ class Request:
         help="inside draws the white of the mask anew, outside the black", section="Picture to start from",
         metavar="inside|outside", checks=names.check_mode, names=names.modes, recorded="changed", needs="mask",
     ))  # fmt: skip
-    control: str = option("", Option(
+    controls: tuple[Control, ...] = option((), Option(
+        name="control",
         help="follow the edges, depth or pose in PICTURE, by a control network; canny@PICTURE finds the edges first",
         call="MODEL=PICTURE:SCALE:START-END, a tuple (model, picture, scale, (start, end)), or a list of these",
         python="Controls", section="Control", metavar="MODEL=PICTURE[:SCALE[:START-END]]",
-        longest=8_000, joined="; ", checks=control_text.parse_files, recorded="changed",
+        longest=8_000, parse=control_text.parse, checks=control_text.check, recorded="changed",
     ))  # fmt: skip
     refine_at: float = option(0.8, Option(
         help="{bounds}, the share of the steps after which the refiner takes over; 0.8 leaves it the last fifth",
@@ -239,7 +240,6 @@ class Request:
     ))  # fmt: skip
 
     more_images: tuple[NDArray[np.uint8], ...] = ()  # behind the first; a tuple of all may be given as `image`
-    control_images: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 3], one for each of `control`
     template: str = ""  # that the seed chose `prompt` from
     negative_template: str = ""  # likewise
 
@@ -274,7 +274,7 @@ class Request:
         if mask is None:
             return
         if image is None:
-            image = next(iter(self.control_images), None)
+            image = next(iter(self.control_pictures), None)
         if image is None:
             raise UsageError("a mask needs the image that it belongs to")
         if mask.dtype != np.uint8 or mask.shape != image.shape[:2]:
@@ -283,18 +283,18 @@ class Request:
     def _check_control(self) -> None:
         import numpy as np
 
-        controls = self.controls
-        if len(controls) != len(self.control_images):
-            raise UsageError(f"control has {len(controls)} pictures and {len(self.control_images)} arrays of them")
-        for one, picture in zip(controls, self.control_images, strict=True):
+        for one in self.controls:
+            picture = np.zeros(0) if one.picture is None else one.picture
             if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or picture.size == 0:
                 shown = f"{picture.dtype} {list(picture.shape)}"
-                raise UsageError(f"the picture of control {clean(one.model, 60)} is {shown}; expected uint8 [H, W, 3]")
+                raise UsageError(
+                    f"the picture of control {clean(one.network, 60)} is {shown}; expected uint8 [H, W, 3]"
+                )
 
     @property
-    def controls(self) -> tuple[NamedControl, ...]:
-        """The controls, in the order of their pictures."""
-        return control_text.parse(self.control)
+    def control_pictures(self) -> tuple[NDArray[np.uint8], ...]:
+        """The picture [H, W, 3] of each control."""
+        return tuple(one.picture for one in self.controls if one.picture is not None)
 
     @property
     def images(self) -> tuple[NDArray[np.uint8], ...]:

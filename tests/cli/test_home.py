@@ -61,10 +61,10 @@ def test_a_path(at_home: Path, made: Callable[[], Any], name: str) -> None:
 
 def test_files_that_are_read(at_home: Path) -> None:
     assert [place for place, _ in read_prompts("~/prompts.txt")] == ["~/prompts.txt:1"]
-    [control] = control_text.parse_files("net=canny@~/a:0.5.png")
-    assert (control.picture, control.scale) == ("~/a:0.5.png", 1)
-    text, pictures, _ = given.controls("net=~/a:0.5.png:0.7")
-    assert text.endswith(":0.7:0.0-1.0") and len(pictures) == 1
+    [control] = control_text.parse("net=canny@~/a:0.5.png")
+    assert (control.file, control.scale) == ("~/a:0.5.png", 1)
+    [control] = given.controls("net=~/a:0.5.png:0.7")[0]
+    assert (control.file, control.scale) == ("~/a:0.5.png", 0.7) and control.picture is not None
     shown = cli("info", "~/a.safetensors")
     assert shown.code == 0 and b"some.weight" in shown.out
 

@@ -28,6 +28,7 @@ from qwenimg.common.hub.control_search import named_control
 from qwenimg.common.parity import check, given, record, summary
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Passport
+from qwenimg.common.request.control_text import Control
 
 BACKENDS = ("cpu", "mlx")
 WIDTH, HEIGHT = 48, 32
@@ -58,9 +59,13 @@ def load(folder: Path, backend: str, precision: str = "fp32") -> Pipeline:
 def passport(tiny_folder: Path, nets: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Passport:
     """Recorded on torch with a ControlNet in a part of the steps and with patches, written and read."""
     path = tmp_path_factory.mktemp("passport") / "control.safetensors"
-    control = f"{nets['union']}=a:1.3:0.3-1; {nets['patches']}=canny@b:0.7"
+    union, patches = names(nets)
+    control = [
+        Control(union, "a", scale=1.3, start=0.3, picture=PICTURES[0]),
+        Control(patches, "b", "canny", 0.7, picture=PICTURES[1]),
+    ]
     with closing(load(tiny_folder, "cpu")) as pipe:
-        asked = ASKED | {"control": control, "control_images": PICTURES}
+        asked = ASKED | {"control": control}
         made = record.record(pipe, asked, exact=pipe.engine, sampled=True, notify=lambda text: None)
     passport_file.write(path, made, overwrite=False)
     return passport_file.read(path)

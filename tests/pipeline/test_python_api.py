@@ -16,7 +16,7 @@ import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
 from qwenimg.common.base import errors
 from qwenimg.common.request.asked import CallOptions
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.request import OPTIONS, Request
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 1, "seed": 7}
 
@@ -76,12 +76,9 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
         assert re.search(rf"^    {name}: \S.{{5}}", function.__doc__, re.MULTILINE), name
     assert "steps: the number of steps, 1 to 1000" in pydoc.plain(pydoc.render_doc(pipe))
     assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
-    assert CallOptions.__annotations__.keys() | {"prompt"} == Request.__dataclass_fields__.keys() - {
-        "more_images",
-        "control_images",
-        "template",
-        "negative_template",
-    }
+    assert {*CallOptions.__annotations__} | {"prompt"} == {*OPTIONS}
+    fields = {one.field for one in OPTIONS.values()}
+    assert Request.__dataclass_fields__.keys() - fields == {"more_images", "template", "negative_template"}
 
 
 def test_a_pipeline_is_called_by_what_its_signature_says(pipe: Pipeline) -> None:

@@ -142,7 +142,7 @@ def _at_the_image(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lora_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Controls, "loras", lambda self, request: ("", "auto", ()))
+    patch.setattr(Controls, "loras", lambda self, request: ((), "auto"))
 
 
 def _picture_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as given_
+from hypothesis import strategies as st
 from PIL import Image
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.request import control_text, given
-from qwenimg.common.request.control_text import NamedControl
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.request import request_of
 
 PICTURE = np.zeros((4, 6, 3), np.uint8)
 
@@ -27,25 +30,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("net=a.png", NamedControl("net", "a.png")),
-        (" net = a.png ", NamedControl("net", "a.png")),
-        ("owner/net=canny@a.png:0.5", NamedControl("owner/net", "a.png", "canny", 0.5)),
-        ("net=no.png:0.8:0.1-0.9", NamedControl("net", "no.png", "", 0.8, 0.1, 0.9)),
-        ("net=no.png:1e-1:0-1e-1", NamedControl("net", "no.png", "", 0.1, 0.0, 0.1)),
-        ("net=no:b.png:2", NamedControl("net", "no:b.png", "", 2.0)),
-        ("net=no:b.png:0", NamedControl("net", "no:b.png", "", 0.0)),
-        ("net=canny@no@b.png", NamedControl("net", "no@b.png", "canny")),
+        ("net=a.png", Control("net", "a.png")),
+        (" net = a.png ", Control("net", "a.png")),
+        ("owner/net=canny@a.png:0.5", Control("owner/net", "a.png", "canny", 0.5)),
+        ("net=no.png:0.8:0.1-0.9", Control("net", "no.png", "", 0.8, 0.1, 0.9)),
+        ("net=no.png:1e-1:0-1e-1", Control("net", "no.png", "", 0.1, 0.0, 0.1)),
+        ("net=no:b.png:2", Control("net", "no:b.png", "", 2.0)),
+        ("net=no:b.png:0", Control("net", "no:b.png", "", 0.0)),
+        ("net=canny@no@b.png", Control("net", "no@b.png", "canny")),
         ("net=mail@no.png", None),
-        ("net=a=b.png:1", NamedControl("net", "a=b.png", "", 1.0)),
+        ("net=a=b.png:1", Control("net", "a=b.png", "", 1.0)),
     ],
 )
-def test_forms(text: str, expected: NamedControl | None) -> None:
+def test_forms(text: str, expected: Control | None) -> None:
     if expected is None:
         with pytest.raises(UsageError, match="mail is no preprocessor here; there is canny"):
             control_text.parse(text)
         return
     assert control_text.parse(text) == (expected,)
-    assert control_text.parse(f"{text}; ;x=y.png") == (expected, NamedControl("x", "y.png"))
+    assert control_text.parse(f"{text}; ;x=y.png") == (expected, Control("x", "y.png"))
 
 
 def test_a_file_with_colons_is_a_file() -> None:
@@ -53,11 +56,11 @@ def test_a_file_with_colons_is_a_file() -> None:
     Path("canny@b:1").touch()
     Image.fromarray(PICTURE).save("canny@b.png")
     text = "net=a:0.5.png; net=canny@b.png"
-    files = (NamedControl("net", "a:0.5.png"), NamedControl("net", "canny@b.png"))
-    assert control_text.parse_files(text) == files
-    converted, _ = given.asked({"control": text})
-    seen = Request(prompt="x", **converted).controls
-    assert [(one.picture, one.preprocessor) for one in seen] == [("a:0.5.png", ""), ("./canny@b.png", "")]
+    files = (Control("net", "a:0.5.png"), Control("net", "canny@b.png"))
+    assert control_text.parse(text) == files
+    seen = request_of({"prompt": "x"} | given.asked({"control": text})[0]).controls
+    assert seen == files and all(one.picture is not None for one in seen)
+    assert str(files[1]) == "net=./canny@b.png", "which no preprocessor makes"
 
 
 def test_what_is_no_file_is_not_looked_for() -> None:
@@ -65,9 +68,8 @@ def test_what_is_no_file_is_not_looked_for() -> None:
     for name in ("1:0.8", "1:0.8:0-1", "canny@1"):
         Path(name).touch()
     text = "net=1:0.8; net=1:0.8:0-1; net=canny@1"
-    expected = (NamedControl("net", "1", "", 0.8), NamedControl("net", "1", "", 0.8), NamedControl("net", "1", "canny"))
-    assert control_text.parse(text) == expected
-    assert Request(prompt="x", control=text, control_images=(PICTURE,) * 3).controls == expected
+    expected = (Control("net", "1", "", 0.8), Control("net", "1", "", 0.8), Control("net", "1", "canny"))
+    assert control_text.parse(text, files=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,8 +100,6 @@ def test_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         control_text.parse(text)
     assert said in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 300
-    with pytest.raises(UsageError):
-        Request(prompt="x", control=text, control_images=(PICTURE,))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_refused(text: str, said: str) -> None:
 )  # fmt: skip
 def test_steps_are_those_of_diffusers(start: float, end: float, steps: int, expected: tuple[int, int]) -> None:
     keeps = [1.0 - float(i / steps < start or (i + 1) / steps > end) for i in range(steps)]
-    first, last = NamedControl("n", "p", start=start, end=end).steps(steps)
+    first, last = Control("n", "p", start=start, end=end).steps(steps)
     assert (first, last) == expected
     assert keeps == [float(first <= i < last) for i in range(steps)]
 
@@ -120,6 +120,20 @@ def test_steps_are_those_of_diffusers(start: float, end: float, steps: int, expe
 def test_numbers_come_back(numbers: str) -> None:
     [one] = control_text.parse(f"net=b.png{numbers}")
     assert control_text.parse(f"net=b.png{one.numbers}") == (one,)
+    assert str(one) == f"net=b.png{numbers}"
+
+
+SHARES = st.floats(0, 1)
+NAMES = st.text("abc/:@. -é", min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+@given_(NAMES, NAMES, st.sampled_from(("", "canny")), st.floats(0, 10), SHARES, SHARES)
+def test_a_control_is_that_of_its_text(
+    network: str, file: str, preprocessor: str, scale: float, one: float, other: float
+) -> None:
+    control = Control(network, file, preprocessor, scale, *sorted((one, other)))
+    [parsed] = control_text.parse(str(control), files=False)
+    assert replace(parsed, file=parsed.file.removeprefix("./")) == replace(control, file=file.removeprefix("./"))
 
 
 # From Python
@@ -128,19 +142,20 @@ def test_numbers_come_back(numbers: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text", "count"),
     [
-        ("net=a.png", "net=a.png:1.0:0.0-1.0", 1),
-        (["net=a.png:0.5", "n=canny@a.png"], "net=a.png:0.5:0.0-1.0; n=canny@a.png:1.0:0.0-1.0", 2),
-        (("net", PICTURE), "net=a picture:1.0:0.0-1.0", 1),
-        ([("net", Image.fromarray(PICTURE), 1), "n=a.png"], "net=a picture:1.0:0.0-1.0; n=a.png:1.0:0.0-1.0", 2),
-        ((Path("net"), Path("a.png"), 0.5, (0, 0.25)), "net=a.png:0.5:0.0-0.25", 1),
-        (("net", "canny@a.png", 0.5), "net=canny@a.png:0.5:0.0-1.0", 1),
+        ("net=a.png", "net=a.png", 1),
+        (["net=a.png:0.5", "n=canny@a.png"], "net=a.png:0.5; n=canny@a.png", 2),
+        (("net", PICTURE), "net=a picture", 1),
+        ([("net", Image.fromarray(PICTURE), 1), "n=a.png"], "net=a picture; n=a.png", 2),
+        ((Path("net"), Path("a.png"), 0.5, (0, 0.25)), "net=a.png:0.5:0-0.25", 1),
+        (("net", "canny@a.png", 0.5), "net=canny@a.png:0.5", 1),
     ],
 )
 def test_calls(value: Any, text: str, count: int) -> None:
     converted, _ = given.asked({"control": value})
-    assert converted["control"] == text
-    request = Request(prompt="x", **converted)
-    assert len(request.controls) == count and all(np.array_equal(one, PICTURE) for one in request.control_images)
+    assert "; ".join(map(str, converted["control"])) == text
+    request = request_of({"prompt": "x"} | converted)
+    assert len(request.controls) == count == len(request.control_pictures)
+    assert all(np.array_equal(one, PICTURE) for one in request.control_pictures)
     assert given.asked(converted)[0] == converted, "a picture is read once"
 
 
@@ -148,7 +163,8 @@ def test_calls(value: Any, text: str, count: int) -> None:
     ("value", "said"),
     [
         (3, "control has int"), (("net",), "control has tuple"), (("net", PICTURE, 1, (0, 1), 2), "control has tuple"),
-        (("net", PICTURE, "x"), "'x' is no number"), (("net", PICTURE, True), "'True' is no number"),
+        (("net", PICTURE, "x"), "a number of control net is 'x'; expected a number"),
+        (("net", PICTURE, True), "is 'True'; expected a number"),
         (("net", PICTURE, 1, 0.5), "expected a pair"), (("a;b", PICTURE), "a semicolon parts controls"),
         (("a=b", PICTURE), "a semicolon parts controls"), (("net", 3), "expected a PIL image"),
         (("net", PICTURE, float("nan")), "a scale is a number"), (("net", PICTURE, 1, (0.9, 0.1)), "behind its end"),
@@ -157,7 +173,7 @@ def test_calls(value: Any, text: str, count: int) -> None:
 )  # fmt: skip
 def test_refused_calls(value: Any, said: str) -> None:
     with pytest.raises(UsageError) as error:
-        Request(prompt="x", **given.asked({"control": value})[0])
+        request_of({"prompt": "x"} | given.asked({"control": value})[0])
     assert said in str(error.value)
 
 

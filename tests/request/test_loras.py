@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support import lora_cases as cases
 from support.cli_runner import Library, cli
@@ -165,6 +167,14 @@ def test_the_ways_to_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ):  # fmt: skip
         with pytest.raises(UsageError, match=says):
             parse(text)
+
+
+@given(
+    st.text("abc/:@. -é", min_size=1, max_size=12).map(str.strip).filter(lambda name: name not in ("", "none")),
+    st.floats(-1e6, 1e6),
+)
+def test_a_lora_is_that_of_its_text(source: str, scale: float) -> None:
+    assert parse(str(Lora(source, scale)), files=False) == (Lora(source, scale),)
 
 
 def test_strong_ones_are_warned_of(tiny_folder: Path, tmp_path: Path) -> None:

@@ -142,6 +142,22 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
     assert len(lines) == 6
 
 
+def test_texts_are_parsed_where_they_enter() -> None:
+    """LoRAs and controls were parsed by 19 calls, and joined again between them."""
+    files = [*sources("common", "cli", "backends"), ROOT / "src" / "qwenimg" / "__init__.py"]
+    found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    calls = {name: len(re.findall(r"(?:lora|control)_text\.parse\b", text)) for name, text in found.items()}
+    assert {name: count for name, count in calls.items() if count} == {
+        "common/request/request.py": 2,  # the options: the command line, TOML, JSON, calls from Python
+        "common/request/given.py": 1,  # a control's text in a call from Python, whose picture is read
+        "common/request/recipe.py": 1,  # recipes and passports
+        # Commands whose --lora is no option of a picture
+        "cli/commands/convert.py": 1,
+        "cli/commands/parity.py": 1,
+        "cli/commands/plan.py": 1,
+    }
+
+
 def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
     assert write_asked.FILE.read_text(encoding="utf-8") == write_asked.text(), "run: python tools/write_asked.py"
 

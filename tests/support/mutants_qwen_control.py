@@ -17,7 +17,7 @@ from qwenimg.common.numbers import packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline import control_pictures
-from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.control_text import Control
 from support import oracle_control
 from support.mutant import Mutant, Patch, PictureJudge, Scenes
 from support.mutants_shared import mask_inverted, picture_in_0_to_1
@@ -125,15 +125,15 @@ def scale_squared(patch: Patch) -> None:
 def window_one_step_wide(patch: Patch) -> None:
     """A step counts that lies in the window in part."""
 
-    def wide(own: NamedControl, count: int) -> tuple[int, int]:
+    def wide(own: Control, count: int) -> tuple[int, int]:
         before = sum((step + 1) / count <= own.start for step in range(count))
         return before, sum(step / count < own.end for step in range(count))
 
-    patch.set(NamedControl, "steps", wide)
+    patch.set(Control, "steps", wide)
 
 
 def window_ignored(patch: Patch) -> None:
-    patch.set(NamedControl, "steps", lambda own, count: (0, count))
+    patch.set(Control, "steps", lambda own, count: (0, count))
 
 
 def without_a_prompt_uncontrolled(patch: Patch) -> None:

@@ -23,6 +23,7 @@ from qwenimg.common.jobs.fields import SAID, Fields, OptionFault
 from qwenimg.common.prompts import templates
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.request import random_seed
 
@@ -32,10 +33,6 @@ LARGE = 64 << 10  # bytes of a body that is parsed apart
 _WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _NUMBER = re.compile(r"-?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 CONTROL_IMAGE = "control_image"  # the field with the pictures of `control`
-_CONTROL = re.compile(  # NETWORK=PICTURE with its numbers, where the picture is a number too and never a file
-    rf"(?P<name>[^=;]{{1,200}})=\s*(?P<before>(?:(?:{'|'.join(control_text.PREPROCESSORS)})@)?)(?P<picture>[1-9])"
-    r"(?P<after>(?::[0-9.eE+-]{1,40}){0,2})"
-)
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
@@ -102,14 +99,12 @@ def ordered(
     if values.get("only_masked") is not None and not masked:
         raise Fault(400, "only_masked draws what a mask covers: send one as mask", param="only_masked")
     values = Fields({"prompt": ""} | values)
-    if control_images or values.get("control"):
-        values["control"] = _controls(values.get("control", ""), control_images, settings)
     for name, value in values.items():
         try:
             if name in TEMPLATES and settings.reads_templates:
                 said.check({name: value})
                 templates.parse(value)
-            values[name] = SAID[name].converted(value, files=False) if SAID[name].repeats else value
+            values |= said.typed({name: value}, files=False)
             said.check({name: values[name]})
             if name == "seed":
                 said.parse_seeds(value)
@@ -126,6 +121,8 @@ def ordered(
         raise Fault(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
     if fields.get("lora"):
         fields["lora"] = _loras(fields["lora"], settings)
+    if control_images or fields.get("control"):
+        fields["control"] = _controls(fields.get("control", ()), control_images, settings)
     return {name: value for name, value in fields.items() if name not in ("seed", "num_images")}, seeds
 
 
@@ -186,31 +183,19 @@ def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
     return tuple(replace(one, source=settings.loras[one.source]) for one in loras)
 
 
-def _controls(value: Any, count: int, settings: Settings) -> str:
+def _controls(controls: Sequence[Control], count: int, settings: Settings) -> tuple[Control, ...]:
     """Return the controls of a request, which have served names and numbers of its `count` pictures, with the paths of
     their networks. Raises Fault."""
-    paths, used = list[str](), set[int]()
-    try:
-        parts = str(SAID["control"].converted(value)).split(";")
-    except UsageError as error:
-        raise Fault(400, str(error), param="control") from None
-    for one in filter(None, map(str.strip, parts)):
-        match = _CONTROL.fullmatch(one)
-        if match is None:
+    for one in controls:
+        if not re.fullmatch("[1-9]", one.file):
             form = f"NETWORK=NUMBER, with :SCALE or :SCALE:START-END; NUMBER counts the pictures in {CONTROL_IMAGE}"
             raise Fault(400, f"control {clean(one, 60)!r}: write {form}", param="control")
-        name, number = match["name"].strip(), int(match["picture"])
-        if name not in settings.controls:
+        if one.network not in settings.controls:
             served = ", ".join(settings.controls) or "none; start with --control NETWORK"
-            raise Fault(400, f"no control network {clean(name, 60)!r} here; served are {served}", param="control")
-        if number > count:
-            raise Fault(400, f"control names picture {number} of {count} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
-        try:
-            control_text.parse(one)
-        except UsageError as error:
-            raise Fault(400, str(error), param="control") from None
-        used.add(number)
-        paths.append(f"{settings.controls[name]}={match['before']}{number}{match['after']}")
-    if len(used) < count:
-        raise Fault(400, f"{count} pictures, of which control names {len(used)}", param=CONTROL_IMAGE)
-    return "; ".join(paths)
+            text = f"no control network {clean(one.network, 60)!r} here; served are {served}"
+            raise Fault(400, text, param="control")
+        if int(one.file) > count:
+            raise Fault(400, f"control names picture {one.file} of {count} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
+    if (used := len({one.file for one in controls})) < count:
+        raise Fault(400, f"{count} pictures, of which control names {used}", param=CONTROL_IMAGE)
+    return tuple(replace(one, network=settings.controls[one.network]) for one in controls)

@@ -9,8 +9,10 @@ from typing import Any
 
 from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.orders import Fault
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request import control_text
+from qwenimg.common.request.control_text import Control
 
 NAME = "controlnet"
 MODULES = ("none", *control_text.PREPROCESSORS)
@@ -25,7 +27,7 @@ _THRESHOLDS = ((100, 200), (-1, -1), (64, 64))
 class ControlUnits:
     """The controls that a request asks for, with their pictures."""
 
-    texts: tuple[str, ...]  # as `control` of a request has them
+    controls: tuple[Control, ...]  # whose files are the numbers of their pictures
     pictures: tuple[bytes, ...]  # of each
 
 
@@ -34,7 +36,7 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
     request starts. Raises Fault."""
     if not isinstance(scripts, dict):
         raise Fault(400, f"{_PARAM} is not an object", param=_PARAM)
-    texts, pictures = list[str](), list[bytes]()
+    controls, pictures = list[Control](), list[bytes]()
     for name, about in scripts.items():
         if name.lower() != NAME:
             raise _unsupported(f"the script {clean(name, 40)!r}")
@@ -44,10 +46,10 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
         for unit in listed:
             unit = {name: value for name, value in unit.items() if value is not None}
             if unit.get("enabled", True):
-                asked.check_count(len(texts) + 1, asked.CONTROL_IMAGE)
+                asked.check_count(len(controls) + 1, asked.CONTROL_IMAGE)
                 pictures.append(_picture(unit, images))
-                texts.append(_text(unit, len(pictures)))
-    return ControlUnits(texts=tuple(texts), pictures=tuple(pictures))
+                controls.append(_control(unit, len(pictures)))
+    return ControlUnits(controls=tuple(controls), pictures=tuple(pictures))
 
 
 def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
@@ -61,8 +63,8 @@ def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
     return asked.picture_bytes(value, "image of a ControlNet unit") if value else images[0]
 
 
-def _text(unit: Mapping[str, Any], number: int) -> str:
-    """Return a unit with the `number` of its picture, as `control` of a request has it. Raises Fault."""
+def _control(unit: Mapping[str, Any], number: int) -> Control:
+    """Return the control of a unit with the `number` of its picture. Raises Fault."""
     module = str(unit.get("module") or "none").lower()
     if module not in MODULES:
         text = f"module {clean(module, 40)!r} is not here, but {' and '.join(MODULES)}: send its picture, with none"
@@ -79,8 +81,10 @@ def _text(unit: Mapping[str, Any], number: int) -> str:
     if not all(type(one) in (int, float) for one in (weight, start, end)):
         raise Fault(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
     name = _HASH.sub("", str(unit.get("model")))
-    before = "" if module == "none" else f"{module}@"
-    return f"{name}={before}{number}:{weight!r}:{start!r}-{end!r}"
+    try:
+        return Control(name, str(number), "" if module == "none" else module, float(weight), float(start), float(end))
+    except (UsageError, OverflowError) as error:
+        raise Fault(400, str(error), param="control") from None
 
 
 def _unsupported(what: str) -> Fault:

@@ -114,8 +114,8 @@ class SdApi:
         values |= sd_fields.mask_options(data, masked=mask is not None) if images else {}
         model = self._model(name)
         controls = sd_control.units(data.get("alwayson_scripts", {}), images)
-        if controls.texts:
-            values["control"] = list(controls.texts)
+        if controls.controls:
+            values["control"] = list(controls.controls)
         fields, seeds = asked.ordered(
             asked.options(values),
             self.settings,

@@ -22,7 +22,7 @@ from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.precision.precision import BYTES
-from qwenimg.common.request.control_text import NamedControl
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork, TimeStep
 from qwenimg.common.runtime.residents import Residents
@@ -85,7 +85,7 @@ class ControlNetworks:
 
     def seen(self, request: Request) -> list[int]:
         """Return which controls of a request have a picture that the transformer itself sees."""
-        nets = [(self.nets[control.model], control.scale) for control in request.controls]
+        nets = [(self.nets[control.network], control.scale) for control in request.controls]
         return [i for i, (net, scale) in enumerate(nets) if isinstance(net, ControlLora) and scale]
 
     def beside(self, request: Request) -> frozenset[str]:
@@ -110,7 +110,7 @@ class ControlNetworks:
         `stages`."""
         by_net = self._by_net(request, schedule, steps)
         opened = {net.name: self._opened(net, schedule, by_net[net.name]) for net in self._nets(request)}
-        return {control.model: opened[net.name] for control, net in self._controls(request)}
+        return {control.network: opened[net.name] for control, net in self._controls(request)}
 
     def controlling(
         self,
@@ -126,9 +126,9 @@ class ControlNetworks:
         rows = {sigma: row for row, sigma in enumerate(plan.evaluated_sigmas())}
         active = []
         for control, picture in zip(request.controls, pictures, strict=True):
-            if control.model not in opened:
+            if control.network not in opened:
                 continue  # a LoRA
-            network, modulation = opened[control.model]
+            network, modulation = opened[control.network]
             condition = network.condition(text, grid, self.engine.array(packing.pack(picture)))
             begin, end = _levels(plan, *control.steps(plan.steps))
             active.append(
@@ -149,9 +149,9 @@ class ControlNetworks:
 
         return control_step if active else None
 
-    def _controls(self, request: Request) -> list[tuple[NamedControl, ControlNet]]:
+    def _controls(self, request: Request) -> list[tuple[Control, ControlNet]]:
         """Return the controls of a request that are by a network, with their networks."""
-        nets = ((control, self.nets[control.model]) for control in request.controls)
+        nets = ((control, self.nets[control.network]) for control in request.controls)
         return [(control, net) for control, net in nets if isinstance(net, ControlNet)]
 
     def _nets(self, request: Request) -> list[ControlNet]:
