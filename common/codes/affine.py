@@ -4,6 +4,9 @@ W [out in] is three tensors: `weight` U32 [out, in * bits / 32], whose rows are 
 first code in the lowest; `scales` and `biases` [out, in / group]. A value is float32(code) * float32(scale) +
 float32(bias), rounded once to the dtype that is asked for. (MLX's own `dequantize` rounds twice, in the dtype of the
 scales.)
+
+With a rotation, which MLX's format does not have, these are the values of W R (`rotated`), and a tensor `rotation`, U32
+[1], has its group. A layer rotates its input instead of decoding W, since x W^T = (x R) (W R)^T.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.codes.coded import Coded, QuantStorage, pack, unpack
+from qwenimg.common.codes.rotated import rotated
 from qwenimg.common.formats.arrays import empty
 
 if TYPE_CHECKING:
@@ -32,10 +36,12 @@ REFITS = {2: 2, 3: 2, 4: 2, 5: 2}
 
 
 class Affine(NamedTuple):
-    """Codes of `bits` bits, of which `group` along a row share a scale and a bias."""
+    """Codes of `bits` bits, of which `group` along a row share a scale and a bias; of rows that are rotated in groups
+    of `rotation` values, 0 without."""
 
     bits: int
     group: int
+    rotation: int = 0
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -56,7 +62,7 @@ class Affine(NamedTuple):
         with np.errstate(over="ignore", invalid="ignore"):  # a later check refuses values that are not finite
             grouped *= widened(scales)[..., None]
             grouped += widened(biases)[..., None]
-        return values
+            return rotated(values, self.rotation) if self.rotation else values
 
     def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[Affine]:
         return QuantStorage(self, 4 if pieces[1].dtype == "F32" else 2)
@@ -69,7 +75,7 @@ class Affine(NamedTuple):
 
     def fits(self, shape: Shape) -> bool:
         """Return whether a weight of this shape can be quantized so: a matrix whose rows are whole groups."""
-        return len(shape) == 2 and shape[1] % self.group == 0
+        return len(shape) == 2 and shape[1] % self.group == 0 and not (self.rotation and shape[1] % self.rotation)
 
     def nbytes(self, shape: Shape, scale: int = 2) -> int:
         """Return the bytes of a weight with scales and biases of `scale` bytes each."""
@@ -77,7 +83,8 @@ class Affine(NamedTuple):
         return rows * (width * self.bits // 8 + width // self.group * 2 * scale)
 
 
-BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32)
+# In 4 bits a rotation gains 2 dB and more, in 6 less than one (docs/measured/weights.md).
+BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32, rotation=16)
 
 
 def exact16(weight: Coded) -> Coded:
@@ -117,7 +124,9 @@ def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
     for part in parts:
         for start in range(0, len(part), step):
             values = widened(np.ascontiguousarray(part[start : start + step]))
-            for whole, part_of_it in zip(result.arrays, _encode(values, code).arrays, strict=True):
+            with np.errstate(over="ignore", invalid="ignore"):  # scales or biases are not finite then
+                coded = _encode(rotated(values, code.rotation) if code.rotation else values, code)
+            for whole, part_of_it in zip(result.arrays, coded.arrays, strict=True):
                 whole[at : at + len(values)] = part_of_it
             at += len(values)
     assert at == height

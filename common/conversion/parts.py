@@ -25,7 +25,7 @@ from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import QUANTIZATION, read_config
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import Entry
-from qwenimg.common.weights.storage import Dense, Packed
+from qwenimg.common.weights.storage import Dense, Packed, rotation_of
 from qwenimg.common.weights.write import Weight, shards
 
 SHARD = 2_000_000_000  # bytes of a file: the most that a continued run writes again
@@ -130,7 +130,8 @@ def _packed_code(weight: Weight) -> Affine | BlockFloat | None:
 
 
 def _code_fields(code: Affine | BlockFloat) -> dict[str, object]:
-    return {"group_size": code.group, "bits": code.bits, "mode": "affine" if isinstance(code, Affine) else code.mode}
+    fields = {"group_size": code.group, "bits": code.bits, "mode": "affine" if isinstance(code, Affine) else code.mode}
+    return fields | ({"rotation": rotation} if (rotation := rotation_of(code)) else {})
 
 
 # Small files

@@ -89,7 +89,8 @@ def _summary(name: str, kinds: list[str], shapes: list[Shape], size: int) -> str
 
 def _kind(source: Source) -> str:
     if isinstance(source.code, Affine):
-        return f"in {source.code.bits} bits by groups of {source.code.group}"
+        turned = f", rotated by groups of {source.code.rotation}" if source.code.rotation else ""
+        return f"in {source.code.bits} bits by groups of {source.code.group}{turned}"
     if isinstance(source.code, BlockFloat):
         return f"in {source.code.mode}"
     if isinstance(source.code, Rotated):

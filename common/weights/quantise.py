@@ -124,7 +124,7 @@ def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPl
             return None
         end = bool(match.re.groups) and int(match[1]) in ends
         code = policy.rest if end or entry.residency is ONCE else policy.blocks
-        codes = [code, *(Affine(code.bits, group) for group in (64, 32) if group < code.group)]
+        codes = [code, *(code._replace(group=group) for group in (64, 32) if group < code.group)]
         return next((QuantStorage(one, 2) for one in codes if one.fits(entry.shape)), None)
 
     return plan.packed(chosen)

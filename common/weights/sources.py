@@ -21,10 +21,12 @@ from qwenimg.common.codes.doubles import DTYPE as DOUBLE
 from qwenimg.common.codes.doubles import Doubles
 from qwenimg.common.codes.eight_bits import EightBits, format_of
 from qwenimg.common.codes.gguf_blocks import READERS, GGUFBlocks
-from qwenimg.common.formats.stored import DTYPES, TensorSlice
+from qwenimg.common.codes.rotated import LARGEST, is_group
+from qwenimg.common.formats.stored import DTYPES, TensorSlice, raw
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.plan import Source
 
+ROTATION = "rotation"  # the end of a tensor's name, U32 [1]: in which groups its layer's rows are rotated
 Pieces = dict[str, TensorSlice]  # by the tensor's name, in the order of files and bytes
 Expected = Callable[[str], Shape | None]  # returns the shape of the weight with this name, or None
 
@@ -42,13 +44,14 @@ def grouped(pieces: Pieces, expected: Expected, notes: Mapping[str, str]) -> Gro
     ungrouped = dict(pieces)
     wanted = {name: None for name in ungrouped if expected(name) is not None}
     scaled, unused = comfy.scaled(ungrouped, wanted, notes)
-    sources = scaled | _packed(ungrouped, expected) | _float8(ungrouped) | _blocks(ungrouped)
+    sources = scaled | _packed(ungrouped, expected, unused) | _float8(ungrouped) | _blocks(ungrouped)
     sources |= {name: Source((piece,), _code_of(piece)) for name, piece in ungrouped.items()}
     return Grouped({name: sources[name] for name in pieces if name in sources}, frozenset(unused))
 
 
-def _packed(ungrouped: Pieces, expected: Expected) -> dict[str, Source]:
-    """Return MLX's weights: X.weight U32, X.scales and, for affine codes, X.biases.
+def _packed(ungrouped: Pieces, expected: Expected, unused: set[str]) -> dict[str, Source]:
+    """Return MLX's weights: X.weight U32, X.scales and, for affine codes, X.biases, and of ours X.rotation, whose name
+    is added to `unused`.
 
     The weight's true width tells the code. The file's own statement of it is not needed, and not always there.
     """
@@ -65,7 +68,11 @@ def _packed(ungrouped: Pieces, expected: Expected) -> dict[str, Source]:
         if biases is None:
             sources[name] = Source((codes, scales), _block_float(codes, scales, shape))
         else:
-            sources[name] = Source((codes, scales, biases), _code(codes, scales, biases, shape))
+            code = _code(codes, scales, biases, shape)
+            if marker := ungrouped.pop(f"{layer}.{ROTATION}", None):
+                unused.add(marker.key)
+                code = _rotated(code, marker, prod(shape[1:]))
+            sources[name] = Source((codes, scales, biases), code)
         for part in sources[name].pieces:
             del ungrouped[part.key]
     return sources
@@ -86,6 +93,21 @@ def _code(codes: TensorSlice, scales: TensorSlice, biases: TensorSlice, shape: S
             f"{', '.join(map(str, WIDTHS))} bits by groups of {', '.join(map(str, GROUPS))}",
         )
     return code
+
+
+def _rotated(code: Affine, marker: TensorSlice, width: int) -> Affine:
+    """Return the code of rows of `width` values that are rotated as `marker` says. Raises ModelError."""
+    if marker.dtype != "U32" or marker.shape != (1,):
+        shown = clean(f"{marker.dtype} {list(marker.shape)}", 60)
+        raise bad(marker.file.path, f"tensor '{clean(marker.key, 80)}' is {shown}: expected U32 [1]")
+    (group,) = raw(marker).tolist()
+    if not is_group(group) or width % group:
+        raise bad(
+            marker.file.path,
+            f"tensor '{clean(marker.key, 80)}' says groups of {group}: expected a power of 4 up to {LARGEST} that "
+            f"divides rows of {width}; convert the original model again",
+        )
+    return code._replace(rotation=group)
 
 
 def _block_float(codes: TensorSlice, scales: TensorSlice, shape: Shape) -> BlockFloat:

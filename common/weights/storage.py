@@ -16,6 +16,11 @@ Codes: TypeAlias = Affine | BlockFloat | RotatedInt8
 """The codes that a linear layer computes with."""
 
 
+def rotation_of(code: Codes) -> int:
+    """Return how many values of a group a layer in this code rotates its input by; 0 without a rotation."""
+    return 0 if isinstance(code, BlockFloat) else code.rotation
+
+
 @dataclass(frozen=True)
 class Dense:
     """Storage of one number of `dtype`, named as in torch and MLX, for each value."""

@@ -16,7 +16,7 @@ from qwenimg.common.codes.rotated import MOST, RotatedInt8, rotated
 from qwenimg.common.formats.arrays import largest_bits, value
 from qwenimg.common.formats.stored import NUMPY, TOO_LARGE, raw, read_checked
 from qwenimg.common.weights.plan import Delta, Entry, LoadPlan, StaysQuantized
-from qwenimg.common.weights.storage import Codes, Packed
+from qwenimg.common.weights.storage import Codes, Packed, rotation_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,8 @@ def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     downs, ups = zip(*factors, strict=True)
     down, code = np.concatenate(downs), entry.storage.code if isinstance(entry.storage, Packed) else None
-    return rotated(down, code.rotation) if isinstance(code, RotatedInt8) else down, np.concatenate(ups, axis=1)
+    rotation = 0 if code is None else rotation_of(code)
+    return rotated(down, rotation) if rotation else down, np.concatenate(ups, axis=1)
 
 
 def read_codes(entry: Entry) -> Coded:
@@ -106,6 +107,9 @@ def read_codes(entry: Entry) -> Coded:
             raise not_finite(entry, count, 0.0, "")
     elif isinstance(code, Affine):
         weight = encode(_finite_parts(entry), entry.shape, code)
+        if any(map(_not_finite, weight.arrays[1:])):
+            what = f"tensor '{clean(source.first.key, 80)}' has values too large for {code.bits} bits; leave out -q"
+            raise bad(source.first.file.path, what)
     elif isinstance(code, RotatedInt8):
         (values,) = _finite_parts(entry)  # with its fused deltas
         weight = code.encode(values)
@@ -149,6 +153,7 @@ def _largest(weight: Coded, code: Codes) -> float:
     if isinstance(code, Affine):
         scales, biases = (widened(part) for part in weight.arrays[1:])
         bound = float(np.maximum(np.abs(biases), np.abs(biases + (2**code.bits - 1) * scales)).max(initial=0))
+        bound *= max(1, code.rotation) ** 0.5  # the most that a rotation makes of a value
         if bound < TOO_LARGE["float16"]:
             return bound
     if isinstance(code, RotatedInt8):

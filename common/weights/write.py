@@ -25,7 +25,8 @@ from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.plan import Entry
-from qwenimg.common.weights.storage import Packed
+from qwenimg.common.weights.sources import ROTATION
+from qwenimg.common.weights.storage import Packed, rotation_of
 from qwenimg.common.weights.values import not_finite, read_chunks, read_codes
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class Weight(NamedTuple):
             }
         groups: Shape = (rows, width // storage.code.group)
         words: Shape = (rows, width * storage.code.bits // 32)
-        return {self.key: words} | {f"{layer}.{part}": groups for part in storage.code.parts}
+        marker: dict[str, Shape] = {f"{layer}.{ROTATION}": (1,)} if rotation_of(storage.code) else {}
+        return {self.key: words} | {f"{layer}.{part}": groups for part in storage.code.parts} | marker
 
 
 class _Tensor(NamedTuple):
@@ -146,6 +148,8 @@ def _all(weights: Sequence[Weight]) -> Iterator[_Tensor]:
 
 
 def _tensors_of(weight: Weight) -> Iterator[_Tensor]:
+    import numpy as np
+
     names = weight.tensors()
     if not isinstance(weight.entry.storage, Packed):
         yield _Tensor(weight.key, _NAMES[weight.entry.storage.dtype], weight.shape, _values(weight.entry))
@@ -154,6 +158,8 @@ def _tensors_of(weight: Weight) -> Iterator[_Tensor]:
     parts = coded.arrays
     if isinstance(code, RotatedInt8):
         parts = [coded.codes.view("i1"), coded.scales, comfy.described(code)]
+    elif rotation := rotation_of(code):
+        parts = [*parts, np.array([rotation], "<u4")]
     for (key, shape), part in zip(names.items(), parts, strict=True):
         yield _Tensor(key, _OF_NUMPY[part.dtype.name], shape, iter([part]))
 

@@ -21,15 +21,18 @@ from random_model import DIT, TEXT, VAE, write_random_model
 from safetensors import safe_open
 from safetensors import torch as torch_files
 from safetensors.numpy import save_file
+from support import comfy_files
 from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.common.base.amounts import size_text
+from qwenimg.common.codes.affine import Affine
 from qwenimg.common.conversion import convert as module
 from qwenimg.common.conversion import parts
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.shapes import builtin
+from qwenimg.common.weights import streaming
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read_codes
 
@@ -117,13 +120,66 @@ def test_what_is_written_is_what_mlx_and_mlx_lm_mean(model: Path, tmp_path: Path
             wide = [tensors[f"{layer}.{name}"].astype(mx.float32) for name in ("scales", "biases")]
             theirs = mx.dequantize(tensors[f"{layer}.weight"], *wide, group_size=one["group_size"], bits=one["bits"])
             entry = codes[f"{layer.removeprefix('model.')}.weight"]
-            assert isinstance(entry.storage, Packed)
-            assert np.array_equal(np.array(theirs), entry.storage.code.values(read_codes(entry))), layer
+            assert isinstance(entry.storage, Packed) and isinstance(entry.storage.code, Affine)
+            code = entry.storage.code
+            assert one.get("rotation", 0) == code.rotation == (16 if code.bits == 4 else 0)
+            assert (f"{layer}.rotation" in tensors) == bool(code.rotation)
+            assert np.array_equal(np.array(theirs), code._replace(rotation=0).values(read_codes(entry).arrays)), layer
         kept = [
             key.removesuffix(".weight") for key, value in tensors.items() if key.endswith("weight") and value.ndim == 2
         ]
         assert all(said[layer] is False for layer in kept if layer not in found)
     assert "img_in" in kept or part == "text_encoder"
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_four_bits_draw_what_their_values_draw(tmp_path: Path, backend: str) -> None:
+    """The picture of a transformer with the values by MLX and by the matrix of the rotation in float64; with a LoRA
+    beside the codes; with blocks streamed, the same bits."""
+    assert cli("convert", str(SHAPES), str(tmp_path / "q"), "-q", "transformer=4").code == 0
+    path = tmp_path / "q" / "transformer" / "diffusion_pytorch_model.safetensors"
+    held = {
+        name: value.astype(mx.float32) for name, value in mx.load(str(path)).items() if "uint" not in str(value.dtype)
+    }
+    words, values = mx.load(str(path)), {name: np.array(value) for name, value in held.items()}
+    for layer in [name.removesuffix(".scales") for name in held if name.endswith(".scales")]:
+        scales, biases = (held[f"{layer}.{part}"] for part in ("scales", "biases"))
+        turns = f"{layer}.rotation" in words
+        code = {"group_size": 32, "bits": 4} if turns else {"group_size": 64, "bits": 8}
+        wide = np.array(mx.dequantize(words[f"{layer}.weight"], scales, biases, **code)).astype(np.float64)
+        wide = wide @ comfy_files.rotation(wide.shape[1], 16) if turns else wide
+        values[f"{layer}.weight"] = wide.astype(np.float32)
+        del values[f"{layer}.scales"], values[f"{layer}.biases"]
+    assert sum(name.endswith(".rotation") for name in words) == 36
+    save_file(values, tmp_path / "values.safetensors")
+    rng, layer = np.random.default_rng(1), "transformer.transformer_blocks.2.attn.to_q"
+    low = {f"{layer}.lora_{x}.weight": rng.standard_normal(size) for x, size in (("A", (4, 128)), ("B", (128, 4)))}
+    save_file({name: value.astype(np.float32) for name, value in low.items()}, tmp_path / "l.safetensors")
+
+    def latents(lora: str = "", **choices: Any) -> np.ndarray:
+        pipe = qwenimg.load(tmp_path / "q", backend, "fp32", **choices)
+        given = {"lora": f"{tmp_path / 'l.safetensors'}:0.3"} if lora else {}
+        return pipe("a red circle", seed=3, width=64, height=64, steps=2, **given).latents
+
+    made = latents()
+    for lora in ("", "with a LoRA"):
+        kept, exact = latents(lora), latents(lora, transformer=tmp_path / "values.safetensors")
+        off, effect = (np.abs(kept - one).max() / np.abs(exact).max() for one in (exact, made))
+        print(f"{backend} {lora}: latents {off:.1e} off, {effect:.1e} from those without it")
+        assert off < 1e-5 and (not lora or effect > 1e-2)
+    fitting, blocks = streaming.fitting, set[str]()
+
+    def half(plan: Any, streamable: Any, budget: int, moved: Any) -> Any:
+        less = fitting(plan, streamable, min(budget, streaming.held(plan, moved) * 4 // 5), moved)
+        blocks.update(entry.block for entry in less.entries.values())
+        return less
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "fitting", half)
+        pipe = qwenimg.load(tmp_path / "q", backend, "fp32", max_memory="1000GB")
+        streamed = pipe("a red circle", seed=3, width=64, height=64, steps=2).latents
+    assert len(blocks) > 2 and np.array_equal(streamed, made)
 
 
 def test_info_says_what_codes_take(model: Path, tmp_path: Path) -> None:

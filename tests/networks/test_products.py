@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support import comfy_files
 
 from qwenimg.backends.mlx import ops as mlx_ops
 from qwenimg.backends.mlx.ops import products as mlx_products
@@ -21,7 +22,8 @@ from qwenimg.backends.torch.networks.denoisers.unet import ResidualBlock
 from qwenimg.backends.torch.ops import images, products, whole
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.products import _can_fuse
-from qwenimg.common.codes.affine import Affine
+from qwenimg.backends.torch.ops.quantised import QuantisedLinear
+from qwenimg.common.codes.affine import BITS4, Affine, encode
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.runtime.observers import observe
 
@@ -96,6 +98,28 @@ def test_a_shortcut(dtype: str, on_a_card: None) -> None:
         print(f"{dtype}: {error(made, right):.1e}, by plain operations {error(plain, right):.1e}")
         assert made.shape == update.shape and made.dtype == update.dtype and torch.equal(there, update)
         assert made.is_contiguous(memory_format=torch.channels_last) and error(made, right) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@torch.inference_mode()
+def test_a_layer_that_rotates_its_input(dtype: str, on_a_card: None) -> None:
+    """The same products by codes of rotated rows, against float64 with the matrix of the rotation."""
+    linear, kept = on_torch(ops.Linear(96, 40), dtype, 96, 40), ops.DTYPES[dtype]
+    coded = encode([linear.weight.float().numpy()], (40, 96), BITS4)
+    weight = Affine(4, 32).values(coded.arrays).astype(np.float64) @ comfy_files.rotation(96, BITS4.rotation)
+    layer = QuantisedLinear(linear, BITS4, kept)
+    words, *ends = map(torch.from_numpy, coded.arrays)
+    layer.put(words.view(torch.int32), *ends)
+    x, update = (torch.from_numpy(given(2, 7, n, seed=n)).to(kept) for n in (40, 96))
+    right = F.linear(update.double(), torch.from_numpy(weight), linear.bias.double())
+    made = {
+        "sum": (ops.add_linear(x, layer, update), x.double() + right),
+        "gelu": (ops.linear_gelu(layer, update), F.gelu(right, approximate="tanh")),
+        "joined": (ops.joined_linears(layer, update, layer, update), torch.cat((right, right), 1)),
+    }
+    for name, (found, expected) in made.items():
+        print(f"{dtype}, {name}: {error(found, expected):.1e}")
+        assert found.dtype == kept and error(found, expected) < LIMITS[dtype]
 
 
 @pytest.mark.parametrize("dtype", LIMITS)

@@ -179,6 +179,10 @@ def scales_of_the_next_group(patch: Patch) -> None:
     patch.around(patch.backend.quantised, "decode", shifted)
 
 
+def input_not_rotated(patch: Patch) -> None:
+    patch.built(patch.backend.quantised.QuantisedLinear, lambda layer: setattr(layer, "rotation", 0))
+
+
 def no_place(place: str) -> Plant:
     """Return a plant that leaves a float32 place in 16 bit."""
 

@@ -51,6 +51,10 @@ WEIGHTS: dict[str, tuple[Shape, dict[str, tuple[str, Shape]]]] = {
         },
     ),
     "k.conv3d": ((4, 2, 3, 3, 3), {"weight": ("F16", (4, 3, 3, 3, 2)), "bias": ("BF16", (4,))}),
+    "o": (
+        (3, 32),
+        {"weight": ("U32", (3, 4)), "scales": ("F16", (3, 1)), "biases": ("F16", (3, 1)), "rotation": ("U32", (1,))},
+    ),
     "n": ((6, 1, 1), {"weight": ("F32", (6,))}),
 }
 SHAPES = {f"{layer}.weight": shape for layer, (shape, _) in WEIGHTS.items()} | {"k.conv3d.bias": (4,)}
@@ -85,6 +89,7 @@ def sample() -> dict[str, Held]:
                 data = rng.integers(0, 64, count * SIZES[dtype], np.uint8).tobytes()
             made[f"{layer}.{part}"] = Held(dtype, shape, data)
     made |= {name: Held("U8", (len(text),), text) for name, text in DESCRIBED.items()}
+    made["o.rotation"] = Held("U32", (1,), (16).to_bytes(4, "little"))
     made["scaled_fp8"] = Held("F8_E4M3", (0,), b"")
     return made
 

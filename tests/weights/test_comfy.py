@@ -24,7 +24,7 @@ from qwenimg.backends.torch import load as torch_load
 from qwenimg.backends.torch import ops as torch_ops
 from qwenimg.backends.torch.ops import quantised as torch_quantised
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.affine import BITS8
+from qwenimg.common.codes.affine import BITS4, BITS8, Affine, encode
 from qwenimg.common.codes.coded import QuantStorage
 from qwenimg.common.codes.rotated import RotatedInt8, rotated
 from qwenimg.common.weights import comfy
@@ -341,18 +341,26 @@ def test_rows_worked_out_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("group", [4, 16, 64, 256])
-def test_a_layer_that_rotates_its_input_gives_what_its_weight_gives(group: int, lora: bool, dtype: str) -> None:
+@pytest.mark.parametrize("code", [*map(RotatedInt8, (4, 16, 64, 256)), BITS4, Affine(6, 64, rotation=256)], ids=str)
+def test_a_layer_that_rotates_its_input_gives_what_its_weight_gives(
+    code: RotatedInt8 | Affine, lora: bool, dtype: str
+) -> None:
     """On both backends, against float64 with the values of the file: with a bias, and beside a LoRA."""
+    group = code.rotation
     rng = np.random.default_rng(group)
-    code = RotatedInt8(group)
-    coded = code.encode(rng.standard_normal((40, 512)).astype(np.float32))
-    weight = code.values([coded.codes.view("i1"), coded.scales]).astype(np.float64)
+    given = rng.standard_normal((40, 512)).astype(np.float32)
+    if isinstance(code, RotatedInt8):
+        coded = code.encode(given)
+        weight = code.values([coded.codes.view("i1"), coded.scales]).astype(np.float64)
+    else:
+        coded = encode([given], given.shape, code)
+        weight = code._replace(rotation=0).values(coded.arrays) @ comfy_files.rotation(512, group)
     x = torch.from_numpy(rng.standard_normal((3, 7, 512))).to(getattr(torch, dtype))
     bias, down, up = (rng.standard_normal(size).astype(np.float32) for size in (40, (4, 512), (40, 4)))
     exact = x.double().numpy() @ (weight + (up.astype(np.float64) @ down if lora else 0)).T + bias
     on_torch = torch_quantised.QuantisedLinear(torch_ops.Linear(512, 40), code, getattr(torch, dtype))
-    on_torch.put(torch.from_numpy(coded.codes).view(torch.int32), torch.from_numpy(coded.scales))
+    words, *ends = map(torch.from_numpy, coded.arrays)
+    on_torch.put(words.view(torch.int32), *ends)
     on_torch.bias = torch.nn.Parameter(torch.from_numpy(bias).to(x.dtype), requires_grad=False)
     on_mlx = mlx_quantised.QuantisedLinear(mlx_ops.Linear(512, 40), code, getattr(mx, dtype))
     on_mlx.put(*map(mx.array, coded.arrays))
@@ -361,12 +369,12 @@ def test_a_layer_that_rotates_its_input_gives_what_its_weight_gives(group: int, 
         turned = rotated(down, group)
         on_torch.branch = tuple(torch.from_numpy(part).to(x.dtype) for part in (turned, up))
         on_mlx.branch = tuple(mx.array(part).astype(getattr(mx, dtype)) for part in (turned, up))
-    given = mx.array(x.float().numpy()).astype(getattr(mx, dtype))
+    on_input = mx.array(x.float().numpy()).astype(getattr(mx, dtype))
     with torch.inference_mode():
-        found = {"cpu": on_torch(x).double().numpy(), "mlx": np.array(on_mlx(given).astype(mx.float32))}
+        found = {"cpu": on_torch(x).double().numpy(), "mlx": np.array(on_mlx(on_input).astype(mx.float32))}
     for backend, made in found.items():
         error = np.linalg.norm(made - exact) / np.linalg.norm(exact)
-        print(f"{backend} {dtype}, groups of {group}: {error:.1e}")
+        print(f"{backend} {dtype}, {code}: {error:.1e}")
         assert error < (1e-6 if dtype == "float32" else 6e-3 if lora else 4e-3)
 
 

@@ -1,5 +1,6 @@
 """Weights kept in codes: read from files, made while loading, the same on both backends, and what may not be coded."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
+from support import comfy_files
 
 import qwenimg
 from qwenimg import backends
@@ -16,10 +18,11 @@ from qwenimg.backends.mlx.ops import quantised as on_mlx
 from qwenimg.backends.torch.ops import Linear
 from qwenimg.backends.torch.ops import quantised as on_torch
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode
+from qwenimg.common.codes.affine import BITS4, GROUPS, WIDTHS, Affine, encode
 from qwenimg.common.weights import keys, quantise
 from qwenimg.common.weights.storage import Dense, Packed
 from qwenimg.common.weights.values import read, read_chunks, read_codes
+from qwenimg.common.weights.write import Weight, write_shard
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
 MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"
@@ -121,6 +124,78 @@ def test_triplets_that_do_not_fit_are_refused(
     assert said in str(caught.value)
 
 
+def test_four_bits_of_rotated_rows(tmp_path: Path, file: tuple[Path, dict[str, np.ndarray]]) -> None:
+    """Written and read again bit for bit, by the tensors alone; the values by the matrix in float64; a smaller error
+    of weights with a few large ones."""
+    rng, shape = np.random.default_rng(1), (6, 96)
+    given = (rng.standard_normal(shape) * np.where(rng.random(shape) < 0.02, 12, 1)).astype(np.float32)
+    dense = {"a.weight": given, "a.bias": file[1]["a.bias"], "b.weight": file[1]["b.weight"]}
+    save_file(dense, tmp_path / "dense.safetensors")
+    plan = keys.plan(tmp_path / "dense.safetensors", "transformer", MANIFEST)
+    coded = quantise.quantised(plan, quantise.Policy(BITS4), re.compile("a.weight"))
+    entry = coded.entries["a.weight"]
+    write_shard(tmp_path / "q.safetensors", [Weight("a.weight", shape, entry)], {}, lambda size: None)
+    made = load_file(tmp_path / "q.safetensors")
+    assert made["a.rotation"].dtype == np.uint32 and made["a.rotation"].tolist() == [16]
+    again = quantise.keep(keys.plan(tmp_path / "q.safetensors", "transformer", {"a.weight": shape}), frozenset())
+    assert again.entries["a.weight"].storage == entry.storage == Packed(BITS4, "float32")
+    for one, other in zip(read_codes(again.entries["a.weight"]).arrays, read_codes(entry).arrays, strict=True):
+        assert one.dtype == other.dtype and np.array_equal(one, other)
+    exact = Affine(4, 32).values([made["a.weight"], made["a.scales"], made["a.biases"]]).astype(np.float64)
+    exact = exact @ comfy_files.rotation(96, 16)
+    found, plain = read(again.entries["a.weight"]), Affine(4, 32)
+    print("off by", worst := np.abs(found - exact).max() / np.abs(exact).max())
+    errors = [np.linalg.norm(one - given) for one in (found, plain.values(encode([given], shape, plain).arrays))]
+    print("error: rotated {:.3f}, as they are {:.3f}".format(*errors))
+    assert worst < 2e-7 and errors[0] < 0.9 * errors[1]
+    coded.close()
+    again.close()
+
+
+MARKERS: dict[str, tuple[dict[str, np.ndarray | None], str]] = {
+    **{
+        f"groups of {group}": ({"a.rotation": np.array([group], np.uint32)}, f"a.rotation' says groups of {group}:")
+        for group in (0, 1, 2, 8, 17, 32, 64, 256, 4**8, 4**9, 2**32 - 1)  # of rows of 96
+    },
+    "two": ({"a.rotation": np.array([16, 16], np.uint32)}, "is U32 [2]: expected U32 [1]"),
+    "none": ({"a.rotation": np.zeros(0, np.uint32)}, "is U32 [0]: expected U32 [1]"),
+    "a number alone": ({"a.rotation": np.array(16, np.uint32)}, "is U32 []: expected U32 [1]"),
+    "a float": ({"a.rotation": np.array([16], np.float32)}, "is F32 [1]: expected U32 [1]"),
+    "signed": ({"a.rotation": np.array([-16], np.int32)}, "is I32 [1]: expected U32 [1]"),
+    "of a plain weight": ({"b.rotation": np.array([16], np.uint32)}, "tensor 'b.rotation' is U32, which is not read"),
+    "of no weight": ({"c.rotation": np.array([16], np.uint32)}, "tensor 'c.rotation' is U32, which is not read"),
+    "without biases": ({"a.rotation": np.array([16], np.uint32), "a.biases": None}, "without biases are no weight"),
+}
+
+
+@pytest.mark.parametrize("case", MARKERS)
+def test_a_marker_of_a_rotation_that_is_none_is_one_line(
+    tmp_path: Path, file: tuple[Path, dict[str, np.ndarray]], case: str
+) -> None:
+    change, words = MARKERS[case]
+    made = {name: value for name, value in (file[1] | change).items() if value is not None}
+    save_file(made, tmp_path / "y.safetensors")
+    with pytest.raises(ModelError) as caught:
+        keys.plan(tmp_path / "y.safetensors", "transformer", MANIFEST)
+    shown = str(caught.value)
+    print(shown)
+    assert words in shown and "y.safetensors" in shown and shown.isprintable() and len(shown) <= 300
+
+
+@pytest.mark.parametrize("code", [BITS4, Affine(8, 64)], ids=str)
+def test_values_that_no_scale_reaches_are_refused(tmp_path: Path, code: Affine) -> None:
+    """Finite in float32, but not their sums and differences."""
+    weight = np.where(np.arange(6 * 96).reshape(6, 96) % 3 == 0, -3e38, 3e38).astype(np.float32)
+    save_file({"a.weight": weight}, tmp_path / "x.safetensors")
+    plan = keys.plan(tmp_path / "x.safetensors", "transformer", {"a.weight": (6, 96)})
+    coded = quantise.quantised(plan, quantise.Policy(code), re.compile("a.weight"))
+    with pytest.raises(ModelError) as caught:
+        read_codes(coded.entries["a.weight"])
+    print(caught.value)
+    assert f"tensor 'a.weight' has values too large for {code.bits} bits; leave out -q" in str(caught.value)
+    coded.close()
+
+
 def test_a_scale_that_is_not_finite_is_named(tmp_path: Path, file: tuple[Path, dict[str, np.ndarray]]) -> None:
     tensors = dict(file[1])
     tensors["a.scales"] = tensors["a.scales"].copy()
@@ -183,7 +258,7 @@ def test_policies() -> None:
     assert quantise.parse("8") == quantise.POLICIES["8"]
     assert quantise.parse("text=8,transformer=4") == {
         "text": quantise.Policy(Affine(8, 64)),
-        "transformer": quantise.Policy(Affine(4, 32)),
+        "transformer": quantise.Policy(Affine(4, 32, rotation=16)),
     }
     assert quantise.parse("unet=6") == {"transformer": quantise.Policy(Affine(6, 64))}
     for bad in ("", "7", "vae=8", "4bit", "text", "text=", "8;4"):

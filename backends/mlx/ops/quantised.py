@@ -14,7 +14,7 @@ from qwenimg.common.codes.affine import Affine
 from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.storage import Codes
+from qwenimg.common.weights.storage import Codes, rotation_of
 
 IN_CACHE = 1 << 18  # values that a CPU decodes at once
 
@@ -26,7 +26,7 @@ class QuantisedLinear(Linear):
         mlx.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
         self.code, self._dtype = code, dtype
-        self.rotation = code.rotation if isinstance(code, RotatedInt8) else 0
+        self.rotation = rotation_of(code)
         self.branch: tuple[Array, ...] = ()
         if "bias" in linear:
             self.bias = linear.bias
@@ -60,16 +60,22 @@ class QuantisedLinear(Linear):
 
         A CPU decodes it in parts, since MLX makes several arrays of its size on the way, in 6 bits one for every bit.
         """
-        rows, step = self.codes.shape[0], self.codes.shape[0]
-        if not on_gpu():
-            step = max(1, IN_CACHE * rows * self.code.bits // (32 * self.codes.size))
-        parts = []
-        for i in range(0, rows, step):
-            rows_of = (part[i : i + step] for part in self.packed)
-            parts.append(decode(*rows_of, code=self.code).astype(self._dtype))
-            if step < rows:
+        parts, step = [], self._step
+        for i in range(0, self.codes.shape[0], step):
+            parts.append(self._decoded(i).astype(self._dtype))
+            if step < self.codes.shape[0]:
                 mx.eval(parts[-1])
         return mx.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    @property
+    def _step(self) -> int:
+        """The number of rows that are decoded at once."""
+        rows = self.codes.shape[0]
+        return rows if on_gpu() else max(1, IN_CACHE * rows * self.code.bits // (32 * self.codes.size))
+
+    def _decoded(self, start: int) -> Array:
+        """Return the rows from `start` that are decoded at once, in float32."""
+        return decode(*(part[start : start + self._step] for part in self.packed), code=self.code)
 
     def __call__(self, x: Array) -> Array:
         """Return [... in] -> [... out].
@@ -83,21 +89,25 @@ class QuantisedLinear(Linear):
             if not on_gpu():
                 mx.eval(y)  # or MLX decodes the weights of many layers before it multiplies one
             return y
-        y = mx.quantized_matmul(x.astype(self.dtype), *self.packed, transpose=True, **_as_keywords(self.code))
+        x = rotate(x.astype(self.dtype), self.rotation) if self.rotation else x.astype(self.dtype)
+        y = mx.quantized_matmul(x, *self.packed, transpose=True, **_as_keywords(self.code))
         y = y + self.bias if "bias" in self else y
         return seen("linear", self.path, self.with_branch(x, y.astype(self.dtype)))
 
     def _wide(self, x: Array) -> Array:
         """Return the result of a layer that rotates, in float32 as a whole and rounded once."""
-        turned, weight = rotate(x.astype(mx.float32), self.rotation), decode(*self.packed, code=self.code)
-        y = mx.matmul(turned, weight.T)
-        y = y + self.bias.astype(mx.float32) if "bias" in self else y
-        return seen("linear", self.path, self.with_branch(turned, y.astype(x.dtype)))
+        turned, parts, step = rotate(x.astype(mx.float32), self.rotation), [], self._step
+        for i in range(0, self.codes.shape[0], step):
+            y = mx.matmul(turned, self._decoded(i).T)
+            y = y + self.bias[i : i + step].astype(mx.float32) if "bias" in self else y
+            parts.append(y.astype(x.dtype))
+            mx.eval(parts[-1])
+        return seen("linear", self.path, self.with_branch(turned, mx.concatenate(parts, axis=-1)))
 
 
 def decode(codes: Array, scales: Array, biases: Array | None = None, *, code: Codes) -> Array:
     """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; or
-    scales alone, and no bias; rotated rows as they are."""
+    scales alone, and no bias. Rotated rows stay so."""
     if isinstance(code, RotatedInt8):
         return codes.view(mx.int8).astype(mx.float32) * scales
     if biases is None:

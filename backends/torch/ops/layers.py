@@ -127,14 +127,18 @@ class Linear(Blank, torch.nn.Linear):
 
     @property
     def plain(self) -> bool:
-        """True if the layer is one product in its dtype with a bias: no LoRA branch, no other dtype, no rotation."""
-        return self.compute is None and self.branch is None and self.bias is not None and not self.rotation
+        """True if the layer is one product of its `turned` input in its dtype, with a bias: no LoRA branch, no other
+        dtype."""
+        return self.compute is None and self.branch is None and self.bias is not None
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Return x [... in] as the layer's weight takes it: rotated where the layer rotates."""
+        return rotate(x.to(self.dtype), self.rotation) if self.rotation else x
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the layer's result [... in] -> [... out] in its dtype. A layer with a bias writes x [B L in] into
         `out` if given."""
-        if self.rotation:
-            x = rotate(x.to(self.dtype), self.rotation)
+        x = self.turned(x)
         if self.compute is not None:
             wide = not multiplies(DTYPES[self.compute.dtype], x.device.type)
             y = _scaled(self.compute, _wide_linear if wide else F.linear, x, self)

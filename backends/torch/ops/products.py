@@ -40,7 +40,7 @@ def linear_gelu(layer: Linear, x: Tensor) -> Tensor:
     its one rounding."""
     if not _can_fuse(layer):
         return gelu(layer(x))
-    rows = x.to(layer.dtype).flatten(0, -2)
+    rows = layer.turned(x).to(layer.dtype).flatten(0, -2)
     return torch._addmm_activation(layer.bias, rows, layer.weight.t(), use_gelu=True).unflatten(0, x.shape[:-1])
 
 
@@ -57,7 +57,7 @@ def add_linear(x: Tensor, layer: torch.nn.Module, update: Tensor) -> Tensor:
     assert isinstance(layer, Linear)
     if not _can_fuse(layer) or x.dtype != layer.dtype:
         return residual(x, layer(update))
-    return _accumulated((x + layer.bias).contiguous(), update, layer.weight)
+    return _accumulated((x + layer.bias).contiguous(), layer.turned(update), layer.weight)
 
 
 def add_shortcut(update: Tensor, layer: Conv2d, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from qwenimg.common.codes.block_float import E2M1, E8M0_BIAS, BlockFloat
 from qwenimg.common.codes.coded import unit
 from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.storage import Codes
+from qwenimg.common.weights.storage import Codes, rotation_of
 
 IN_CACHE = 1 << 18  # values that a CPU decodes at once
 
@@ -47,7 +47,7 @@ class QuantisedLinear(Linear):
         self.path, self.compute = linear.path, linear.compute
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.code, self._dtype, self.decoded = code, dtype, decoded
-        self.rotation = code.rotation if isinstance(code, RotatedInt8) else 0
+        self.rotation = rotation_of(code)
         self.bias = linear.bias
 
     def put(self, codes: Tensor, scales: Tensor, biases: Tensor | None = None) -> None:
@@ -75,7 +75,7 @@ class QuantisedLinear(Linear):
         rows = max(1, IN_CACHE // self.in_features) if weight.device.type == "cpu" else self.out_features
         parts = (self.codes, self.scales, *(() if self.biases is None else (self.biases,)))
         for out, codes, scales, *biases in zip(weight.split(rows), *(part.split(rows) for part in parts), strict=True):
-            if self.rotation and out.dtype == torch.float32:
+            if isinstance(self.code, RotatedInt8) and out.dtype == torch.float32:
                 out.copy_(codes.view(torch.int8)).mul_(scales)  # without a copy
             else:
                 out.copy_(decode(codes, scales, biases[0] if biases else None, self.code))
@@ -90,9 +90,12 @@ class QuantisedLinear(Linear):
         assert out is None
         wide, parts = rotate(x.float(), self.rotation), []
         step = max(1, IN_CACHE // self.in_features)
-        biases = [None] * -(-self.out_features // step) if self.bias is None else self.bias.float().split(step)
-        for codes, scales, bias in zip(self.codes.split(step), self.scales.split(step), biases, strict=True):
-            parts.append(F.linear(wide, decode(codes, scales, None, self.code), bias).to(x.dtype))
+        for start in range(0, self.out_features, step):
+            rows = slice(start, start + step)
+            biases = None if self.biases is None else self.biases[rows]
+            bias = None if self.bias is None else self.bias[rows].float()
+            weight = decode(self.codes[rows], self.scales[rows], biases, self.code)
+            parts.append(F.linear(wide, weight, bias).to(x.dtype))
         y = torch.cat(parts, dim=-1)
         return seen(
             "linear", self.path, y if self.branch is None else y + self._branch_of(wide.to(x.dtype), *self.branch)
@@ -100,8 +103,8 @@ class QuantisedLinear(Linear):
 
 
 def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) -> Tensor:
-    """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; of
-    rotated rows without a bias, and rotated as they are."""
+    """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; or
+    without a bias. Rotated rows stay so."""
     if isinstance(code, RotatedInt8):
         return codes.view(torch.int8).to(torch.float32).mul_(scales)
     if not isinstance(code, Affine):
