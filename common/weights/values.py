@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import inf, isfinite, prod
+from math import inf, isfinite, prod, sqrt
 from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import ModelError
@@ -153,7 +153,7 @@ def _largest(weight: Coded, code: Codes) -> float:
     if isinstance(code, Affine):
         scales, biases = (widened(part) for part in weight.arrays[1:])
         bound = float(np.maximum(np.abs(biases), np.abs(biases + (2**code.bits - 1) * scales)).max(initial=0))
-        bound *= max(1, code.rotation) ** 0.5  # the most that a rotation makes of a value
+        bound *= sqrt(max(1, code.rotation))  # the most that a rotation makes of a value
         if bound < TOO_LARGE["float16"]:
             return bound
     if isinstance(code, RotatedInt8):
