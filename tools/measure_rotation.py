@@ -103,10 +103,9 @@ def main() -> None:
                 files, error = written(policy, most, Path(folder))
                 made, right = drawn(quantize=policy) if most is None else drawn(**files)
             pictures.append(made)
-            gained = gain(made, pictures[0], exact) if len(pictures) > 1 else ""
-            rows.append([f"`-q {policy}`", name, f"{error:.4f}", *figures(made, exact, right), gained])
-            print(rows[-1], flush=True)
-    head = ["policy", "rotated by", "error of a layer", "median PSNR", "worst", "right", "gain in the mean"]
+            rows.append([f"`-q {policy}`", name, f"{error:.4f}", *figures(made, exact, right)])
+            print(rows[-1], gain(made, pictures[0], exact), flush=True)
+    head = ["policy", "rotated by", "error of a layer", "median PSNR", "worst", "right"]
     write("measured/weights.md", "rotation", table(head, rows))
 
 

@@ -25,6 +25,7 @@ from doc_tables import table, write
 import qwenimg
 from qwenimg.common.codes.affine import Affine, encode
 from qwenimg.common.codes.bits import widened
+from qwenimg.common.codes.rotated import rotated
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
@@ -102,7 +103,7 @@ def error(policy: str) -> float:
             coded = encode([values], values.shape, code).arrays
             codes, *rest = (mx.array(part) for part in coded)
             decoded = mx.dequantize(codes, *(part.astype(mx.float32) for part in rest), code.group, code.bits)
-            errors.append(relative(np.array(decoded), values))
+            errors.append(relative(np.array(decoded), rotated(values, code.rotation) if code.rotation else values))
     opened.checkpoint.close()
     return float(np.mean(errors)) ** 0.5
 
