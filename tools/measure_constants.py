@@ -81,13 +81,16 @@ def main() -> None:
         sys.exit("give --add: without it, what other models have is dropped")
     before = constants.document() if "--add" in sys.argv else {"k": {}, "configurations": {}}
     found: dict[str, dict[str, float]] = before["k"]
-    counts = Counter[str](before["configurations"])
+    configurations: dict[str, dict[str, int]] = before["configurations"]
+    counts = Counter[tuple[str, str]]()
     with small_pictures(), tempfile.TemporaryDirectory() as folder:
-        for rows in measured(Path(folder), chosen or MODELS):
+        for model, rows in measured(Path(folder), chosen or MODELS):
             for kind, dtype, k in rows:
                 row = found.setdefault(kind, {})
                 row[dtype] = max(row.get(dtype, 0.0), k)
-            counts.update({kind.partition(".")[0] for kind, dtype, _ in rows if dtype == "float32"})
+            counts.update({(kind.partition(".")[0], model) for kind, dtype, _ in rows if dtype == "float32"})
+    for (network, model), count in counts.items():
+        configurations.setdefault(network, {})[model] = count
     rounded = {kind: {d: float(f"{k:.3g}") for d, k in sorted(row.items())} for kind, row in sorted(found.items())}
     if "--check" in sys.argv:
         found_worse = grown((kind, dtype, k) for kind, row in rounded.items() for dtype, k in row.items())
@@ -99,7 +102,7 @@ def main() -> None:
         "machine": platform.machine(),
         "versions": {k: v for name in ("cpu", "mlx") for k, v in backends.load(name).versions().items()},
     }
-    about["configurations"] = dict(sorted(counts.items()))
+    about["configurations"] = {network: dict(sorted(row.items())) for network, row in sorted(configurations.items())}
     constants.path().write_text(json.dumps(about | {"k": rounded}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -112,21 +115,22 @@ def grown(found: Iterable[tuple[str, str, float]]) -> list[str]:
     ]
 
 
-def measured(folder: Path, models: Sequence[str]) -> Iterator[list[tuple[str, str, float]]]:
-    """Kind, dtype and K of every block of `models`, on both backends: for each model under each of its policies."""
+def measured(folder: Path, models: Sequence[str]) -> Iterator[tuple[str, list[tuple[str, str, float]]]]:
+    """Of each configuration of `models` its name in MODELS, and kind, dtype and K of every block, on both backends and
+    under each of its policies."""
     for name in models:
         if name.startswith(RANDOM):
             for seed in SEEDS:
-                yield of_random(folder / f"{seed}", name.removeprefix(RANDOM), seed)
+                yield name, of_random(folder / f"{seed}", name.removeprefix(RANDOM), seed)
             continue
         place = resolve("shapes").folder if name == "shapes" else folder / name
         if name != "shapes":
             WRITERS[name](place)
         controls = written_controls(folder) if name == "qwen-control" else []
         refused = registry.of_folder(place).precision.refused
-        for policy in POLICIES[:2] if "float16" in refused else POLICIES:
-            found = of_model(str(place), policy, controls=controls)
-            yield [row for row in found if not controls or row[0].startswith(CONTROLS)]
+        policies = POLICIES[:2] if "float16" in refused else POLICIES
+        found = [row for policy in policies for row in of_model(str(place), policy, controls=controls)]
+        yield name, [row for row in found if not controls or row[0].startswith(CONTROLS)]
 
 
 def of_random(folder: Path, family: str, seed: int) -> list[tuple[str, str, float]]:

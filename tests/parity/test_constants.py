@@ -5,12 +5,15 @@ from __future__ import annotations
 import platform
 
 import pytest
-from measure_constants import GROWTH, grown, of_model
+from measure_constants import GROWTH, RANDOM, grown, of_model
 
 from qwenimg import backends
 from qwenimg.common.families import registry
 from qwenimg.common.parity import constants
 from qwenimg.common.parity.parity import LIMIT, MARGIN
+
+# Measured in folders of random sizes before these were counted by model: how many is not known.
+UNCOUNTED = {"qwen_controlnet", "qwen_patches", "qwen_vl", "unet"}
 
 
 def test_every_kind_of_block_is_recorded_with_date_and_command() -> None:
@@ -22,6 +25,17 @@ def test_every_kind_of_block_is_recorded_with_date_and_command() -> None:
     assert document["k"].keys() == kinds
     assert all("float32" in row for row in document["k"].values())
     assert document["command"] == "python tools/measure_constants.py" and document["date"] > "2026-11"
+
+
+def test_those_of_each_network_come_from_twelve_random_configurations() -> None:
+    document = constants.document()
+    assert document["configurations"].keys() <= {kind.partition(".")[0] for kind in document["k"]}
+    fewer = {kind.partition(".")[0] for kind in document["k"]}
+    for network, row in document["configurations"].items():
+        count = sum(number for model, number in row.items() if model.startswith(RANDOM))
+        print(f"{network}: {count} random configurations of {sum(row.values())}")
+        fewer -= {network} if count >= 12 else set()
+    assert fewer == UNCOUNTED, "run tools/measure_constants.py --add with random folders that have these networks"
 
 
 def test_limits_follow_from_it() -> None:

@@ -29,7 +29,7 @@ from support.tiny_control import tiny_controlnet, tiny_patches
 from support.tiny_t5 import tiny_t5
 
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
-PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (0, 2)}  # that a family sees
+PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)}  # that a family sees
 CONTROLLED = "controlled"  # the family that is recorded with control networks
 WITHOUT_TOWER = ("qwen21-text", "text_encoder")
 LOUDEST = 2.0  # times weights of unit gain
