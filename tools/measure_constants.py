@@ -129,7 +129,8 @@ def measured(folder: Path, models: Sequence[str]) -> Iterator[tuple[str, list[tu
         controls = written_controls(folder) if name == "qwen-control" else []
         refused = registry.of_folder(place).precision.refused
         policies = POLICIES[:2] if "float16" in refused else POLICIES
-        found = [row for policy in policies for row in of_model(str(place), policy, controls=controls)]
+        asked = ASKED | ({"pictures": 1} if name == "edit" else {})
+        found = [row for policy in policies for row in of_model(str(place), policy, asked, controls=controls)]
         yield name, [row for row in found if not controls or row[0].startswith(CONTROLS)]
 
 
