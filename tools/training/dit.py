@@ -39,7 +39,7 @@ from qwenimg.common.training.files import is_file
 from training import folder as train_folder
 from training import tokenizer
 from training.data import Batch, LatentBatches, padded
-from training.folder import SHAPES_SCHEDULER
+from training.folder import SCHEDULER, SHAPES_FILES
 from training.text import states_of
 from training.vae import Encoder, fresh, initialise
 
@@ -73,7 +73,7 @@ class DiTStage:
         if config.init is not None:
             self._fill(config.init)
         self.model.to(device).train()
-        self.schedule = parse(FlowMatchConfig, SHAPES_SCHEDULER, source="the scheduler")
+        self.schedule = parse(FlowMatchConfig, SHAPES_FILES[SCHEDULER], source="the scheduler")
         self._copy_parts()
         self.batches = LatentBatches(config.seed, config.batch, config.sizes, self.encoder, config.simple)
 

@@ -36,7 +36,8 @@ from qwenimg.common.weights.plan import LoadPlan
 from training import tokenizer
 from training.config import STEM, TEXT_STEM, ModelSize
 
-SHAPES_LEVELS = {"base_shift": 2.2, "max_shift": 2.6}
+SCHEDULER = "scheduler/scheduler_config.json"
+SHAPES_FILES = known_configs.small_files("qwen-image", base_shift=2.2, max_shift=2.6)
 """More noise than Qwen-Image's own shift: flat shapes in a small picture show through more noise than a photograph, so
 levels above 0.85 settle what is where, and Qwen-Image's shift has few of those."""
 VISION = {"hidden": 32, "intermediate": 40, "patch": 14, "merge": 2}
@@ -148,11 +149,10 @@ def write_tokenizer(folder: Path, tokens: tokenizer.Vocabulary) -> None:
 
 def write_rest(folder: Path, config: QwenDiTConfig, weights: Mapping[str, Tensor]) -> None:
     """The transformer and the scheduler; model_index.json comes last, so a folder that has it is complete."""
-    small = known_configs.small_files("qwen-image", **SHAPES_LEVELS)
-    _write_json(folder / "scheduler" / "scheduler_config.json", small["scheduler/scheduler_config.json"])
+    _write_json(folder / SCHEDULER, SHAPES_FILES[SCHEDULER])
     _write(folder / "transformer" / STEM, _bytes(weights))
     _write_json(folder / "transformer" / "config.json", {"_class_name": qwen_dit.CLASS_NAME} | asdict(config))
-    _write_json(folder / "model_index.json", small["model_index.json"])
+    _write_json(folder / "model_index.json", SHAPES_FILES["model_index.json"])
 
 
 def write_text(folder: Path, config: QwenVLConfig, weights: Mapping[str, Tensor], tokens: tokenizer.Vocabulary) -> None:
