@@ -21,6 +21,7 @@ from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.parity import check, record
 from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.summary import lines
+from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.sampling.table import SAMPLERS
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
@@ -49,15 +50,17 @@ def places(tiny_folder: Path, folders: dict[str, Path]) -> dict[str, str]:
 
 
 @cache
-def recorded(place: str, policy: str, bits: str | None = None, lora: str = "", mode: str = "auto") -> Passport:
+def recorded(
+    place: str, policy: str, bits: str | None = None, loras: tuple[Lora, ...] = (), mode: str = "auto"
+) -> Passport:
     pipe = qwenimg.load(place, "cpu", policy, quantize=bits)
-    asked = ASKED | {"lora": lora, "lora_mode": mode}
+    asked = ASKED | {"lora": loras, "lora_mode": mode}
     return record.record(pipe, asked, exact=pipe.engine, notify=lambda text: None)
 
 
-def holds(passport: Passport, pipe: Pipeline, lora: str = "") -> None:
-    judged = list(check.blocks(passport, pipe, lora))
-    drawn = check.picture(passport, pipe, lora)
+def holds(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = ()) -> None:
+    judged = list(check.blocks(passport, pipe, loras))
+    drawn = check.picture(passport, pipe, loras)
     print(pipe.model_name, pipe.precision.name, pipe.device, *lines(judged, drawn), sep="\n")
     assert [one.name for one in judged if one.failures] == [] and drawn.failures == ()
 
@@ -75,9 +78,9 @@ def test_lora_and_codes(
     there: str, places: dict[str, str], shared_folder: Path, model: str, mode: str, bits: str | None
 ) -> None:
     place, kind = places[model], LORAS[model]
-    lora = f"{write_lora(resolve(place).folder, kind, shared_folder / f'{model}.safetensors')}:0.7"
-    passport = recorded(place, "bf16", bits, lora, mode)
-    holds(passport, qwenimg.load(place, there, "bf16", quantize=bits), lora)
+    loras = (Lora(str(write_lora(resolve(place).folder, kind, shared_folder / f"{model}.safetensors")), 0.7),)
+    passport = recorded(place, "bf16", bits, loras, mode)
+    holds(passport, qwenimg.load(place, there, "bf16", quantize=bits), loras)
 
 
 @cache

@@ -89,9 +89,9 @@ def test_it_holds_on_mlx(passport: Passport, tiny_folder: Path, nets: dict[str, 
     moved = shutil.copytree(nets["union"], tmp_path / "moved")
     networks = (str(moved), str(nets["patches"]))
     with closing(load(tiny_folder, "mlx")) as pipe:
-        check.check_run(passport, pipe, "", networks)
-        judged = list(check.blocks(passport, pipe, "", networks))
-        drawn = check.picture(passport, pipe, "", networks)
+        check.check_run(passport, pipe, (), networks)
+        judged = list(check.blocks(passport, pipe, (), networks))
+        drawn = check.picture(passport, pipe, (), networks)
     print(*summary.lines(judged, drawn), sep="\n")
     assert summary.verdict(judged, drawn) == ""
     kinds = Counter(block.component for block in passport.blocks)
@@ -130,8 +130,8 @@ def test_a_fault_is_named_where_it_is_made(
     blocks = tuple(block.name for block in passport.blocks if block.component.startswith("controlnet"))
     fault(Patch(monkeypatch, side(backend)))
     with closing(load(tiny_folder, backend)) as pipe:
-        judged = list(check.blocks(cut(passport, blocks), pipe, "", names(nets)))
-        drawn = check.picture(passport, pipe, "", names(nets))
+        judged = list(check.blocks(cut(passport, blocks), pipe, (), names(nets)))
+        drawn = check.picture(passport, pipe, (), names(nets))
     failures = [f"{one.name}: {why}" for one in judged for why in one.failures] + list(drawn.failures)
     print(*failures[:3], sep="\n")
     assert failures[0].startswith(FAULTS[fault])

@@ -22,6 +22,7 @@ from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.parity.sample import called
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
+from qwenimg.common.request.lora_text import Lora
 from support.relative import relative
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -279,7 +280,7 @@ class Judge:
     def passport(self, mutant: Mutant) -> Passport:
         key = (mutant.precision, mutant.quantize, mutant.lora)
         if key not in self._passports:
-            asked = self.asked | {"lora": self._lora(mutant)}
+            asked = self.asked | {"lora": self._loras(mutant)}
             with pytest.MonkeyPatch.context() as patch:
                 self.setting(patch)
                 pipe = self.pipe("cpu", mutant)
@@ -287,8 +288,8 @@ class Judge:
             self._passports[key] = _soon(made)
         return self._passports[key]
 
-    def _lora(self, mutant: Mutant) -> str:
-        return str(self.lora) if mutant.lora else ""
+    def _loras(self, mutant: Mutant) -> tuple[Lora, ...]:
+        return (Lora(str(self.lora)),) if mutant.lora else ()
 
     def shares(self, backend: str, variant: Mutant) -> tuple[float, float]:
         """Of a machine with other kernels, the largest errors of what is allowed: of blocks and of stations."""
@@ -298,8 +299,8 @@ class Judge:
             variant.plant(Patch(monkeypatch, side(backend)))
             pipe = self.pipe(backend, variant)
             try:
-                judged = list(check.blocks(passport, pipe, self._lora(variant)))
-                drawn = check.picture(passport, pipe, self._lora(variant))
+                judged = list(check.blocks(passport, pipe, self._loras(variant)))
+                drawn = check.picture(passport, pipe, self._loras(variant))
             finally:
                 pipe.close()
         failures = [f"{one.name}: {why}" for one in judged for why in one.failures] + list(drawn.failures)
@@ -324,9 +325,9 @@ class Judge:
         pipe = self.pipe(backend, mutant)
         try:
             if mutant.picture:
-                drawn = check.picture(passport, pipe, self._lora(mutant))
+                drawn = check.picture(passport, pipe, self._loras(mutant))
                 return list(drawn.failures)
-            for judged in check.blocks(passport, pipe, self._lora(mutant)):
+            for judged in check.blocks(passport, pipe, self._loras(mutant)):
                 if judged.failures:
                     return [f"{judged.name}: {failure}" for failure in judged.failures]
             return []
