@@ -265,13 +265,18 @@ def _qwen_text(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
         "rope_parameters": tiny_model.TEXT["rope_parameters"] | {"mrope_section": sections},  # type: ignore[operator]
     }
     vision_heads = sizes.whole(1, 3)
-    vision = {
-        "hidden_size": vision_heads * sizes.whole(8, 32, of=4),
-        "num_heads": vision_heads,
-        "intermediate_size": sizes.whole(16, 96),
-        "out_hidden_size": text["hidden_size"],
-    }
+    vision = _tower(sizes, vision_heads, text["hidden_size"])
     return text, vision
+
+
+def _tower(sizes: Sizes, heads: int, width: int) -> dict[str, Any]:
+    """Sizes of a vision tower whose states are `width` wide."""
+    return {
+        "hidden_size": heads * sizes.whole(8, 32, of=4),
+        "num_heads": heads,
+        "intermediate_size": sizes.whole(16, 96),
+        "out_hidden_size": width,
+    }
 
 
 def _qwen_vae(sizes: Sizes, **changes: int) -> torch.nn.Module:
@@ -317,12 +322,7 @@ def _qwen21(sizes: Sizes) -> Parts:
         "num_hidden_layers": sizes.whole(3, 5),
         "rope_parameters": tiny_qwen21.TEXT["rope_parameters"] | {"mrope_section": sections},
     }
-    vision = {
-        "hidden_size": vision_heads * sizes.whole(8, 32, of=4),
-        "num_heads": vision_heads,
-        "intermediate_size": sizes.whole(16, 96),
-        "out_hidden_size": text["hidden_size"],
-    }
+    vision = _tower(sizes, vision_heads, text["hidden_size"])
     fields = _denoiser(sizes) | {"context_in_dim": text["hidden_size"]}
     vae = {"base_dim": sizes.whole(3, 12), "decoder_base_dim": sizes.whole(4, 16)}
     return {
