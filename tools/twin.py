@@ -7,7 +7,6 @@ network that would need a rule of its own is written by hand on both, and named 
 
 from __future__ import annotations
 
-import difflib
 import re
 import subprocess
 import sys
@@ -66,41 +65,6 @@ def names() -> list[str]:
 def modules(folder: Path) -> list[str]:
     files = (path.relative_to(folder) for path in folder.rglob("*.py") if path.stem != "__init__")
     return [file.with_suffix("").as_posix() for file in files]
-
-
-def drift(torch: str, mlx: str, name: str) -> list[str]:
-    """Of each place where the MLX file is not the translation of the torch file: what it says, and where to edit."""
-    made = translate(torch)
-    left, right = made.splitlines(), mlx.splitlines()
-    return [
-        f"backends/mlx/networks/{name}.py:{b + 1} has {_shown(right[b:b_end])}, "
-        f"its translation {_shown(left[a:a_end])}: edit "
-        f"backends/torch/networks/{name}.py:{_line(torch, made, a)} and run `make twins`"
-        for a, a_end, b, b_end in _differing(left, right)
-    ]
-
-
-def _line(torch: str, made: str, index: int) -> int:
-    """The line of the torch file that line `index` of its translation came from, or the nearest before it."""
-    left = torch.splitlines()
-    for a, a_end, b, b_end in _runs(left, made.splitlines()):
-        if b <= index < b_end:
-            return min(a + index - b, max(a, a_end - 1)) + 1
-    return len(left)
-
-
-def _differing(left: list[str], right: list[str]) -> list[tuple[int, int, int, int]]:
-    return [run for run in _runs(left, right) if left[run[0] : run[1]] != right[run[2] : run[3]]]
-
-
-def _runs(left: list[str], right: list[str]) -> list[tuple[int, int, int, int]]:
-    """Runs of lines of both that are equal or stand in each other's place."""
-    return [run[1:] for run in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()]
-
-
-def _shown(lines: list[str]) -> str:
-    more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-    return f"`{lines[0].strip()}`{more}" if lines else "nothing"
 
 
 def main() -> None:

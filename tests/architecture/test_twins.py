@@ -51,9 +51,7 @@ def sources(name: str) -> tuple[str, str]:
 @pytest.mark.parametrize("name", twin.names())
 def test_mlx_is_the_translation(name: str) -> None:
     torch, mlx = sources(name)
-    places = twin.drift(torch, mlx, name)
-    assert not places, "\n".join(places)
-    assert twin.translate(torch) == mlx
+    assert twin.translate(torch) == mlx, f"edit backends/torch/networks/{name}.py and run `make twins`"
     words = re.findall(r".*\b(?:torch|ModuleList)\b.*", mlx.removeprefix(twin.NOTE))  # a list over lines
     assert not words, f"no rule of tools/twin.py translates: {words}"
 
@@ -72,25 +70,3 @@ def test_every_rule_is_used() -> None:
 
 def test_translation() -> None:
     assert twin.translate(TORCH) == twin.NOTE + MLX
-    assert twin.drift(TORCH, twin.NOTE + MLX, "block") == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("silu", "gelu", r"py:16 has `return ops.gelu.* translation `return ops.silu.*torch/networks/block.py:15 and"),
-        ("dim: int", "dim: int, bias: bool", r"py:10 has .*bias: bool.*torch/networks/block.py:8 and run `make twins`"),
-        ("import mlx.nn\n", "", r"py:3 has nothing, its translation `import mlx.nn`"),
-        ("init__()\n", "init__()\n        self.dim = dim\n", r"py:12 has `self.dim = dim`, its translation nothing"),
-    ],
-)  # fmt: skip
-def test_drift_says_where_to_edit(old: str, new: str, told: str) -> None:
-    """The line that differs on MLX, and the line on torch that it comes from."""
-    assert old in MLX
-    [place] = twin.drift(TORCH, twin.NOTE + MLX.replace(old, new), "block")
-    print(place)
-    assert re.search(told, place)
-
-
-def test_torch_alone_changed_is_drift_too() -> None:
-    assert len(twin.drift(TORCH.replace("dim=1", "dim=2"), twin.NOTE + MLX, "block")) == 1
