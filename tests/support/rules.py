@@ -76,6 +76,8 @@ PRODUCTS = {"matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "block_mas
 PRODUCTS |= {"scaled_dot_product_attention", "conv2d", "conv3d", "conv_general"}
 FRAMEWORKS = {"torch", "mlx", "cuda", "metal", "mps"}
 FOLDERS = {"common", "backends", "cli"}
+# First words of a docstring that stand for no thing and no act.
+NO_NOUN = frozenset("As By For How If In Of On That What When Where Whether Which Why With".split())
 
 
 def sources(*folders: str) -> list[Path]:
@@ -339,13 +341,14 @@ def imported(node: ast.AST) -> set[str]:
     return set()
 
 
-# Sizes
+# Plain English, as far as a check can hold it
 
 
-def function_lengths(source: str) -> dict[str, int]:
-    """Lines of every function, by its qualified name."""
-    nodes = [(scope, n) for scope, n in within(source) if isinstance(n, FUNCTIONS)]
-    return {f"{scope}.{n.name}".lstrip("."): (n.end_lineno or n.lineno) - n.lineno + 1 for scope, n in nodes}
+def riddles(source: str) -> list[str]:
+    """Docstrings that begin with a relative clause or a genitive: the reader has to guess its noun."""
+    documented = (ast.Module, ast.ClassDef, *FUNCTIONS)
+    texts = [ast.get_docstring(node) or "" for _, node in within(source) if isinstance(node, documented)]
+    return [text.splitlines()[0] for text in texts if text.partition(" ")[0] in NO_NOUN]
 
 
 # Files that import each other in a circle
