@@ -77,7 +77,7 @@ PRODUCTS |= {"scaled_dot_product_attention", "conv2d", "conv3d", "conv_general"}
 FRAMEWORKS = {"torch", "mlx", "cuda", "metal", "mps"}
 FOLDERS = {"common", "backends", "cli"}
 # First words of a docstring that stand for no thing and no act.
-NO_NOUN = frozenset("As By For How If In Of On That What When Where Whether Which Why With".split())
+NO_NOUN = {"As", "By", "For", "How", "If", "In", "Of", "On", "That", "What", "When", "Where", "Whether", "Which", "Why"}
 
 
 def sources(*folders: str) -> list[Path]:
