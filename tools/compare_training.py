@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from doc_tables import DOCS, table, write
-from training.config import RATES, ModelSize
-
-from qwenimg.common.training.config import TrainConfig
+from training.config import RATES, ModelSize, ShapesConfig
 
 RESULT = DOCS / "results" / "training-cpu.json"
 SIZES = {
@@ -60,7 +58,7 @@ def child(options: dict[str, Any]) -> dict[str, float]:
     train_vae.MEASURED = 8  # pictures for the latents' statistics, of 64
     loop.LOG_EVERY = min(LAST, options["steps"])
     size = SIZES[options["size"]]
-    config = TrainConfig(
+    config = ShapesConfig(
         stage=options["stage"],
         out=Path(options["out"]),
         steps=options["steps"],

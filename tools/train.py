@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import click
-from training.config import RATES, ModelSize, Stage, outputs, parse_sizes
+from training.config import RATES, ShapesConfig, Stage, outputs, parse_sizes
 
 from qwenimg import backends
 from qwenimg.cli import failures, streams
@@ -17,7 +17,6 @@ from qwenimg.common.base.errors import BackendMissing, QwenimgError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.training import files
-from qwenimg.common.training.config import TrainConfig
 
 STAGES = ("vae", "text", "dit", "all")
 STEPS = {"vae": 6000, "text": 2000, "dit": 8200}
@@ -81,7 +80,7 @@ def train(
     stages: list[Stage] = [name for name in get_args(Stage) if stage in (name, "all")]
     resumed = resumed_stages(out, stages) if resume else []
     configs = [
-        TrainConfig(
+        ShapesConfig(
             stage=name,
             out=out,
             steps=STEPS[name] if steps is None else steps,
@@ -98,7 +97,6 @@ def train(
             checkpointing=checkpointing,
             save_every=save_every,
             simple=simple,
-            size=ModelSize(),
         )
         for name in stages
     ]

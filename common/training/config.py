@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -39,9 +40,11 @@ WARM_UP = 200  # steps until the peak, or 5 % of a shorter run
 class TrainConfig:
     """One stage of a training run.
 
-    `stage` names its files; `rate` is AdamW's peak learning rate, and Muon's is a multiple; `sizes` are (width, height)
-    in pixels, taken in turn by the steps; `size` is a dataclass with the widths of the model; `simple` is the number of
-    first steps that show one object under a plain prompt."""
+    `stage` names its files; `rate` is the peak learning rate; `sizes` are (width, height) in pixels, taken in turn by
+    the steps. A resumed run must have the options `SAME` in common with its checkpoint; steps and precision may
+    change."""
+
+    SAME: ClassVar[tuple[str, ...]] = ("stage", "batch", "sizes", "seed", "accumulate")
 
     stage: str
     out: Path
@@ -58,17 +61,14 @@ class TrainConfig:
     accumulate: int = 1
     checkpointing: bool = False
     save_every: int = 500
-    simple: int = 0
-    size: object = None
 
     def __post_init__(self) -> None:
-        _between("steps", self.steps, 1, MAX_STEPS)
-        _between("batch", self.batch, 1, MAX_BATCH)
-        _between("accumulate", self.accumulate, 1, self.batch)
-        _between("save-every", self.save_every, 1, MAX_STEPS)
-        _between("simple", self.simple, 0, MAX_STEPS)
-        _between("threads", self.threads or 1, 1, 1024)
-        _between("seed", self.seed, 0, 2**63 - 1)
+        check_between("steps", self.steps, 1, MAX_STEPS)
+        check_between("batch", self.batch, 1, MAX_BATCH)
+        check_between("accumulate", self.accumulate, 1, self.batch)
+        check_between("save-every", self.save_every, 1, MAX_STEPS)
+        check_between("threads", self.threads or 1, 1, 1024)
+        check_between("seed", self.seed, 0, 2**63 - 1)
         if not 0 < self.rate <= 1:
             raise UsageError(f"rate is {self.rate}; choose a learning rate above 0, at most 1")
         for width, height in self.sizes:
@@ -79,7 +79,7 @@ class TrainConfig:
         plan_phases("fp32" if self.precision == "auto" else self.precision, self.steps, self.shares)
 
 
-def _between(name: str, value: int, least: int, most: int) -> None:
+def check_between(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise UsageError(f"{name} is {clean(value, 40)}; choose {least} to {most}")
 

@@ -27,8 +27,6 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.training.config import MAX_STEPS, TrainConfig
 
 FORMAT = "qwenimg-training-1"
-SAME = ("stage", "batch", "sizes", "seed", "accumulate", "simple", "size")
-"""Options that a resumed run must have in common with its checkpoint; steps and precision may change."""
 COLUMNS = ("step", "loss", "rate", "gradient", "dtype", "scale", "growths", "back_offs", "images_per_second")
 MAX_TABLE = 8 << 20  # bytes; a run of 5 million steps
 
@@ -116,7 +114,7 @@ class State:
 def run_of(config: TrainConfig) -> dict[str, Any]:
     """Return the options that identify a checkpoint's run, as JSON values."""
     values = asdict(config)
-    options: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in SAME}))
+    options: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in config.SAME}))
     return options
 
 
@@ -153,9 +151,9 @@ def _fields(path: Path, metadata: dict[str, str], config: TrainConfig) -> tuple[
 
 
 def _check_run(path: Path, theirs: dict[str, object], ours: dict[str, object]) -> None:
-    for name in SAME:
-        if json.dumps(theirs.get(name)) != json.dumps(ours[name]):  # as text: 1, 1.0 and true are equal in Python
-            difference = f"{name} was {clean(theirs.get(name), 60)}, now it is {clean(ours[name], 60)}"
+    for name, value in ours.items():
+        if json.dumps(theirs.get(name)) != json.dumps(value):  # as text: 1, 1.0 and true are equal in Python
+            difference = f"{name} was {clean(theirs.get(name), 60)}, now it is {clean(value, 60)}"
             raise bad(path, f"is of another run: {difference}; give the same options, or another --out")
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from training.config import RATES, ModelSize
-
-from qwenimg.common.training.config import TrainConfig
+from training.config import RATES, ModelSize, ShapesConfig
 
 SIZE = ModelSize(
     vae_base=6,
@@ -20,7 +18,7 @@ SIZE = ModelSize(
 )
 
 
-def options(stage: str, out: Path, **changes: object) -> TrainConfig:
+def options(stage: str, out: Path, **changes: object) -> ShapesConfig:
     toy = {
         "rate": RATES[stage],
         "steps": 200,
@@ -29,4 +27,4 @@ def options(stage: str, out: Path, **changes: object) -> TrainConfig:
         "save_every": 1000,
         "size": SIZE,
     }
-    return TrainConfig(stage=stage, out=out, **{"precision": "fp32", **toy, **changes})
+    return ShapesConfig(stage=stage, out=out, **{"precision": "fp32", **toy, **changes})

@@ -24,16 +24,16 @@ from support.training_runs import SIZE, options
 from training import data as train_data
 from training import dit as train_dit
 from training import folder as train_folder
+from training import optimizer as train_optimizer
 from training import scenes as shapes
 from training import stages as train
 from training import text as train_text
 from training import tokenizer as bpe
 from training import vae as train_vae
-from training.config import parse_sizes
+from training.config import ShapesConfig, parse_sizes
 
 import qwenimg
 from qwenimg.backends.torch.training import loop
-from qwenimg.backends.torch.training import optimizer as train_optimizer
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
@@ -43,7 +43,6 @@ from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import by_size
 from qwenimg.common.shapes import words as shapes_words
 from qwenimg.common.shapes.scenes import HELD_OUT_PAIRS
-from qwenimg.common.training.config import TrainConfig
 
 pytestmark = pytest.mark.sample(0)  # it takes a trained model
 
@@ -53,7 +52,7 @@ STEPS = 60
 VAE_FALL, TEXT_FALL, DIT_FALL = 0.7, 0.9, 0.9  # of the first loss after as many steps; measured 0.57, 0.77 and 0.81
 
 
-def run(config: TrainConfig) -> list[str]:
+def run(config: ShapesConfig) -> list[str]:
     lines: list[str] = []
     train.train(config, lines.append, device="cpu")
     return lines
@@ -364,7 +363,7 @@ def test_shift_is_diffusers():
     assert np.abs(train_dit.shifted(levels, 0.4871) - expected).max() < 1e-12
 
 
-def gradients(config: TrainConfig) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(config: ShapesConfig) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the first step, before the optimiser. The blocks are not the identity."""
     made = train.open_run(config, lambda text: None, CPU)
     with torch.no_grad():

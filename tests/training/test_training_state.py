@@ -29,13 +29,12 @@ from safetensors.torch import load_file, save, save_file
 from training import folder as train_folder
 from training import stages as train
 from training import vae as train_vae
-from training.config import RATES, STEM, TEXT_STEM, ModelSize, Stage
+from training.config import RATES, STEM, TEXT_STEM, ModelSize, ShapesConfig, Stage
 
 from qwenimg.backends.torch.training import loop
 from qwenimg.backends.torch.training import state as train_state
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
 from qwenimg.common.training import files
-from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import COLUMNS, FORMAT
 
 pytestmark = pytest.mark.sample(1)
@@ -55,7 +54,7 @@ SIZE = ModelSize(
 HANGS = 60  # seconds after which a test ends what would else wait for ever; nothing here takes two
 
 
-def options(stage: Stage, out: Path, **changes: Any) -> TrainConfig:
+def options(stage: Stage, out: Path, **changes: Any) -> ShapesConfig:
     toy = {
         "rate": RATES[stage],
         "steps": 2,
@@ -65,10 +64,10 @@ def options(stage: Stage, out: Path, **changes: Any) -> TrainConfig:
         "size": SIZE,
         "threads": 1,
     }
-    return TrainConfig(stage=stage, out=out, **{"precision": "fp32", **toy, **changes})
+    return ShapesConfig(stage=stage, out=out, **{"precision": "fp32", **toy, **changes})
 
 
-def run(config: TrainConfig) -> list[str]:
+def run(config: ShapesConfig) -> list[str]:
     lines: list[str] = []
     train.train(config, lines.append, device="cpu")
     return lines
@@ -132,7 +131,7 @@ def refused(call: Callable[[], object], *codes: int) -> str:
     return text
 
 
-def starts(config: TrainConfig) -> Callable[[], object]:
+def starts(config: ShapesConfig) -> Callable[[], object]:
     return lambda: train.open_run(config, lambda text: None, CPU)
 
 

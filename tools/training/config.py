@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.training.config import TrainConfig
+from qwenimg.common.training.config import MAX_STEPS, TrainConfig, check_between
 from qwenimg.common.training.files import is_file
 
 Stage = Literal["vae", "text", "dit"]
@@ -45,7 +45,20 @@ class ModelSize:
     text_key_heads: int = 2
 
 
-def outputs(config: TrainConfig) -> Iterator[Path]:
+@dataclass(frozen=True, kw_only=True)
+class ShapesConfig(TrainConfig):
+    """One stage of the built-in model. The first `simple` steps show one object under a plain prompt."""
+
+    SAME: ClassVar[tuple[str, ...]] = (*TrainConfig.SAME, "simple", "size")
+    simple: int = 0
+    size: ModelSize = field(default_factory=ModelSize)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between("simple", self.simple, 0, MAX_STEPS)
+
+
+def outputs(config: ShapesConfig) -> Iterator[Path]:
     """Yield the files that a stage writes; `dit` also writes a copy of each part that its folder lacks."""
     written = dict(OUTPUTS[config.stage])
     if config.stage == "dit":

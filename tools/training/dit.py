@@ -34,12 +34,13 @@ from qwenimg.common.networks.denoisers.qwen_dit import TIME_CHANNELS, QwenDiTCon
 from qwenimg.common.numbers import packing
 from qwenimg.common.prompts import qwen
 from qwenimg.common.sampling.flow_match import FlowMatchConfig, by_size
-from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.training.files import is_file
 from training import folder as train_folder
 from training import tokenizer
+from training.config import ShapesConfig
 from training.data import Batch, LatentBatches, padded
 from training.folder import SCHEDULER, SHAPES_FILES
+from training.optimizer import Optimizer
 from training.text import states_of
 from training.vae import Encoder, fresh, initialise
 
@@ -61,7 +62,7 @@ class Inputs:
 class DiTStage:
     """What the loop of `train` needs of a stage: parameters, batches, a loss, and the folder to write."""
 
-    def __init__(self, config: TrainConfig, device: torch.device, tell: Callable[[str], None]):
+    def __init__(self, config: ShapesConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device = config, device
         self.encoder = Encoder(_folder(config, "vae", "vae"), device)
         self.vocabulary = train_folder.vocabulary()
@@ -108,10 +109,14 @@ class DiTStage:
         """The modules that gradient checkpointing wraps."""
         return list(self.model.transformer_blocks)
 
-    def matrices(self) -> list[str]:
-        """The matrices of attention and feed-forward layers; not the modulations, which learn better under AdamW."""
-        named = self.model.named_parameters()
-        return [name for name, p in named if p.ndim == 2 and "transformer_blocks." in name and "_mod." not in name]
+    def optimizer(self, parameters: Mapping[str, torch.nn.Parameter]) -> Optimizer:
+        """Muon has the matrices of attention and feed-forward layers; not the modulations, which learn better under
+        AdamW."""
+        named = parameters.items()
+        return Optimizer(
+            parameters,
+            [name for name, p in named if p.ndim == 2 and "transformer_blocks." in name and "_mod." not in name],
+        )
 
     # Batches
 
@@ -216,7 +221,7 @@ def modulation(dit: QwenImageTransformer, features: Tensor) -> tuple[list[Pair],
     return [block.modulation(temb) for block in _blocks(dit)], dit.norm_out.modulation(temb)
 
 
-def _folder(config: TrainConfig, part: str, stage: str) -> Path:
+def _folder(config: ShapesConfig, part: str, stage: str) -> Path:
     """Of a part of the run's own, or of the model to go on from."""
     for folder in (config.out, config.init):
         if folder is not None and is_file(folder / part / "config.json"):

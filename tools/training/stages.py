@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from qwenimg.backends.torch.training.loop import MakeStage, Run
-from qwenimg.common.training.config import TrainConfig
-from training.config import outputs
+from qwenimg.backends.torch.training.loop import Run, TrainingStage
+from training.config import ShapesConfig, outputs
 from training.dit import DiTStage
 from training.text import TextStage
 from training.vae import VAEStage
 
+MakeStage = Callable[[ShapesConfig, torch.device, Callable[[str], None]], TrainingStage]
 STAGES: dict[str, MakeStage] = {"vae": VAEStage, "text": TextStage, "dit": DiTStage}
 
 
-def open_run(config: TrainConfig, tell: Callable[[str], None], device: torch.device) -> Run:
+def open_run(config: ShapesConfig, tell: Callable[[str], None], device: torch.device) -> Run:
     """Return the run of `config`'s stage, from its checkpoint with `resume`."""
-    return Run(config, STAGES[config.stage], outputs(config), tell, device)
+    return Run(config, partial(STAGES[config.stage], config), outputs(config), tell, device)
 
 
-def train(config: TrainConfig, tell: Callable[[str], None], *, device: str) -> None:
+def train(config: ShapesConfig, tell: Callable[[str], None], *, device: str) -> None:
     """Run one stage and write its part of `config.out`; checkpoints and logs are in its folder `training`.
 
     Raises UsageError, ModelError, NumericsError (a loss that is not finite) and DoesNotFit (a full disk); the last

@@ -23,10 +23,11 @@ from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.prompts import qwen
 from qwenimg.common.shapes import scenes as shapes
-from qwenimg.common.training.config import TrainConfig
 from training import folder as train_folder
 from training import scenes as train_scenes
+from training.config import ShapesConfig
 from training.data import TEXT_KIND, generator, padded, prompt
+from training.optimizer import Optimizer
 from training.scenes import Object, Scene
 from training.vae import fresh, initialise
 
@@ -81,7 +82,7 @@ def states_of(encoder: QwenTextEncoder, config: QwenVLConfig, ids: Tensor) -> Te
 class TextStage:
     """What the loop of `train` needs of a stage: parameters, batches, a loss, and the folder to write."""
 
-    def __init__(self, config: TrainConfig, device: torch.device, tell: Callable[[str], None]):
+    def __init__(self, config: ShapesConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device = config, device
         self.vocabulary = train_folder.vocabulary()
         self.text = train_folder.text_config(config.size, self.vocabulary.size)
@@ -98,8 +99,8 @@ class TextStage:
         """The modules that gradient checkpointing wraps."""
         return list(self.model.text_encoder.layers)
 
-    def matrices(self) -> list[str]:
-        return [name for name, p in self.model.named_parameters() if p.ndim == 2 and ".layers." in name]
+    def optimizer(self, parameters: Mapping[str, torch.nn.Parameter]) -> Optimizer:
+        return Optimizer(parameters, [name for name, p in parameters.items() if p.ndim == 2 and ".layers." in name])
 
     def count(self, step: int) -> int:
         return self.config.batch

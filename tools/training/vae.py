@@ -21,10 +21,11 @@ from qwenimg.common.base.errors import NumericsError
 from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.parts.vae import decodes
 from qwenimg.common.precision.precision import bases
-from qwenimg.common.training.config import TrainConfig
 from qwenimg.common.weights.plan import LoadPlan
 from training import folder as train_folder
+from training.config import ShapesConfig
 from training.data import Float32, crops, pictures
+from training.optimizer import Optimizer
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -45,7 +46,7 @@ class Images(NamedTuple):
 class VAEStage:
     """What the loop of `train` needs of a stage: parameters, batches, a loss, and the folder to write."""
 
-    def __init__(self, config: TrainConfig, device: torch.device, tell: Callable[[str], None]):
+    def __init__(self, config: ShapesConfig, device: torch.device, tell: Callable[[str], None]):
         self.config, self.device, self.tell = config, device, tell
         self.vae = train_folder.vae_config(config.size)
         self.model = built(self.vae)
@@ -60,9 +61,9 @@ class VAEStage:
         """The modules that gradient checkpointing wraps."""
         return [*self.model.encoder.down_blocks, *self.model.decoder.up_blocks]
 
-    def matrices(self) -> list[str]:
-        """None: it is made of convolutions."""
-        return []
+    def optimizer(self, parameters: Mapping[str, torch.nn.Parameter]) -> Optimizer:
+        """AdamW's alone: the model is made of convolutions."""
+        return Optimizer(parameters, [])
 
     def count(self, step: int) -> int:
         """Windows in a step: all sizes have about as many pixels in a batch as the first one."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from qwenimg.backends.torch.training.optimizer import Optimizer
 from qwenimg.backends.torch.training.precision import LossScaler, MixedPrecision, Part, recommend
 from qwenimg.backends.torch.training.state import Log, Progress, check_finite, load_checkpoint, save_checkpoint
 from qwenimg.backends.torch.training.threads import Workers
@@ -36,18 +35,26 @@ LOG_EVERY = 50  # steps
 AT_ONCE = 4  # the most parts of a step on a CPU: with more, Python itself takes longer than the products
 
 
+class Optimizer(Protocol):
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors of its state for a checkpoint; they are those in use."""
+
+    def step(self, rate: float) -> None:
+        """Apply the parameters' gradients."""
+
+
 class TrainingStage(Protocol):
     @property
     def model(self) -> torch.nn.Module: ...
     def blocks(self) -> list[torch.nn.Module]: ...
-    def matrices(self) -> list[str]: ...
+    def optimizer(self, parameters: Mapping[str, torch.nn.Parameter]) -> Optimizer: ...
     def count(self, step: int) -> int: ...
     def batch(self, step: int) -> Any: ...
     def loss(self, batch: Any, rows: slice) -> Tensor: ...
     def write(self, weights: Mapping[str, Tensor]) -> None: ...
 
 
-MakeStage = Callable[[TrainConfig, torch.device, Callable[[str], None]], TrainingStage]
+MakeStage = Callable[[torch.device, Callable[[str], None]], TrainingStage]
 
 
 class Run:
@@ -70,10 +77,10 @@ class Run:
         self.workers = Workers(self.at_once, cores=threads // self.at_once) if self.at_once > 1 else None
         torch.set_num_threads(threads)
         self.tell = self.say(tell)
-        self.stage = make_stage(config, device, self.tell)
+        self.stage = make_stage(device, self.tell)
         self.parameters = dict(self.stage.model.named_parameters())
         self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.optimizer = Optimizer(self.parameters, self.stage.matrices())
+        self.optimizer = self.stage.optimizer(self.parameters)
         if config.checkpointing:
             _checkpoint_blocks(self.stage.blocks())
         progress = self._start()
