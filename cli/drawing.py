@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import qwenimg
-from qwenimg.cli import elsewhere, failures, streams
+from qwenimg.cli import failures, foreign_words, streams
 from qwenimg.cli.options import parse_debug
 from qwenimg.cli.progress import RunPrinter
 from qwenimg.cli.signals import Stop
@@ -248,8 +248,8 @@ def _prompt(flags: Flags) -> str | None:
         raise UsageError(f'{len(flags.words)} words where one prompt is expected; quote the prompt: "{shown}"')
     if flags.words and flags.options["prompt"] is not None:
         raise UsageError(f"two prompts: {clean(flags.words[0], 60)!r} and that of -p; give one")
-    if flags.words and (option := option_in(flags.words[0], elsewhere.OPTIONS)):
-        ours = elsewhere.OPTIONS.get(option)
+    if flags.words and (option := option_in(flags.words[0], foreign_words.OPTIONS)):
+        ours = foreign_words.OPTIONS.get(option)
         what = f", and no option here: {ours}" if ours else "; close them before it"
         raise UsageError(f"{option} is inside the quotes of the prompt{what}. To draw it as words: -p")
     return flags.words[0] if flags.words else flags.options["prompt"]

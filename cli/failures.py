@@ -9,7 +9,7 @@ import traceback
 
 import click
 
-from qwenimg.cli import elsewhere, environment, help, streams
+from qwenimg.cli import environment, foreign_words, help, streams
 from qwenimg.common.base.errors import QwenimgError, disk_full, out_of_memory
 from qwenimg.common.base.text import clean, short
 
@@ -59,7 +59,7 @@ def _usage(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--"):
         params = error.ctx.command.params if error.ctx else []
         names = [opt for p in params if isinstance(p, click.Option) and not p.hidden for opt in p.opts]
-        return elsewhere.unknown(clean(error.option_name, 40), names)
+        return foreign_words.unknown_option(clean(error.option_name, 40), names)
     text = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
         text = f"{name} in the environment: {' '.join(error.message.split())}"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from qwenimg.backends import known
-from qwenimg.cli import elsewhere
+from qwenimg.cli import foreign_words
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -57,7 +57,9 @@ class Backend(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            raise click.BadParameter(f"{error.message}{elsewhere.backend(str(value))}", ctx, param) from None
+            raise click.BadParameter(
+                f"{error.message}{foreign_words.similar_backend(str(value))}", ctx, param
+            ) from None
 
 
 def of_picture(one: Option) -> Callable[[_F], _F]:

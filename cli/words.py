@@ -12,7 +12,7 @@ from importlib import import_module
 
 import click
 
-from qwenimg.cli import editing, elsewhere
+from qwenimg.cli import editing, foreign_words
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import COMMANDS, HELP_NAMES, RESERVED
 from qwenimg.common.base.errors import UsageError
@@ -87,9 +87,9 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
 
 def _check_word(word: str) -> None:
     """Raise UsageError for a word that was hardly meant as a prompt."""
-    if advice := elsewhere.hint(word):
+    if advice := foreign_words.advice(word):
         raise UsageError(f"{clean(advice, 200)}; for a prompt of that word: -p {clean(word, 40)}")
-    if name := elsewhere.meant(word, tuple(COMMANDS)):
+    if name := foreign_words.similar_command(word, tuple(COMMANDS)):
         shown = clean(word, 40)
         raise UsageError(f"{shown} is no command; did you mean `qwenimg {name}`? For a prompt of that word: -p {shown}")
 

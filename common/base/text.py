@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 BITS = 1024  # a larger integer is not written out
 LONGEST = 300  # characters of a refusal
@@ -23,6 +23,11 @@ def clean(text: object, limit: int = 200) -> str:
 def short(text: str) -> str:
     """Return a refusal in at most LONGEST characters: a longer one keeps its start and its end."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - _END - 3]} … {text[-_END:]}"
+
+
+def by_name(table: Mapping[str, str]) -> dict[str, str]:
+    """Turn {text: names with blanks between them} into {name: text}."""
+    return {name: text for text, names in table.items() for name in names.split()}
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

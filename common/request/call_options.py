@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.arguments import shown, texts
 from qwenimg.common.base.errors import UnknownOption, UsageError, not_built
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.request import given
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
@@ -23,29 +23,23 @@ from qwenimg.common.request.request import OPTIONS, Request
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Other libraries' names whose meaning the most similar name here does not have.
-ELSEWHERE = {
-    "guidance_scale": "did you mean guidance?",
-    "scheduler": "the solver is sampler, the noise levels are schedule",
-    "generator": "did you mean seed? it is a whole number",
-    "denoising_strength": "did you mean strength?",
-    "num_images_per_prompt": "a call makes one picture; call once for each seed",
-    "num_images": "a call makes one picture; call once for each seed",
-    "batch_size": "a call makes one picture; call once for each seed",
-    "callback_on_step_end": "read the steps from pipe.stream(...)",
-    "callback": "read the steps from pipe.stream(...)",
-    "output_type": "a result has image, pixels and latents",
-    "size": "give width and height",
-    "aspect": "give width and height",
-    "output": "save the result with result.save(path)",
-    "return_dict": "a call returns a Result; leave it out",
-    "cross_attention_kwargs": "did you mean lora? a pair (path, strength)",
-    "attention_kwargs": "did you mean lora? a pair (path, strength)",
-    "sigmas": "did you mean schedule?",
-    "timesteps": "did you mean schedule?",
-    "device": "give backend to qwenimg.load",
-    "dtype": "give precision to qwenimg.load",
-    "quantize": "give it to qwenimg.load",
-}
+FOREIGN = by_name({
+    "did you mean guidance?": "guidance_scale",
+    "the solver is sampler, the noise levels are schedule": "scheduler",
+    "did you mean seed? it is a whole number": "generator",
+    "did you mean strength?": "denoising_strength",
+    "a call makes one picture; call once for each seed": "num_images_per_prompt num_images batch_size",
+    "read the steps from pipe.stream(...)": "callback_on_step_end callback",
+    "a result has image, pixels and latents": "output_type",
+    "give width and height": "size aspect",
+    "save the result with result.save(path)": "output",
+    "a call returns a Result; leave it out": "return_dict",
+    "did you mean lora? a pair (path, strength)": "cross_attention_kwargs attention_kwargs",
+    "did you mean schedule?": "sigmas timesteps",
+    "give backend to qwenimg.load": "device",
+    "give precision to qwenimg.load": "dtype",
+    "give it to qwenimg.load": "quantize",
+})  # fmt: skip
 
 
 def described(function: F) -> F:
@@ -95,8 +89,8 @@ def checked_images(image: object, alpha: bool) -> tuple[NDArray[np.uint8], ...]:
 
 def _nearest(name: str) -> str:
     plain = name.lower()
-    if plain in ELSEWHERE:
-        return ELSEWHERE[plain]
+    if plain in FOREIGN:
+        return FOREIGN[plain]
     if (missing := not_built(plain)) is not None:
         return missing
     known = _keywords()

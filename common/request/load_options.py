@@ -6,36 +6,24 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from qwenimg.common.base.errors import UnknownOption, not_built
-from qwenimg.common.base.text import clean
+from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.request.request import OPTIONS
 
-_DTYPE = "did you mean precision? it takes fp32, bf16, fp16 or auto"
-_BITS = "did you mean quantize? it takes 8, 6 or 4"
-_MEMORY = "did you mean max_memory? blocks that do not fit are streamed"
-
 # Other libraries' names.
-ELSEWHERE = {
-    "device": "did you mean backend?",
-    "dtype": _DTYPE,
-    "variant": _DTYPE,
-    "device_map": _MEMORY,
-    "offload": _MEMORY,
-    "cpu_offload": _MEMORY,
-    "low_cpu_mem_usage": _MEMORY,
-    "quantization_config": _BITS,
-    "bits": _BITS,
-    "load_in_8bit": _BITS,
-    "load_in_4bit": _BITS,
-    "local_files_only": "did you mean offline?",
-    "pretrained_model_name_or_path": "did you mean model?",
-    "model_path": "did you mean model?",
-    "unet": "did you mean transformer? it takes a UNet too",
-    "cache_dir": "the cache is where the environment's HF_HOME says",
-    "use_safetensors": "pickles are never read; leave it out",
-    "trust_remote_code": "no code of a model is run; leave it out",
-    "safety_checker": "there is none; leave it out",
-    "scheduler": "give sampler and schedule to a call, as in pipe(prompt, sampler=...)",
-}
+FOREIGN = by_name({
+    "did you mean backend?": "device",
+    "did you mean precision? it takes fp32, bf16, fp16 or auto": "dtype variant",
+    "did you mean max_memory? blocks that do not fit are streamed": "device_map offload cpu_offload low_cpu_mem_usage",
+    "did you mean quantize? it takes 8, 6 or 4": "quantization_config bits load_in_8bit load_in_4bit",
+    "did you mean offline?": "local_files_only",
+    "did you mean model?": "pretrained_model_name_or_path model_path",
+    "did you mean transformer? it takes a UNet too": "unet",
+    "the cache is where the environment's HF_HOME says": "cache_dir",
+    "pickles are never read; leave it out": "use_safetensors",
+    "no code of a model is run; leave it out": "trust_remote_code",
+    "there is none; leave it out": "safety_checker",
+    "give sampler and schedule to a call, as in pipe(prompt, sampler=...)": "scheduler",
+})  # fmt: skip
 
 
 def check_names(unknown: Iterable[str], known: Sequence[str]) -> None:
@@ -46,12 +34,12 @@ def check_names(unknown: Iterable[str], known: Sequence[str]) -> None:
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     plain = name.lower()
-    if plain in ELSEWHERE:
-        return ELSEWHERE[plain]
+    if plain in FOREIGN:
+        return FOREIGN[plain]
     if (missing := not_built(plain)) is not None:
         return missing
     if plain.endswith("_dtype"):
-        return _DTYPE
+        return FOREIGN["dtype"]
     if plain in OPTIONS:
         return f"give it to a call, as in pipe(prompt, {plain}=...)"
     near = difflib.get_close_matches(plain[:100], known, n=1)

@@ -9,12 +9,12 @@ import click
 import pytest
 from support.cli_runner import Library, cli
 
-from qwenimg.cli import editing, elsewhere
+from qwenimg.cli import editing, foreign_words
 from qwenimg.cli.commands.bench import bench
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.commands.plan import plan
 from qwenimg.cli.commands.serve import serve
-from qwenimg.cli.elsewhere import BACKENDS, LIKE, OPTIONS, unknown
+from qwenimg.cli.foreign_words import BACKENDS, OPTIONS, SIMILAR_OPTION, unknown_option
 from qwenimg.cli.help import COMMANDS
 from qwenimg.cli.options import ALIASES
 from qwenimg.cli.words import cli as words_cli
@@ -40,7 +40,7 @@ def test_options_for_what_is_not_built(library: Library, name: str, what: str) -
 
 def built() -> set[str]:
     """All names of commands, of their options and of keywords of a call from Python, and aliases, without dashes."""
-    names = {*COMMANDS, *ALIASES, *OPENING, *CALL_OPTIONS, *elsewhere.WORDS, *editing.USAGE}
+    names = {*COMMANDS, *ALIASES, *OPENING, *CALL_OPTIONS, *foreign_words.FEATURES, *editing.USAGE}
     for command in COMMANDS:
         found = words_cli.get_command(click.Context(words_cli), command)
         inner = found.commands if isinstance(found, click.Group) else {}
@@ -76,7 +76,13 @@ def test_all_sentences_are_made_from_the_one_table() -> None:
     }
     has = {name for name, text in texts.items() if "not built yet" in " ".join(text.split())}
     assert has == {"common/base/errors.py"}, has
-    for table in (OPTIONS, elsewhere.WORDS, elsewhere.FILES, call_options.ELSEWHERE, load_options.ELSEWHERE):
+    for table in (
+        OPTIONS,
+        foreign_words.FEATURES,
+        foreign_words.FILE_ENDINGS,
+        call_options.FOREIGN,
+        load_options.FOREIGN,
+    ):
         assert not any("not built" in text for text in table.values())
     promises = (
         (ROOT / "docs" / "promises.md").read_text().partition("## What it does not do yet")[2].partition("\n## ")[0]
@@ -120,7 +126,7 @@ def test_the_table_of_other_programs_names_what_there_is() -> None:
     }  # named with it
     assert not OPTIONS.keys() & known and advised <= known | others, advised - known - others
     assert {*BACKENDS.values()} <= {"auto", "mlx", "cuda"}
-    assert unknown("--" + "x" * 30, known).endswith("qwenimg --help-all lists all") and 0.5 < LIKE < 1
+    assert unknown_option("--" + "x" * 30, known).endswith("qwenimg --help-all lists all") and 0.5 < SIMILAR_OPTION < 1
 
 
 @pytest.mark.parametrize(
@@ -220,7 +226,7 @@ def test_the_answer_names_what_does_it(library: Library, word: str, what: str) -
 
 def test_advice_names_commands_and_options_that_there_are() -> None:
     known = built()
-    texts = [*elsewhere.WORDS.values(), *elsewhere.FILES.values(), *INSTEAD.values()]
+    texts = [*foreign_words.FEATURES.values(), *foreign_words.FILE_ENDINGS.values(), *INSTEAD.values()]
     for text in texts:
         commands = {*re.findall(r"qwenimg ([a-z]+)\b", text)}
         options = {*re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text)}
@@ -274,7 +280,9 @@ def test_seeds_is_another_name_of_seed(library: Library) -> None:
 
 def test_what_is_suggested_is_there() -> None:
     known = {*COMMANDS, "models", "--help", "--version"}
-    assert {text.split()[0] for text in elsewhere.COMMANDS.values()} <= known and set(elsewhere.LONG) <= known
+    assert {text.split()[0] for text in foreign_words.COMMANDS.values()} <= known and set(
+        foreign_words.LONG_COMMANDS
+    ) <= known
 
 
 def test_an_embedding_is_reported_by_its_whole_name(library: Library) -> None:

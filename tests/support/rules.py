@@ -51,6 +51,7 @@ AT_IMPORT = {
     "option": "a field of a dataclass, with what is known of it",
     "required": "the same",
     "options_of": "a table of constants",
+    "by_name": "a table turned round",
     "Workspace": "a constant",
     "Path": "a path, which asks the file system nothing",
     "Family": "a row of families/registry.py",

@@ -1,0 +1,182 @@
+"""Words of other programs, and what to type here instead: for messages about unknown options, and about a prompt of one
+word that is rather a command. Real prompts of one word (cat, rain, plane) pass, so a short command's name is
+recognized only by its own letters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from qwenimg.common.base.errors import not_built
+from qwenimg.common.base.text import by_name
+
+# In each table: what to type here, and other programs' words for it.
+OPTIONS = by_name({
+    "give -n, --negative-prompt": "--neg --negative --neg-prompt --uc --negprompt --no --exclude",
+    "give --precision":
+        "--dtype --torch-dtype --fp16 --bf16 --half --type --no-half --float32 --float16 --bfloat16 --fp32",
+    "give it with --precision, as auto,vae=fp32 or auto,unet=bf16":
+        "--fp16-vae --bf16-vae --fp32-vae --unet-precision --vae-precision --clip-precision",
+    "give --precision auto,attention=fp32": "--upcast-attention --force-upcast-attention",
+    "give --precision auto,attention=fused": "--dont-upcast-attention",
+    "give --precision auto,matmul=fp32": "--upcast-matmul",
+    "give --backend auto, mlx, cuda or cpu; qwenimg plan --on 3060 plans for another machine":
+        "--device --gpu --cpu --cuda --mps --metal --gpu-id",
+    "give --max-memory, as 8GB, or -q 8; qwenimg plan, or plan --memory 12GB, says what fits":
+        "--low-vram --lowvram --medvram --low-ram --cpu-offload --offload --offload-to-cpu "
+        "--mlx-cache-limit-gb --novram --highvram --vram",
+    "give --aspect, as 16:9": "--ar --aspect-ratio --ratio",
+    "the VAE takes tiles where memory asks for them; --max-memory sets a limit":
+        "--tiling --vae-tiling --vae-slicing --tiled --tiled-vae --vae-on-cpu --tile --tile-size",
+    "a LoRA and its strength go together, as --lora FILE:SCALE, once for each":
+        "--loras --lora-paths --lora-scale --lora-scales --lora-style",
+    "give --lora-mode side or --lora-mode fuse": "--lora-side --lora-fuse",
+    "give --few-steps lightning, or lightning:STEPS": "--lightning",
+    "give --few-steps turbo, or turbo:STEPS": "--turbo",
+    "give --few-steps lcm, or lcm:STEPS": "--lcm",
+    "give --few-steps hyper, or hyper:STEPS": "--hyper",
+    "the solver is --sampler and the noise levels are --schedule; qwenimg samplers lists both": "--scheduler",
+    "noise is the same on every machine, that of torch's CPU generator; --latents gives another":
+        "--rng --sampler-rng --generator",
+    "the ending of -o decides, as -o picture.webp": "--format --image-format --output-format --ext",
+    "--quiet leaves out progress, --json prints events": "--progress --no-progress",
+    "--debug timing,shapes prints more, --json prints events": "--verbose --log-level --log",
+    "--json prints an event for each step; in Python: pipe.stream": "--callback --callback-steps",
+    "give -N, --num-images, or several seeds, as -s 1-4": "--variations --n",
+    "give --guidance 1 (0 in Z-Image), which turns guidance off": "--no-cfg --disable-cfg",
+    "give -q 8": "--8bit",
+    "give -q 6": "--6bit",
+    "give -q 4": "--4bit",
+    "give --size, as 1024x768": "--res",
+    "Ctrl-C ends a run after its step; qwenimg serve takes --deadline": "--timeout",
+    "set OMP_NUM_THREADS in the environment, as OMP_NUM_THREADS=4": "--threads",
+    "there is none; leave it out": "--safety-checker --no-safety-checker --disable-safety-checker --nsfw",
+    "a run asks nothing; --overwrite replaces files that exist": "--yes --force",
+    "that is the server's page: qwenimg serve": "--webui --web --gui --ui --share",
+    "give --step-cache, as 0.1": "--cache --cache-mode --teacache --fbcache --step-cache-ratio",
+    "give -N, --num-images": "--batch-size --batch-count --count --num --batch --n-iter --n-samples",
+    "give -o, as -o folder/": "--outdir --out-dir --output-dir --out",
+    "give --prompt-file": "--prompts --from-file",
+    "give --text-encoder": "--clip-l --clip-g --t5xxl --llm --qwen2vl --clip",
+    "give -m, or --transformer for that part": "--diffusion-model --ckpt --checkpoint",
+    "the shift is the model's own; --schedule has other noise levels": "--flow-shift --shift",
+    "give --strength": "--denoise --denoising-strength",
+    "give --strength, which in mflux runs backwards": "--image-strength --init-image-strength",
+    "give -o, as -o name-{seed}.png": "--filename-prefix --prefix --name --outfile --filename",
+    "give --preset fast or quality; --few-steps and --steps save most": "--fast --quality --draft",
+    "the fastest attention is chosen by itself":
+        "--xformers --flash-attn --flash-attention --sage-attention --opt-sdp-attention --fa",
+    "give -q 8, 6 or 4": "--q --bits --quant --load-in-8bit --load-in-4bit",
+    "give --models-dir": "--comfy --comfyui --lora-dir --lora-model-dir --ckpt-dir",
+    "give --from, with a picture that has it": "--workflow --recipe --metadata",
+    "the path that is printed is for a viewer, as open $(qwenimg ...)": "--open --show --view",
+    "plan takes --on, as in: qwenimg plan --on 3060": "--on --mac --machine",
+    "give --save-latents for latents; the recipe is in the picture, and qwenimg info prints it": "--sidecar",
+    "a network, its picture and its strength go together, as --control MODEL=PICTURE:SCALE":
+        "--controlnet --control-net --control-image --controlnet-image-path --controlnet-strength",
+    "give --size; a model that makes layers names the sizes that it was trained with": "--resolution",
+    'give the picture as -i PICTURE, or: qwenimg edit PICTURE "TEXT"': "--edit",
+    'give -i PICTURE --mask MASK, or: qwenimg inpaint PICTURE MASK "TEXT"': "--inpaint",
+    "that is for the server: qwenimg serve": "--listen --port --host",
+    "--preview shows the picture while it is drawn":
+        "--stepwise-image-output-dir --preview-dir --preview-method --preview-path",
+})  # fmt: skip
+BACKENDS = by_name({"mlx": "metal mps apple", "auto": "gpu", "cuda": "nvidia torch rocm"})
+SIMILAR_OPTION = 0.78  # difflib's similarity of an option with a known one, from which on that is suggested
+
+
+def unknown_option(option: str, known: Iterable[str]) -> str:
+    """Return the message for an `option` that is not among the `known` ones."""
+    if (advice := OPTIONS.get(option)) is not None:
+        return f"{option} is no option here: {advice}"
+    if (missing := not_built(option)) is not None:
+        return f"{option} is no option here: {missing}"
+    near = difflib.get_close_matches(option, list(known), n=2, cutoff=SIMILAR_OPTION)
+    if near:
+        return f"{option} is no option here; did you mean {' or '.join(near)}?"
+    return f"{option} is no option here; qwenimg --help-all lists all"
+
+
+def similar_backend(name: str) -> str:
+    """Return a suggestion for a `name` that is no backend, or ""."""
+    plain = name.strip().lower().partition(":")[0]
+    suggestion = plain if plain in BACKENDS.values() else BACKENDS.get(plain)
+    return f" Did you mean {suggestion}?" if suggestion else ""
+
+
+# Commands
+
+# So unlike other words that a similar one is no accident.
+LONG_COMMANDS = ("generate", "devices", "selftest", "samplers")
+SIMILAR_COMMAND = 0.85  # difflib's similarity: one wrong letter in seven
+# By the nearest command here.
+COMMANDS = by_name({
+    "models": "list ls model",
+    "pull": "download install fetch",
+    "generate": "txt2img text2img t2i imagine",
+    "generate PROMPT -i PICTURE": "img2img i2i",
+    "devices": "gpu gpus backends hardware",
+    "samplers": "schedules schedulers",
+    "info": "metadata inspect",
+    "completion": "complete completions",
+    "bench": "benchmark",
+    "serve": "server api",
+    "--help": "usage commands",
+    "--version": "version",
+})  # fmt: skip
+# Features that are options or a part of another command here.
+FEATURES = by_name({
+    "give `qwenimg serve`, which has a page for the browser": "gui web webui ui app page start gradio",
+    "the page of `qwenimg serve` has the queue and the pictures drawn before": "queue gallery cancel",
+    "`qwenimg info PICTURE` prints how a picture was made, `qwenimg --from PICTURE` draws it again": "history",
+    "give -q 8, 6 or 4; `qwenimg convert MODEL FOLDER -q 8` writes a folder": "quantize quantise",
+    "`qwenimg convert MODEL FOLDER --lora FILE` writes a folder with LoRAs merged": "merge",
+    "give --control MODEL=PICTURE; `qwenimg models` lists the control networks": "controlnet control",
+    "qwen-image-layered describes its picture: `qwenimg -m qwen-image-layered -i PICTURE --caption en`":
+        "caption describe interrogate",
+    "give --lora FILE:SCALE; `qwenimg models --models-dir DIR` lists the LoRAs of a folder": "lora loras",
+    "write __NAME__ or {a|b} in the prompt, and give the files' folder with --wildcards": "wildcards",
+    "models are in the Hugging Face cache; `qwenimg models --json` names its folder": "cache",
+    "defaults are in config.toml, with a line `option = value` for each; see docs/cli.md": "config settings",
+    "models with a gate take a token: set HF_TOKEN in the environment, then `qwenimg pull NAME`": "login",
+    "`qwenimg pull NAME` downloads a model, and completes one that is here in part": "update upgrade",
+    "`qwenimg models` lists the models, `qwenimg info FILE` shows what a file is": "search show",
+    'give a prompt, as in qwenimg "a red circle"; `qwenimg selftest` draws 40': "run demo examples",
+    "a notebook calls the library: import qwenimg; see docs/python.md": "notebook jupyter",
+})  # fmt: skip
+# Endings of a file's name in place of a prompt: the option that takes the file.
+FILE_ENDINGS = by_name({
+    "no workflow is run; --from repeats the recipe of a picture, also of ComfyUI's": ".json",
+    "give it as -m FILE or --lora FILE; or: qwenimg info FILE": ".safetensors .gguf .ckpt",
+    'give it as -i FILE, or: qwenimg edit FILE "TEXT"': ".png .jpg .jpeg .webp",
+    "give it as --prompt-file FILE": ".txt .jsonl .csv",
+})  # fmt: skip
+
+
+def advice(word: str) -> str | None:
+    """Return the answer to `word` in place of a prompt: what does it here, or that it is not built; None for a
+    prompt."""
+    if (text := FEATURES.get(word)) is not None:
+        return f"{word} is no command: {text}"
+    ending = next((one for one in FILE_ENDINGS if word.lower().endswith(one)), None)
+    if ending is not None and not any(letter.isspace() for letter in word):
+        return f"that is a file and no prompt: {FILE_ENDINGS[ending]}"
+    missing = not_built(word) if word.islower() and not word.startswith("-") else None
+    return None if missing is None else f"`qwenimg {word}`: {missing}"
+
+
+def similar_command(word: str, commands: tuple[str, ...]) -> str | None:
+    """Return the command that `word` probably stands for, to be put behind `qwenimg`; None for a prompt."""
+    if not word.isascii() or len(word) > 20 or " " in word:
+        return None
+    plain = word.lower().replace("_", "-")
+    if plain in COMMANDS:
+        return COMMANDS[plain]
+    if plain.replace("-", "") in LONG_COMMANDS and plain not in LONG_COMMANDS:
+        return plain.replace("-", "")
+    long = [name for name in LONG_COMMANDS if name[0] == plain[:1]]
+    like = difflib.get_close_matches(plain, long, 1, SIMILAR_COMMAND)
+    mixed = [name for name in commands if name[0] == plain[:1] and sorted(name) == sorted(plain)]
+    matches = [name for name in (*like, *mixed) if name != plain]
+    return matches[0] if matches else None
