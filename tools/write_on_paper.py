@@ -1,8 +1,6 @@
-"""Writes the tables of docs/measured/performance.md that compare kernels on paper: diffusers, ours, ours compiled, and
-ours on MLX.
+"""Writes docs/results/on-paper.json, which compares kernels on paper: diffusers, ours, ours compiled, and ours on MLX.
 
-python tools/write_on_paper.py                       # into docs/results/on-paper.json and the page
-python tools/write_on_paper.py --out FILE            # only into FILE, as a state to compare with
+python tools/write_on_paper.py [--out FILE]
 
 A MODEL, not a measurement: `python tools/kernels_on_paper.py h100` says how.
 """
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from doc_tables import DOCS, table, write
+from doc_tables import DOCS
 from paper import on_paper
 from paper.kernels import Case, Kernel
 from paper.mlx_kernels import kernels as on_mlx
@@ -32,7 +30,7 @@ from qwenimg.common.precision.precision import bases
 
 MACHINE, APPLE = MACHINES["h100"], MACHINES["m4-max"]
 SIDES, BRANCHES = (512, 1024, 1328), (1, 2)
-RESULTS, BEFORE = DOCS / "results" / "on-paper.json", DOCS / "results" / "on-paper-before.json"
+RESULTS = DOCS / "results" / "on-paper.json"
 LAYERS = 60
 
 
@@ -135,54 +133,10 @@ def row(
     return made
 
 
-def cells(one: dict[str, Any], form: str) -> list[str]:
-    part, blocks = one[form], one["blocks"]
-    return [
-        f"{part['memory_bound_kernels'] / blocks:,.0f}",
-        f"{part['memory_bound_bytes'] / blocks / 1e9:.2f} GB",
-        f"{part['kernels']:,}",
-        f"{part['seconds'] * 1e3:.1f} ms",
-    ]
-
-
-def apple_page(now: list[dict[str, Any]]) -> str:
-    """Ours on MLX: what of it is compiled is chains."""
-    lines = []
-    for one in now:
-        for form, name in (("eager", "without compiled chains"), ("compiled", "as it runs")):
-            nbytes = one[form]["memory_bound_bytes"] / one["blocks"]
-            each = f"{nbytes / one['streams']:.0f}" if one["streams"] else ""
-            lines.append([one["model"], one["size"], name, *cells(one, form), each])
-        lines.append([one["model"], one["size"], "limit", "", "", "", f"{one['limit'] * 1e3:.0f} ms", ""])
-    heads = ["model", "size x branches", "MODEL of", "memory-bound kernels", "their bytes", "kernels", "one forward"]
-    return table([*heads, "bytes per number of a block's streams"], lines)
-
-
-def page(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:
-    lines = []
-    for one in now:
-        names = [one["model"], one["size"]]
-        for old in before:
-            if one["arm"] == old["arm"] == "ours" and [old["model"], old["size"]] == names:
-                lines.append([*names, "ours, eager, before", *cells(old, "eager")])
-        lines.append([*names, f"{one['arm']}, eager", *cells(one, "eager")])
-        if one["arm"] == "ours":
-            lines.append([*names, "ours, compiled", *cells(one, "compiled")])
-            lines.append([*names, "limit", "", "", "", f"{one['limit'] * 1e3:.1f} ms"])
-    heads = ["model", "size x branches", "MODEL of", "memory-bound kernels", "their bytes", "kernels", "one forward"]
-    return table(heads, lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write only this")
-    options = parser.parse_args()
-    made = rows()
-    (options.out or RESULTS).write_text(json.dumps(made, indent=1) + "\n")
-    if options.out is None:
-        before = json.loads(BEFORE.read_text()) if BEFORE.exists() else []
-        write("measured/performance.md", "paper", page([one for one in made if one["arm"] != "mlx"], before))
-        write("measured/performance.md", "paper-apple", apple_page([one for one in made if one["arm"] == "mlx"]))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.parse_args().out.write_text(json.dumps(rows(), indent=1) + "\n")
 
 
 if __name__ == "__main__":
