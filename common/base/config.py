@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from qwenimg.common.base.safe_files import bad, open_regular
@@ -154,12 +154,16 @@ _CONVERT: dict[Any, Callable[[object, Field[Any]], Any]] = {int: _int, float: _f
 # Objects in objects
 
 
-def exactly(cls: type[T], data: object, place: str = "") -> T:
+Convert = Mapping[Any, Callable[[str, object], Any]]
+
+
+def exactly(cls: type[T], data: object, place: str = "", convert: Convert = MappingProxyType({})) -> T:
     """Return the JSON value `data` as the dataclass `cls`, whose fields are its keys and no others.
 
     Besides the types of `parse`, a field is a dataclass, a table `dict[str, X]`, a list `tuple[X, ...]` of any length,
     a row such as `tuple[int, float]`, or `object`, which is any value. Bounds are those of the field's metadata; they
-    hold for each value in its list or table. Raises ValueError that names the place, such as blocks[0].seed."""
+    hold for each value in its list or table. `convert`: by type, functions of place and value
+    for other fields. Raises ValueError that names the place, such as blocks[0].seed."""
     if not isinstance(data, dict):
         raise _unexpected(place, data, "expected an object {...}")
     known = _fields(cls)  # type: ignore[arg-type]
@@ -169,7 +173,7 @@ def exactly(cls: type[T], data: object, place: str = "") -> T:
     for name, (_, field) in known.items():
         if name not in data and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{_inside(place, name)} is missing")
-    return cls(**{key: _within(_inside(place, key), value, *known[key]) for key, value in data.items()})
+    return cls(**{key: _within(_inside(place, key), value, *known[key], convert) for key, value in data.items()})
 
 
 @cache
@@ -179,26 +183,30 @@ def _fields(cls: Any) -> dict[str, tuple[Any, Field[Any]]]:
     return {field.name: (types[field.name], field) for field in fields(cls)}
 
 
-def _within(place: str, value: object, kind: Any, field: Field[Any]) -> Any:
+def _within(place: str, value: object, kind: Any, field: Field[Any], convert: Convert) -> Any:
     """Return `value` as a field of type `kind`. Raises ValueError that names `place`."""
     optional, kind = _without_none(kind)
     if kind is object or (optional and value is None):
         return value
+    if kind in convert:
+        return convert[kind](place, value)
     if is_dataclass(kind):
-        return exactly(kind, value, place)  # type: ignore[arg-type]
+        return exactly(kind, value, place, convert)  # type: ignore[arg-type]
     if get_origin(kind) is dict:
         if not isinstance(value, dict):
             raise _unexpected(place, value, "expected an object {...}")
-        return {key: _within(_inside(place, key), one, get_args(kind)[1], field) for key, one in value.items()}
+        return {key: _within(_inside(place, key), one, get_args(kind)[1], field, convert) for key, one in value.items()}
     if get_origin(kind) is tuple:
-        return _listed(place, value, get_args(kind), field)
+        return _listed(place, value, get_args(kind), field, convert)
     try:
         return _CONVERT[kind](value, field)
     except (ValueError, OverflowError) as error:
         raise _unexpected(place, value, str(error)) from None
 
 
-def _listed(place: str, value: object, kinds: tuple[Any, ...], field: Field[Any]) -> tuple[object, ...]:
+def _listed(
+    place: str, value: object, kinds: tuple[Any, ...], field: Field[Any], convert: Convert
+) -> tuple[object, ...]:
     if not isinstance(value, list):
         raise _unexpected(place, value, "expected a list [...]")
     if kinds[-1] is Ellipsis:
@@ -206,7 +214,7 @@ def _listed(place: str, value: object, kinds: tuple[Any, ...], field: Field[Any]
     if len(value) != len(kinds):
         raise _unexpected(place, value, f"expected {len(kinds)} values")
     items = enumerate(zip(value, kinds, strict=True))
-    return tuple(_within(f"{place}[{i}]", one, kind, field) for i, (one, kind) in items)
+    return tuple(_within(f"{place}[{i}]", one, kind, field, convert) for i, (one, kind) in items)
 
 
 def _unexpected(place: str, value: object, expected: str) -> ValueError:

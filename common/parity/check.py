@@ -107,7 +107,8 @@ def blocks(
         try:
             judged = _judged(part, recorded, _Called(components[recorded.component], wide, engine), before, dtype)
         except _CannotRun as error:
-            judged = (Figure(error=math.nan, allowed=math.nan, failures=(str(error),)),)
+            unknown = Figure(error=math.nan, allowed=math.nan)
+            judged = _failed((unknown,) * len(recorded.results), [str(error)])
         yield Judged(name=recorded.name, dtype=dtype, figures=judged, recorded=before)
 
 

@@ -66,7 +66,7 @@ def check_files(recorded: Model, others: Collection[str], files: Loras, loras: S
             option = f"--{part.replace('_', '-')}"
             raise ModelError(f"{option}: these weights are not those of {clean(name, 60)}, which were recorded")
     here: Any = files.recorded(loras)
-    shown, prints = here.get("lora", ""), here.get("lora_fingerprints", [])
+    shown, prints = here.get("lora", ""), tuple(here.get("lora_fingerprints", ()))
     scales = [[f"{one.scale:g}" for one in each] for each in (loras, recorded.loras)]
     if prints != recorded.lora_fingerprints or scales[0] != scales[1]:
         raise ModelError(

@@ -27,11 +27,11 @@ from qwenimg.common.parity.passport.passport import (
     Model,
     Passport,
     Recorded,
+    RecordedCall,
     RecordedImage,
     RecordedResult,
     Side,
 )
-from qwenimg.common.parity.passport.passport_schema import AskedJson
 from qwenimg.common.parity.rerun import with_own
 from qwenimg.common.parity.sample import (
     SEEN,
@@ -191,7 +191,7 @@ def _drawn(pipe: Pipeline, asked: Mapping[str, Any], trace: Trace) -> Result:
 
 def _picture(pipe: Pipeline, asked: Mapping[str, Any], result: Result) -> RecordedImage:
     return RecordedImage(
-        asked=AskedJson(**{name: value for name, value in asked.items() if name not in inputs.FILES}).said(),
+        asked=RecordedCall(**{name: value for name, value in asked.items() if name not in inputs.FILES}).keywords(),
         sigmas=pipe.model.plan(pipe.check(**called(asked))).sigmas,
         noise=result.recipe["noise_sha256"],
         latents=result.latents,
@@ -213,7 +213,8 @@ def model(pipe: Pipeline, asked: Mapping[str, Any]) -> Model:
         shapes={name: shapes_sum(component.plan) for name, component in components},
         parts={part: options[part] for part in PARTS if part in options},
         prediction=options.get("prediction", ""),
-        **loras,
+        lora=loras.get("lora", ""),
+        lora_fingerprints=tuple(loras.get("lora_fingerprints", ())),
     )
 
 

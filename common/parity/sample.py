@@ -7,17 +7,23 @@ All have the same bits on every machine: a seed gives the noise of `numbers.nois
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.text import clean
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator
 from qwenimg.common.numbers.rounding import nearest
 from qwenimg.common.runtime.traced import TINY, Values
 
 SEEN = ((96, 128), (128, 80))  # height and width of the pictures that a recorded model sees
+FLOATS = ("float32", "float16", "bfloat16")
+LARGEST = 3e38  # the largest number: float32 holds it
+MAX_DRAWN = 1 << 24  # values of one random array
+MAX_RANK = 8
 PROJECTIONS = 64  # of one array: they give its length within 9 % (one standard deviation)
 _BYTES = 1 << 12  # of the signs of each sum that are unpacked at a time
 CHANNELS = 32  # the most channels with a mean and a deviation of their own
@@ -30,11 +36,25 @@ class Drawn:
     """The description of a random array: normal numbers of this rms, except for the outlier channels of an axis."""
 
     dtype: str
-    shape: tuple[int, ...]
-    seed: int
-    axis: int
-    rms: float
-    channels: tuple[tuple[int, float, float], ...]  # number, mean and deviation of each outlier channel
+    shape: tuple[int, ...] = field(metadata={"min": 1, "max": 2**31 - 1})
+    seed: int = field(metadata={"min": 0, "max": 2**32 - 1})
+    axis: int = field(metadata={"min": -MAX_RANK, "max": MAX_RANK - 1})
+    rms: float = field(metadata={"min": 0, "max": LARGEST})
+    # Number, mean and deviation of each outlier channel.
+    channels: tuple[tuple[int, float, float], ...] = field(metadata={"min": -LARGEST, "max": LARGEST})
+
+    def check(self) -> None:
+        """Check a description from a file. Raises ValueError."""
+        rank, count = len(self.shape), prod(self.shape)
+        if self.dtype not in FLOATS:
+            raise ValueError(f"{clean(self.dtype, 30)!r} is drawn, which is none of {', '.join(FLOATS)}")
+        if not FEWEST <= count <= MAX_DRAWN or not 1 <= rank <= MAX_RANK:
+            shown = clean(list(self.shape), 60)
+            raise ValueError(f"an array of shape {shown} is drawn; it has {FEWEST} to {MAX_DRAWN} values")
+        if not -rank <= self.axis < rank:
+            raise ValueError(f"axis {self.axis} is not in the shape {list(self.shape)}")
+        if not all(0 <= channel < self.shape[self.axis] for channel, _, _ in self.channels):
+            raise ValueError(f"a channel is not in axis {self.axis} of the shape {list(self.shape)}")
 
     def values(self) -> Values:
         """Return the array, with the same bits on every machine."""

@@ -435,8 +435,11 @@ def test_a_block_that_is_not_there_and_arguments_that_do_not_fit(tiny: Path, tin
     ):
         passport_file.write(path, replace(found, blocks=(wrong,)), overwrite=True)
         for backend in ("cpu", "mlx"):
-            ran = check(path, str(tiny_folder), "--backend", backend)
+            ran = check(
+                path, str(tiny_folder), "--backend", backend, "-o", str(tmp_path / "b.safetensors"), "--overwrite"
+            )
             assert ran.code == 6 and why in ran.err and "record it again" not in ran.err
+            assert why in str(passport_file.read(tmp_path / "b.safetensors").sides[-1].figures)
 
 
 @pytest.mark.parametrize("token", [10**4, 2**40, -1, -(2**62)])

@@ -20,8 +20,7 @@ from qwenimg.common.families.qwen_image import references
 from qwenimg.common.networks.encoders import qwen_vl_vision
 from qwenimg.common.parity import check, record, summary
 from qwenimg.common.parity.passport import passport_file
-from qwenimg.common.parity.passport.passport import Passport
-from qwenimg.common.parity.passport.passport_schema import AskedJson
+from qwenimg.common.parity.passport.passport import Passport, RecordedCall
 from qwenimg.common.parity.sample import SEEN, called
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 
@@ -132,4 +131,4 @@ def test_more_pictures_than_the_model_takes(tiny_edit: dict[str, Path], tmp_path
 def test_a_number_of_pictures_that_no_passport_has(pictures: Any) -> None:
     asked = {**ASKED, "pictures": pictures}
     with pytest.raises(ValueError, match="pictures"):
-        exactly(AskedJson, asked)
+        exactly(RecordedCall, asked)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,31 +26,19 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parity import inputs, run_file
+from qwenimg.common.parity import inputs
 from qwenimg.common.parity.passport.passport import (
+    MAX_GAIN,
+    MAX_NAME,
     Argument,
     Figure,
-    Model,
     Passport,
     Recorded,
-    RecordedControl,
-    RecordedImage,
+    RecordedCall,
     RecordedResult,
-    Side,
 )
-from qwenimg.common.parity.passport.passport_schema import (
-    ARGUMENTS,
-    LARGEST,
-    BlockJson,
-    DrawnJson,
-    FigureJson,
-    NamedJson,
-    PassportJson,
-    PictureJson,
-    ResultJson,
-    SideJson,
-)
-from qwenimg.common.parity.sample import PROJECTIONS, Drawn
+from qwenimg.common.parity.sample import FLOATS, LARGEST, PROJECTIONS, Drawn
+from qwenimg.common.parity.stations import FARTHEST, Station
 from qwenimg.common.runtime.traced import Dtype, Values
 
 FORMAT, SCHEMA = "qwenimg-parity", "1"
@@ -58,8 +46,7 @@ MAX_BYTES = 96 << 20  # bytes of a file
 DEPTH, VALUES = 24, 2_000_000  # limits of the JSON
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1"}
 STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "bool": "U8"}
-
-_GIVEN = ("parts", "prediction", "lora", "lora_fingerprints")  # fields of a model that are written if not empty
+MAX_ARRAYS = 8  # inputs or outputs of a station
 
 # Writing
 
@@ -99,48 +86,13 @@ def write(path: Path, passport: Passport, *, overwrite: bool) -> int:
 
 def encoded(passport: Passport) -> bytes:
     arrays = _Arrays()
-    document = {
-        "version": passport.version,
-        "created": passport.created,
-        "model": {key: value for key, value in asdict(passport.model).items() if value or key not in _GIVEN},
-        "precision": passport.precision,
-        "places": passport.places,
-        "picture": None if passport.picture is None else _drawn(passport.picture, arrays),
-        "blocks": [_block(block, arrays) for block in passport.blocks],
-        "sides": [_written(side) for side in passport.sides],
-    }
-    if passport.run:
-        document["run"] = run_file.written(passport.run, arrays.name)
-    text = json.dumps(document, allow_nan=False)
+    text = json.dumps(_json(passport, arrays), allow_nan=False)
     table, at = dict[str, object](), 0
     for name, (dtype, shape, data) in arrays.tensors.items():
         table[name] = entry(dtype, shape, at, at + len(data))
         at += len(data)
     body = b"".join(data for _, _, data in arrays.tensors.values())
     return head(table, {"format": FORMAT, "schema": SCHEMA, "passport": text, "sha256": _sum(text, table, body)}) + body
-
-
-def _drawn(picture: RecordedImage, arrays: _Arrays) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "asked": picture.asked,
-        "sigmas": list(picture.sigmas),
-        "noise": picture.noise,
-        "latents": arrays.name(picture.latents, "F32"),
-        "pixels": arrays.name(picture.pixels, "U8"),
-    }
-    if picture.controls:
-        fields["controls"] = [vars(one) | {"picture": arrays.name(one.picture, "U8")} for one in picture.controls]
-    if picture.mask is not None:
-        fields["mask"] = arrays.name(picture.mask, "U8")
-    return fields
-
-
-def _written(side: Side) -> dict[str, Any]:
-    """Return a side as JSON. It has null for NaN, an error that could not be computed."""
-    fields = asdict(side)
-    for figure in (figure for block in fields["figures"] for figure in block):
-        figure |= {key: figure[key] if math.isfinite(figure[key]) else None for key in ("error", "allowed")}
-    return fields
 
 
 def _sum(text: str, table: Mapping[str, object], body: bytes) -> str:
@@ -150,48 +102,66 @@ def _sum(text: str, table: Mapping[str, object], body: bytes) -> str:
     return whole.hexdigest()
 
 
-def _block(block: Recorded, arrays: _Arrays) -> dict[str, Any]:
-    return {
-        "component": block.component,
-        "block": block.block,
-        "path": block.path,
-        "name": block.name,
-        "arguments": [_given(argument, arrays) for argument in block.arguments],
-        "results": [_kept(result, arrays) for result in block.results],
-        "operations": block.operations,
-    }
+def _json(value: Any, arrays: _Arrays) -> Any:
+    """Return a value of a passport as JSON, with its arrays by their names in `arrays`."""
+    if isinstance(value, np.ndarray):
+        return arrays.name(value, "U8" if value.dtype == np.uint8 else "F32")
+    if isinstance(value, Dtype):
+        return {"named": value.name}
+    if isinstance(value, Drawn):
+        return {"drawn": asdict(value)}
+    if isinstance(value, Values):
+        return {"array": arrays.name(value.array, STORED[value.dtype]), "dtype": value.dtype}
+    if isinstance(value, RecordedResult):
+        return _result_json(value, arrays)
+    if isinstance(value, Figure):  # null for NaN, an error that could not be computed
+        finite = {
+            key: one if math.isfinite(one) else None
+            for key, one in (("error", value.error), ("allowed", value.allowed))
+        }
+        return {**finite, "failures": list(value.failures)}
+    if isinstance(value, Station):
+        given, made = ([arrays.name(one, _smallest(one)) for one in some] for some in (value.inputs, value.outputs))
+        return {"name": value.name, "given": given, "made": made, "own": value.policy_error}
+    if isinstance(value, tuple | list):
+        return [_json(one, arrays) for one in value]
+    if isinstance(value, dict):
+        return {key: _json(one, arrays) for key, one in value.items()}
+    if is_dataclass(value):
+        named = {field: getattr(value, field.name) for field in fields(value)}
+        return {
+            field.name: _json(one, arrays)
+            for field, one in named.items()
+            if "later" not in field.metadata or isinstance(one, np.ndarray) or one
+        }
+    return value
 
 
-def _given(given: Argument, arrays: _Arrays) -> Any:
-    if isinstance(given, tuple):
-        return [_given(part, arrays) for part in given]
-    if isinstance(given, Dtype):
-        return {"named": given.name}
-    if isinstance(given, Drawn):
-        return {"drawn": asdict(given)}
-    if isinstance(given, Values):
-        return {"array": arrays.name(given.array, STORED[given.dtype]), "dtype": given.dtype}
-    return given
-
-
-def _kept(kept: RecordedResult, arrays: _Arrays) -> dict[str, Any]:
+def _result_json(result: RecordedResult, arrays: _Arrays) -> dict[str, Any]:
     """Return a result as JSON. Float64 is stored as its difference from the backend's result, in float32, which is
     precise enough beside an error."""
-    fields: dict[str, Any] = {
-        "dtype": kept.dtype,
-        "shape": list(kept.shape),
-        "seed": kept.seed,
-        "gain": kept.gain,
-        "lacks": None,
+    values, lacks = (STORED[result.dtype], "F32") if result.seed is None else ("F64", "F64")
+    stored = arrays.name(result.values, values)
+    return {
+        "dtype": result.dtype,
+        "shape": list(result.shape),
+        "seed": result.seed,
+        "gain": result.gain,
+        "lacks": None if result.exact is None else arrays.name(result.exact - result.values, lacks),
+        "values": stored,
     }
-    if kept.seed is not None:
-        fields["values"] = arrays.name(kept.values, "F64")
-        fields["lacks"] = None if kept.exact is None else arrays.name(kept.exact - kept.values, "F64")
-    else:
-        fields["values"] = arrays.name(kept.values, STORED[kept.dtype])
-        if kept.exact is not None:
-            fields["lacks"] = arrays.name((kept.exact - kept.values).astype(np.float32), "F32")
-    return fields
+
+
+def _smallest(array: NDArray[Any]) -> str:
+    """Return the smallest dtype that loses nothing: states that were 16 bit are so in the file."""
+    if array.dtype.kind != "f":
+        return "I64"
+    if array.dtype == np.float64:
+        return "F64"
+    if not (np.ascontiguousarray(array, "<f4").view("<u4") & 0xFFFF).any():
+        return "BF16"
+    with np.errstate(over="ignore"):
+        return "F16" if np.array_equal(array.astype(np.float16).astype(np.float32), array) else "F32"
 
 
 # Reading
@@ -208,7 +178,10 @@ def read(path: Path) -> Passport:
         header.file.close()
     document = strict_json(text.encode(), f"{path} (passport)", depth=DEPTH, values=VALUES)
     try:
-        return _passport(exactly(PassportJson, document), arrays)
+        passport = exactly(Passport, document, convert=_Reader(arrays).by_type())
+        if passport.picture is not None:
+            inputs.check_call(passport.picture)
+        return passport
     except ValueError as error:
         raise bad(path, f"is no passport as expected ({clean(error, 120)}): record it again") from None
 
@@ -239,9 +212,6 @@ class FileTensor(NamedTuple):
     array: NDArray[Any]
 
 
-Arrays = dict[str, FileTensor]
-
-
 def _array(header: Header, name: str) -> FileTensor:
     tensor = header.tensors[name]
     if tensor.dtype not in NUMPY:
@@ -251,109 +221,151 @@ def _array(header: Header, name: str) -> FileTensor:
     return FileTensor(tensor.dtype, widened(array) if tensor.dtype in ("BF16", "F16") else array)
 
 
-def _tensor(arrays: Arrays, name: str, dtype: str) -> NDArray[Any]:
-    """Return the array `name`. Raises ValueError unless the file has it in `dtype`."""
-    if name not in arrays or arrays[name].dtype != dtype:
-        there = arrays[name].dtype if name in arrays else "not in the file"
-        raise ValueError(f"tensor {clean(name, 30)!r} is {there}, expected {dtype}")
-    return arrays[name].array
+# Values of a passport whose JSON has another form
 
 
-def _passport(data: PassportJson, arrays: Arrays) -> Passport:
-    model = vars(data.model) | {"lora_fingerprints": list(data.model.lora_fingerprints)}
-    return Passport(
-        version=data.version,
-        created=data.created,
-        model=Model(**model),
-        precision=data.precision,
-        places=data.places,
-        picture=None if data.picture is None else _picture(data.picture, arrays),
-        blocks=tuple(_recorded(block, arrays) for block in data.blocks),
-        sides=tuple(_side(side) for side in data.sides),
-        run=run_file.parsed(data.run, {name: one.array for name, one in arrays.items()}),
-    )
+@dataclass(frozen=True, kw_only=True)
+class NamedJson:
+    named: str
+
+    def __post_init__(self) -> None:
+        _check_float(self.named)
 
 
-def _picture(data: PictureJson, arrays: Arrays) -> RecordedImage:
-    latents, pixels = _tensor(arrays, data.latents, "F32"), _tensor(arrays, data.pixels, "U8")
-    if latents.ndim != 4 or not np.isfinite(latents).all():
-        raise ValueError(f"latents of shape {clean(latents.shape, 40)}, expected four axes of finite numbers")
-    if pixels.shape not in [(data.asked.height, data.asked.width, channels) for channels in (3, 4)]:
-        raise ValueError(f"pixels of shape {clean(pixels.shape, 40)}, which is not the size that was asked for")
-    picture = RecordedImage(
-        asked=data.asked.said(),
-        sigmas=data.sigmas,
-        noise=data.noise,
-        latents=latents,
-        pixels=pixels,
-        controls=tuple(
-            RecordedControl(**vars(one) | {"picture": _tensor(arrays, one.picture, "U8")}) for one in data.controls
-        ),
-        mask=None if data.mask is None else _tensor(arrays, data.mask, "U8"),
-    )
-    inputs.check_call(picture)
-    return picture
+@dataclass(frozen=True, kw_only=True)
+class ArrayJson:
+    array: str
+    dtype: str
 
 
-def _recorded(data: BlockJson, arrays: Arrays) -> Recorded:
-    return Recorded(
-        component=data.component,
-        block=data.block,
-        path=data.path,
-        name=data.name,
-        arguments=tuple(_read_given(argument, arrays) for argument in data.arguments),
-        results=tuple(_read_kept(one, arrays) for one in data.results),
-        operations=data.operations,
-    )
+@dataclass(frozen=True, kw_only=True)
+class DrawnJson:
+    drawn: Drawn
 
 
-def _read_given(given: object, arrays: Arrays) -> Argument:
-    """Return an argument of a block. Raises ValueError."""
-    if given is None or isinstance(given, bool):
-        return given
-    if isinstance(given, int | float) and abs(given) <= LARGEST:
-        return given
-    if isinstance(given, list):
-        return tuple(_read_given(part, arrays) for part in given)
-    kind = next((ARGUMENTS[key] for key in given if key in ARGUMENTS), None) if isinstance(given, dict) else None
-    if kind is None:
-        raise ValueError(f"an argument is {clean(given, 30)!r}")
-    data = exactly(kind, given, "an argument")
-    if isinstance(data, NamedJson):
-        return Dtype(data.named)
-    if isinstance(data, DrawnJson):
-        return Drawn(**vars(data.drawn))
-    if data.dtype not in STORED:
-        raise ValueError(f"an argument is of {clean(data.dtype, 30)!r}")
-    array = _tensor(arrays, data.array, STORED[data.dtype])
-    return Values(data.dtype, array.astype(bool) if data.dtype == "bool" else array)
+@dataclass(frozen=True, kw_only=True)
+class ResultJson:
+    dtype: str
+    shape: tuple[int, ...] = field(metadata={"min": 1, "max": 2**31 - 1})
+    seed: int | None = field(metadata={"min": 0, "max": 2**32 - 1})
+    gain: float = field(metadata={"min": 1, "max": MAX_GAIN})
+    lacks: str | None
+    values: str
+
+    def __post_init__(self) -> None:
+        _check_float(self.dtype)
 
 
-def _read_kept(data: ResultJson, arrays: Arrays) -> RecordedResult:
-    whole = data.seed is None
-    values = _tensor(arrays, data.values, STORED[data.dtype] if whole else "F64")
-    lacks = None if data.lacks is None else _tensor(arrays, data.lacks, "F32" if whole else "F64")
-    shape = data.shape if whole else (PROJECTIONS,)
-    if values.shape != shape or (lacks is not None and lacks.shape != shape):
-        raise ValueError(f"a result of shape {clean(values.shape, 40)}, expected {clean(shape, 40)}")
-    return RecordedResult(
-        dtype=data.dtype,
-        shape=data.shape,
-        values=values,
-        seed=data.seed,
-        exact=None if lacks is None else values.astype(np.float64) + lacks,
-        gain=data.gain,
-    )
+@dataclass(frozen=True, kw_only=True)
+class FigureJson:
+    error: float | None = field(metadata={"min": 0, "max": LARGEST})
+    allowed: float | None = field(metadata={"min": 0, "max": LARGEST})
+    failures: tuple[str, ...]
 
 
-def _side(data: SideJson) -> Side:
-    figures = tuple(tuple(map(_figure, block)) for block in data.figures)
-    return Side(**vars(data) | {"figures": figures})
+@dataclass(frozen=True, kw_only=True)
+class StationJson:
+    """A station of the run: names of its input and output tensors, and `own`, the policy's error, or null."""
+
+    name: str
+    given: tuple[str, ...]
+    made: tuple[str, ...]
+    own: float | None = field(metadata={"min": 0, "max": FARTHEST})
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME:
+            raise ValueError(f"a station called {clean(self.name, 30)!r}")
+        if max(len(self.given), len(self.made)) > MAX_ARRAYS:
+            raise ValueError(f"station {clean(self.name, 30)!r} has more than {MAX_ARRAYS} arrays")
 
 
-def _figure(data: FigureJson) -> Figure:
-    error, allowed = (math.nan if value is None else value for value in (data.error, data.allowed))
-    return Figure(error=error, allowed=allowed, failures=data.failures)
+def _check_float(dtype: str) -> None:
+    if dtype not in FLOATS:
+        raise ValueError(f"{clean(dtype, 30)!r} is none of {', '.join(FLOATS)}")
+
+
+# An argument of a block is null, true or false, a number, a list of arguments, or an object of one of these classes.
+_ARGUMENTS: dict[str, Any] = {"named": NamedJson, "array": ArrayJson, "drawn": DrawnJson}
+
+
+class _Reader:
+    """A converter of the JSON of one file, with its arrays. Raises ValueError."""
+
+    def __init__(self, arrays: dict[str, FileTensor]):
+        self.arrays = arrays
+
+    def by_type(self) -> dict[Any, Callable[[str, object], Any]]:
+        """Return the functions that convert the fields of a passport, by the fields' types."""
+        return {
+            NDArray[np.float32]: lambda place, name: self._tensor(name, "F32", place),
+            NDArray[np.uint8]: lambda place, name: self._tensor(name, "U8", place),
+            dict[str, Any]: lambda place, data: exactly(RecordedCall, data, place).keywords(),
+            get_type_hints(Recorded)["arguments"]: self._arguments,
+            RecordedResult: self._result,
+            Figure: self._figure,
+            Station: self._station,
+        }
+
+    def _tensor(self, name: object, dtype: str | None, place: str = "") -> NDArray[Any]:
+        """Return the array `name`, which must be in `dtype` if that is given."""
+        if not isinstance(name, str):
+            raise ValueError(f"{place} is {clean(name, 30)}: expected a string")
+        tensor = self.arrays.get(name)
+        if tensor is None or dtype not in (None, tensor.dtype):
+            there = "not in the file" if tensor is None else tensor.dtype
+            raise ValueError(f"tensor {clean(name, 30)!r} is {there}, expected {dtype or 'there'}")
+        return tensor.array
+
+    def _arguments(self, place: str, data: object) -> tuple[Argument, ...]:
+        if not isinstance(data, list):
+            raise ValueError(f"{place} is {clean(data, 30)!r}: expected a list [...]")
+        return tuple(map(self._argument, data))
+
+    def _argument(self, given: object) -> Argument:
+        if given is None or isinstance(given, bool):
+            return given
+        if isinstance(given, int | float) and abs(given) <= LARGEST:
+            return given
+        if isinstance(given, list):
+            return tuple(map(self._argument, given))
+        kind = next((_ARGUMENTS[key] for key in given if key in _ARGUMENTS), None) if isinstance(given, dict) else None
+        if kind is None:
+            raise ValueError(f"an argument is {clean(given, 30)!r}")
+        data = exactly(kind, given, "an argument")
+        if isinstance(data, NamedJson):
+            return Dtype(data.named)
+        if isinstance(data, DrawnJson):
+            data.drawn.check()
+            return data.drawn
+        if data.dtype not in STORED:
+            raise ValueError(f"an argument is of {clean(data.dtype, 30)!r}")
+        array = self._tensor(data.array, STORED[data.dtype])
+        return Values(data.dtype, array.astype(bool) if data.dtype == "bool" else array)
+
+    def _result(self, place: str, value: object) -> RecordedResult:
+        data = exactly(ResultJson, value, place)
+        whole = data.seed is None
+        values = self._tensor(data.values, STORED[data.dtype] if whole else "F64")
+        lacks = None if data.lacks is None else self._tensor(data.lacks, "F32" if whole else "F64")
+        shape = data.shape if whole else (PROJECTIONS,)
+        if values.shape != shape or (lacks is not None and lacks.shape != shape):
+            raise ValueError(f"a result of shape {clean(values.shape, 40)}, expected {clean(shape, 40)}")
+        exact = None if lacks is None else values.astype(np.float64) + lacks
+        return RecordedResult(
+            dtype=data.dtype, shape=data.shape, values=values, seed=data.seed, exact=exact, gain=data.gain
+        )
+
+    def _figure(self, place: str, value: object) -> Figure:
+        data = exactly(FigureJson, value, place)
+        error, allowed = (math.nan if one is None else one for one in (data.error, data.allowed))
+        return Figure(error=error, allowed=allowed, failures=data.failures)
+
+    def _station(self, place: str, value: object) -> Station:
+        data = exactly(StationJson, value, place)
+        inputs, outputs = (tuple(self._tensor(name, None) for name in names) for names in (data.given, data.made))
+        if not all(np.isfinite(array).all() for array in (*inputs, *outputs)):
+            raise ValueError("a station of values that are not finite")
+        return Station(name=data.name, inputs=inputs, outputs=outputs, policy_error=data.own)
 
 
 def needs_exact(path: Path, passport: Passport) -> None:
