@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,9 @@ from typing import Any
 import numpy as np
 from doc_tables import DOCS, table, write
 from PIL import Image
-from random_control import controlled, write_controlled
-from random_flux import write_random_flux
-from random_flux2 import write_random_flux2
-from random_qwen import DEEP, DIT, write_qwen
-from random_qwen21 import write_random_qwen21
-from random_sd import write_random_sd
-from random_sd3 import write_random_sd3
-from random_zimage import write_random_zimage
+from random_folders import controlled, write_folder
 
 from qwenimg.common.base.amounts import parse_max
-from qwenimg.common.families.qwen_image.variants import EDIT_2511, LAYERED
 
 PROMPT = "a red circle and a small blue square on a white background"
 PICTURE = "seen.png"  # of models that edit one
@@ -215,19 +207,10 @@ print(json.dumps({"idle": idle, "stages": {name: peak - idle for name, peak in p
 """
 
 
-WRITERS: dict[str, Callable[[Path], None]] = {
-    "qwen": lambda path: write_qwen(path, DIT), "deep": lambda path: write_qwen(path, DEEP),
-    "edit": lambda path: write_qwen(path, DIT, EDIT_2511), "layered": lambda path: write_qwen(path, DIT, LAYERED),
-    "sd15": lambda path: write_random_sd(path, "sd15"), "sdxl": lambda path: write_random_sd(path, "sdxl"),
-    "z-image": write_random_zimage, "flux": write_random_flux, "flux2": write_random_flux2, "sd3": write_random_sd3,
-    "qwen21": write_random_qwen21, "control": write_controlled,
-}  # fmt: skip
-
-
 def made(folder: Path, model: str) -> Path:
     path = folder / model
     if not (path / "model_index.json").exists():
-        WRITERS[model](path)
+        write_folder(path, model)
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)).save(path / PICTURE)
     return path
 

@@ -60,11 +60,12 @@ def write_part(folder: Path, network: Network, config: Any, dtype: str = "BF16")
     (folder / "config.json").write_text(json.dumps(network.written(config)))
 
 
-def write_small_files(folder: Path, model: str) -> None:
-    """The scheduler of a known model, and at last its model_index.json."""
+def write_small_files(folder: Path, model: str, pipeline: str = "") -> None:
+    """The scheduler of a known model, and at last its model_index.json, with the class `pipeline` if that is given."""
     for path, table in reversed(known_configs.small_files(model).items()):
+        named = {"_class_name": pipeline} if pipeline and path == "model_index.json" else {}
         (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(json.dumps(table))
+        (folder / path).write_text(json.dumps(table | named))
 
 
 def write_folder(folder: Path, layers: int, dtype: str = "BF16", *, whole_vae: bool = False) -> None:

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from measure_memory import Run, measured
-from random_sd import TEXTS, UNETS, write_random_sd
+from random_folders import LARGE_CLIP, SD15, SDXL, write_folder
 
 from qwenimg.common.memory import allocator
 
@@ -30,13 +31,9 @@ TUNED = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "MKL_", "MLX_", "PYTORCH_") 
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of the published proportions, narrower: of sd15 86 MB of text encoder and 130 MB of UNet in float32."""
     path = tmp_path_factory.mktemp("narrow")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(UNETS["sd15"], "block_out_channels", [96, 160, 256, 256])
-        patch.setitem(UNETS["sdxl"], "block_out_channels", [64, 128, 256])
-        patch.setitem(UNETS["sdxl"], "attention_head_dim", [1, 2, 4])
-        patch.setitem(TEXTS["sdxl"]["_2"], "num_hidden_layers", 8)
-        write_random_sd(path / "sd15", "sd15")
-        write_random_sd(path / "sdxl", "sdxl")
+    write_folder(path / "sd15", "sd15", unet=replace(SD15, block_out_channels=(96, 160, 256, 256)))
+    narrow = replace(SDXL, block_out_channels=(64, 128, 256), attention_head_dim=(1, 2, 4))
+    write_folder(path / "sdxl", "sdxl", unet=narrow, text_encoder_2=replace(LARGE_CLIP, num_hidden_layers=8))
     return path
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import random_folders
 from random_model import DIT, TEXT, write_random_model
-from random_sd import UNETS, write_random_sd
 from support.crossed import crossed
 from support.opened_parts import network_of
 from support.pretend_device import pretend_engine, pretending
@@ -367,9 +368,8 @@ def test_a_file_that_changes_between_passes_is_told(folder: Path, tmp_path: Path
 def test_a_block_is_planned_as_it_is_read_ahead(tmp_path: Path, backend: str, stored: str, ahead: int) -> None:
     """In float32. MLX has `ahead` bytes a value, as the file does: it puts a convolution's values in another order
     afterwards; torch reads into the memory that computes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(UNETS["sd15"], "block_out_channels", [32, 64, 64, 64])
-        write_random_sd(tmp_path / "model", "sd15", stored)
+    small = replace(random_folders.SD15, block_out_channels=(32, 64, 64, 64))
+    random_folders.write_folder(tmp_path / "model", "sd15", stored, unet=small)
     pipe = qwenimg.load(tmp_path / "model", backend=backend, precision="fp32")
     component, moved = denoiser(pipe), pipe.engine.workspace.moved
     plan = streaming.fitting(pipe.runtime.load_plan(component), component.streamable, 0, moved)
