@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 
@@ -11,14 +10,10 @@ from qwenimg.common.base.text import aligned, clean
 from qwenimg.common.measure.activations import BlockActivations
 from qwenimg.common.measure.charts import Chart, Series, svg
 from qwenimg.common.measure.precision import FLOAT16_MAX, PolicyRun, PrecisionReport
+from qwenimg.common.pictures import html_page
 
 SHOWN = 12  # blocks in a terminal
 Row = tuple[str, ...]
-_STYLE = """\
-body { font: 15px/1.5 sans-serif; color: #222; max-width: 1000px; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; margin: 1em 0 } td, th { padding: 2px 12px 2px 0; text-align: right }
-td:first-child, th:first-child, td.text, th.text { text-align: left } tr { border-bottom: 1px solid #ddd }
-.beyond { color: #b00020; font-weight: bold } svg { width: 100%; height: auto }"""
 
 
 def lines(report: PrecisionReport) -> list[str]:
@@ -85,31 +80,28 @@ def charts(report: PrecisionReport) -> list[Chart]:
 
 
 def page(report: PrecisionReport) -> str:
-    """Return one HTML file with everything in it: no script, font or image from elsewhere."""
-    title = html.escape(f"Precision of {clean(report.model, 80)}")
-    told = "".join(f"<p>{html.escape(line)}</p>" for line in conclusions(report))
+    """Return the report as one page of HTML."""
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><meta charset="utf-8">',
-            f"<title>{title}</title><style>{_STYLE}</style>",
-            f"<h1>{title}</h1><p>{html.escape(_about(report))}; {html.escape(versions)}.</p>",
-            told,
-            "<h2>Policies</h2>",
-            _table(_POLICY_HEAD, policy_rows(report)),
-            *(f"<p>{html.escape(f'{run.policy}: {run.fault}')}</p>" for run in report.runs if run.fault),
-            *(f"<h2>{html.escape(chart.title)}</h2>{svg(chart)}" for chart in charts(report)),
-            *(
-                f"<h2>Blocks against {html.escape(_where(report, against))}</h2>"
-                + _table(*_block_rows(report, report.blocks, against))
-                for against in report.compared
-            ),
-            f"<p>Headroom: how many times larger the largest activation may be until float16, which ends at "
-            f"{FLOAT16_MAX:.0f}, does not hold it. Errors are of the block's last result in the first step.</p>",
-            "</html>",
-            "",
+    parts = [
+        html_page.paragraph(f"{_about(report)}; {versions}."),
+        *map(html_page.paragraph, conclusions(report)),
+        html_page.heading("Policies"),
+        html_page.table(_POLICY_HEAD, policy_rows(report)),
+        *(html_page.paragraph(f"{run.policy}: {run.fault}") for run in report.runs if run.fault),
+    ]
+    for chart in charts(report):
+        parts += [html_page.heading(chart.title), svg(chart)]
+    for against in report.compared:
+        head, rows = _block_rows(report, report.blocks, against)
+        parts += [
+            html_page.heading(f"Blocks against {_where(report, against)}"),
+            html_page.table(head, rows, _is_beyond),
         ]
+    headroom = (
+        f"Headroom: how many times larger the largest activation may be until float16, which ends at "
+        f"{FLOAT16_MAX:.0f}, does not hold it. Errors are of the block's last result in the first step."
     )
+    return html_page.page(f"Precision of {clean(report.model, 80)}", *parts, html_page.paragraph(headroom))
 
 
 def _about(report: PrecisionReport) -> str:
@@ -182,13 +174,6 @@ def _plotted(block: BlockActivations) -> float | None:
     return block.largest if 0 < block.largest < math.inf else None
 
 
-def _table(head: Row, rows: Sequence[Row]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
-
-
-def _cell(text: str) -> str:
-    """Return a table's cell, marked if the value overflows: a headroom below 1 counts as overflow."""
-    wrong = text == "overflow" or (text.endswith("x") and "e-" in text)
-    return f"<td class='beyond'>{html.escape(text)}</td>" if wrong else f"<td>{html.escape(text)}</td>"
+def _is_beyond(text: str) -> bool:
+    """Return whether a value overflows: a headroom below 1 counts as overflow."""
+    return text == "overflow" or (text.endswith("x") and "e-" in text)

@@ -126,7 +126,7 @@ def test_the_page_holds_all_that_it_shows(overflowing: models.Maker, tmp_path: P
     )
     for drawing in drawings:
         assert len(list(ElementTree.fromstring(drawing).iter())) > 30
-    assert "does not hold the denoiser" in page and "class='beyond'>overflow" in page
+    assert "does not hold the denoiser" in page and "class='marked'>overflow" in page
     picture = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert picture.get("viewBox") == f"0 0 {charts.WIDTH} {2 * charts.HEIGHT}" and len(list(picture.iter())) > 60
 

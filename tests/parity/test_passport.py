@@ -332,9 +332,10 @@ def test_a_report_of_two_precisions_on_two_backends(shapes: Path, tmp_path: Path
     assert parsed.foreign == [] and "\x1b" not in page.read_text()
     words = parsed.words
     assert words.count("all within limits") == 2 and words.count("1 block over the limit") == 1
-    assert {"fp32 cpu", "fp32 mlx", "bf16 cpu", "no float64", "ratio", "vae.decode"} <= set(words)
-    first = [figure[0].error for figure in found.sides[0].figures][1]
-    assert f"{first:.2f}" in words
+    assert {"fp32", "bf16", "cpu", "mlx", "no float64", "vae.decode", *bad.failures} <= set(words)
+    one, other = (side.figures[1][0] for side in found.sides)
+    assert {f"{one.error:.2f} of {one.allowed:.1f}"} <= set(words)
+    assert f"{other.error:.2f} of {other.allowed:.1f} ({other.error / one.error:.2f})" in words
     picture = ElementTree.parse(tmp_path / "page.svg").getroot()
     colours = [mark.get("fill", "") for mark in picture.iter()]
     for colour, cells in ((report.FAILED, 1), (report.UNKNOWN, len(found.blocks))):
