@@ -45,8 +45,6 @@ class Family:
     options: frozenset[str] = frozenset()  # the special options of `Request` that some of its models take
     choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
-    # Starts of the names that only mflux gives the denoiser's tensors, in a folder that `open` reads; () without
-    mflux_signs: tuple[str, ...] = ()
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family
     # The description of one file with this header and the user's prediction; None for another family's file
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None

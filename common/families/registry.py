@@ -151,7 +151,7 @@ def of_folder(folder: Path) -> Family:
 def foreign_folder(folder: Path) -> tuple[Family, str] | None:
     """Return the family and the layout of a folder in another program's layout; else None. Raises ModelError."""
     for family in FAMILIES:
-        if family.mflux_signs and (layout := mflux.layout(folder, family.mflux_signs)) is not None:
+        if (signs := family.networks[0].mflux_signs) and (layout := mflux.layout(folder, signs)) is not None:
             return family, layout
     return None
 
@@ -160,8 +160,8 @@ def check_names(folder: Path) -> None:
     """Check that a family reads the names in an index of shards in another program's layout, that of a component's
     `folder`, before a shard is downloaded. Raises ModelError."""
     names = find_files(folder).weight_map
-    families = [family for family in FAMILIES if family.mflux_signs and family.denoiser == folder.name]
-    if families and not any(name.startswith(family.mflux_signs) for family in families for name in names):
+    families = [family for family in FAMILIES if family.networks[0].mflux_signs and family.denoiser == folder.name]
+    if families and not any(name.startswith(family.networks[0].mflux_signs) for family in families for name in names):
         expected = " or ".join(family.title for family in families)
         raise ModelError(f"{clean(folder)}: no {expected} as another program saves it; it begins with {listed(names)}")
 

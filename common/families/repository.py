@@ -60,7 +60,7 @@ def in_other_layout(has: Callable[[str], bool]) -> Family | None:
 
     for family in registry.FAMILIES if not any(map(has, _ALWAYS)) else ():
         groups = [[f"{part}/{name}" for part in group for name in _OF_OTHERS] for group in family.components]
-        if family.mflux_signs and all(any(map(has, group)) for group in groups):
+        if family.networks[0].mflux_signs and all(any(map(has, group)) for group in groups):
             return family
     return None
 

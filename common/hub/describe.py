@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.config import read_json
@@ -112,8 +113,8 @@ def _resident(opened: Opened) -> str:
 def _component(folder: Path, wanted: str = "") -> Description:
     """Compare one component with the manifest of its configuration, for the network `wanted` if several have such a
     one."""
-    network, manifest = _expected(folder, wanted)
-    rename = network.rename or _same
+    network, config = _expected(folder, wanted)
+    manifest, rename = network.manifest(config), network.rename_for(config)
     with _opened(find_files(folder).files) as headers:
         named, _ = keys.named_weights(headers, rename, manifest, copies=network.copies)
         unused = sum(rename(key) is None for header in headers for key in header.tensors)
@@ -126,18 +127,18 @@ def _component(folder: Path, wanted: str = "") -> Description:
     return part
 
 
-def _expected(folder: Path, wanted: str) -> tuple[Network, Manifest]:
-    """Return the network of the component in `folder`, and its manifest by its configuration. Raise ModelError."""
+def _expected(folder: Path, wanted: str) -> tuple[Network, Any]:
+    """Return the network of the component in `folder`, and its configuration. Raise ModelError."""
     path = folder / "config.json"
     data = read_json(path)
     networks = [network for family in registry.FAMILIES for network in family.networks]
     networks.sort(key=lambda network: network.name != wanted)
     for network in networks:
         if data.get(network.key) == network.kind:
-            return network, network.manifest(read_config(network, folder))
+            return network, read_config(network, folder)
     if folder.name == "text_encoder":  # some are stored without a type
         network = next(network for network in networks if network.role == "text")
-        return network, network.manifest(read_config(network, folder))
+        return network, read_config(network, folder)
     kind = data.get("_class_name", data.get("model_type"))
     raise ModelError(f"{clean(path)}: a {clean(kind, 60)!r} is not a component that this version knows")
 
@@ -197,7 +198,7 @@ def _gguf(header: Header) -> list[str]:
     networks = [network for network in networks if name in network.architectures]
 
     def looked_up(key: str) -> bool:
-        return any((network.rename or _same)(key) in network.tables for network in networks)
+        return any(network.rename(key) in network.tables for network in networks)
 
     shown = f"'{clean(name, 60)}'" if name else "not said"
     note = "" if networks or name in gguf.UNSPECIFIC else ", which this version does not draw with"
@@ -223,7 +224,3 @@ def _differences(weights: Mapping[str, Source], expected: Manifest) -> list[tupl
         ("of another shape", sorted(name for name in common if not keys.has_shape(weights[name], expected[name]))),
     )
     return [(kind, names) for kind, names in kinds if names]
-
-
-def _same(key: str) -> str | None:
-    return key

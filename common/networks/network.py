@@ -46,7 +46,12 @@ class Network:
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     traced: tuple[Block, ...] = ()  # the kinds of its modules that are compared between backends
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
-    rename: Callable[[str], str | None] | None = None  # from a stored name, the manifest's; None if it is not used
+    # From a stored name, of any program, the manifest's; None if it is not used
+    rename: Callable[[str], str | None] = lambda key: key
+    # From a config, `rename` for names that depend on its sizes
+    renames: Callable[[Any], Callable[[str], str | None]] | None = None
+    mflux_signs: tuple[str, ...] = ()  # starts of names that only mflux's files have
+    channels_last: str = ""  # a part of names that only files have whose kernels have their channels last
     copies: frozenset[str] = frozenset()  # stored names of copies of other tensors, not read where those are stored too
     joins: Callable[[Manifest], Joins] = lambda manifest: {}  # from a manifest, parameters of several tensors
     optional: frozenset[str] = frozenset()  # parameters that files may lack: the forward makes them
@@ -55,6 +60,10 @@ class Network:
 
     def __post_init__(self) -> None:
         assert self.role != "transformer" or self.compiled, f"{self.name} names no modules to compile"
+
+    def rename_for(self, config: Any) -> Callable[[str], str | None]:
+        """Return the function from a stored name to the manifest's of this `config`."""
+        return self.renames(config) if self.renames else self.rename
 
     def uses(self, config: Any) -> Uses:
         """Return the tensors that the forward uses."""

@@ -9,7 +9,6 @@ from typing import Any
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file, is_folder
-from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
@@ -154,37 +153,42 @@ def with_given(
     return checkpoint
 
 
+def renaming(network: Network, config: Any, rename: keys.Rename | None = None) -> keys.Rename:
+    """Return the function from a name in a file, with the prefix of its part or without, to the manifest's; None for a
+    tensor of another part, or of no use. rename: for the names without the prefix; the default is the network's."""
+    names = rename or network.rename_for(config)
+
+    def in_file(key: str) -> str | None:
+        name = part_names.plain(network.role, key)
+        return None if name is None else names(name)
+
+    return in_file
+
+
 def open_component(
     network: Network,
     path: Path,
     config: Any,
     title: str,
-    rename: Callable[[Manifest], keys.Rename] | None = None,
+    rename: keys.Rename | None = None,
     *,
-    channels_last: str = "",
     whole: bool = False,
     beside: Path | None = None,
 ) -> Component:
     """Open `network` with the weights in the folder or file `path`, and in a second file `beside` it. title: the name
-    in messages. rename: takes a manifest and returns a function that maps a file's keys to its names; the default is
-    the network's. channels_last: see `keys.plan`. whole: plan all tensors as they are stored. Tensors that no forward
-    uses may be missing. Raises ModelError."""
+    in messages. rename: from a name in the file, without the prefix of its part, to the manifest's; the default is the
+    network's. whole: plan all tensors as they are stored. Tensors that no forward uses may be missing. Raises
+    ModelError."""
     manifest, used = network.manifest(config), network.uses(config)
-    names = rename(manifest) if rename else network.rename
-
-    def in_file(key: str) -> str | None:
-        name = part_names.plain(network.role, key)
-        return name if name is None or names is None else names(name)
-
     planned = plans.whole(manifest, used) if whole else used
     plan = keys.plan(
         path,
         title,
         manifest,
         uses=lambda stored: planned,
-        rename=in_file,
+        rename=renaming(network, config, rename),
         architectures=network.architectures,
-        channels_last=channels_last,
+        channels_last=network.channels_last,
         optional=network.optional | frozenset(manifest.keys() - used.keys()),
         copies=network.copies,
         joins=network.joins(manifest),

@@ -1,21 +1,14 @@
-"""A folder that mflux saved: parts with its names, quantized or not, and no configurations. Convolutions have their
-channels last."""
+"""A folder that mflux saved: parts with its names, quantized or not, and no configurations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from qwenimg.common.base.safe_files import is_folder
-from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
-from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.weights.keys import Rename
 
-_VAE = (".conv_in.conv2d.", ".conv_in.conv.", ".conv_out.conv2d.", ".conv_out.conv.", ".conv_norm_out.norm.")
-CHANNELS_LAST = ".conv_in.conv"
-"""Text in tensor names of a VAE that only mflux's files have, whose kernels have their channels last."""
 _NOTES = {"mflux_version": "mflux", "quantization_level": "level"}
 
 
@@ -33,16 +26,3 @@ def layout(folder: Path, signs: tuple[str, ...]) -> str | None:
             ]
             return ", ".join([f"folder of mflux (its names, as {clean(sign, 80)})", *notes])
     return None
-
-
-def vae(manifest: Manifest) -> Rename:
-    """Return the function that renames keys of diffusers or mflux to those of the manifest."""
-    network = kl_vae.NETWORK
-
-    def rename(key: str) -> str | None:
-        middle = next((one for one in _VAE if one in key), "")
-        layer = middle.rpartition(".")[0].rpartition(".")[0]
-        ours = key.replace(middle, f"{layer}.") if middle else key
-        return network.rename(ours) if network.rename else ours
-
-    return rename

@@ -24,12 +24,12 @@ from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image import layouts
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes import qwen_vae, qwen_vae_names
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
+from qwenimg.common.parts.components import renaming
 
 BACKENDS = ("cpu", "mlx")
 PARTS = ("transformer", "text_encoder", "vae")
@@ -40,7 +40,7 @@ def wan_names(config: QwenVAEConfig) -> dict[str, str]:
     """{the manifest's name: Wan's}, of the rule under test turned around."""
     manifest = qwen_vae.manifest(config)
     layers = config.num_res_blocks + 1
-    return {name: layouts._wan(name, layers) for name in manifest}
+    return {name: qwen_vae_names._wan(name, layers) for name in manifest}
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +77,7 @@ def test_wan_names_are_those_that_diffusers_reads() -> None:
 @pytest.mark.parametrize("prefix", ["", "vae.", "first_stage_model."])
 def test_every_name_of_a_vae_is_found(prefix: str) -> None:
     manifest = qwen_vae.manifest(QwenVAEConfig())
-    rename = layouts.vae(manifest)
+    rename = renaming(qwen_vae.NETWORK, QwenVAEConfig())
     assert all(rename(prefix + name) == name for name in manifest)
     assert all(rename(prefix + wan) == name for name, wan in wan_names(QwenVAEConfig()).items())
 

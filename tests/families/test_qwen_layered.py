@@ -28,9 +28,9 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image import layouts, variants
+from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.networks.denoisers.qwen_dit import ADDITION
-from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.vaes import qwen_vae, qwen_vae_names
 from qwenimg.common.numbers import sizes
 from qwenimg.common.pictures.pixels import composed
 from qwenimg.common.pipeline import fit_options, start
@@ -86,7 +86,7 @@ def files(tiny_layered: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     place = tmp_path_factory.mktemp("files")
     transformer, vae = (tensors(tiny_layered / part) for part in ("transformer", "vae"))
     save_file({f"model.diffusion_model.{k}": v for k, v in transformer.items()}, place / "a.safetensors")
-    wan = {layouts._wan(name, 2): value for name, value in vae.items()}
+    wan = {qwen_vae_names._wan(name, 2): value for name, value in vae.items()}
     save_file(wan, place / "b.safetensors")
     values = {name: (value.numpy(), fitting(value.numpy(), "F32")) for name, value in transformer.items()}
     write(place / "c.gguf", values, "qwen_image")

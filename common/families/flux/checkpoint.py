@@ -14,9 +14,9 @@ from qwenimg.common.base.hf_cache import cached_name, told_name
 from qwenimg.common.base.safe_files import absolute, bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux import mflux, single_file, variants
+from qwenimg.common.families.flux import single_file, variants
 from qwenimg.common.families.flux.texts import CLIP, T5
-from qwenimg.common.families.flux.transformer_file import FILE
+from qwenimg.common.families.flux.transformer_file import FILE, mflux_sizes
 from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
@@ -33,7 +33,6 @@ from qwenimg.common.parts.components import (
     open_tokenizer,
     read_config,
 )
-from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
@@ -236,7 +235,7 @@ def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
 
     def published() -> Any:
         if name == "transformer" and not elsewhere:
-            return FluxConfig(**mflux.sizes(folder))
+            return FluxConfig(**mflux_sizes(folder))
         return _published(name)
 
     return find_config(NETWORKS[name], [folder / name], published if elsewhere or not whole else None, REFUSED)
@@ -250,9 +249,7 @@ def _published(name: str) -> Any:
 def _component(folder: Path, name: str, place: Path | None, config: Any, *, whole: bool) -> Component:
     """Open the component `name` in `folder`, or in `place`, with the `config` of the model's own. Raises ModelError."""
     if place is None:
-        marker = CHANNELS_LAST if name == "vae" else ""
-        rename = mflux.RENAMES[name]
-        return open_component(NETWORKS[name], folder / name, config, name, rename, channels_last=marker, whole=whole)
+        return open_component(NETWORKS[name], folder / name, config, name, whole=whole)
     if name == "transformer":
         return FILE.open(place, config, whole=whole)
     if name == "vae":

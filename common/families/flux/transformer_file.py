@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from qwenimg.common.base.config import parse
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.parts import flux_names
@@ -18,6 +21,8 @@ from qwenimg.common.parts.authors_names import QKV, Layers, TransformerFile
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.weights.keys import Place, Rows
 
+GROUP = 64  # values of one scale, always in mflux
+_GUIDANCE = "time_text_embed.guidance_embedder."
 _ENDS: Layers = {
     **flux_names.ENDS,
     **{
@@ -55,6 +60,21 @@ def _config(path: Path, shapes: Shapes, like: FluxConfig, called: Callable[[str]
         "guidance_embeds": called("time_text_embed.guidance_embedder.linear_1.weight") in shapes,
     }
     return parse(FluxConfig, data, source=path)
+
+
+def mflux_sizes(folder: Path) -> dict[str, Any]:
+    """Return the fields of the configuration of a transformer that mflux saved in which the published models differ:
+    the input for guidance, and the channels that it takes and makes. Raises ModelError."""
+    guided, channels = False, FluxConfig.in_channels
+    for path in find_files(folder / "transformer").files:
+        header = peek(path)
+        guided = guided or any(key.startswith(_GUIDANCE) for key in header.tensors)
+        scales, weight = (header.tensors.get(f"x_embedder.{leaf}") for leaf in ("scales", "weight"))
+        if scales is not None and len(scales.shape) == 2:
+            channels = GROUP * scales.shape[1]
+        elif weight is not None and len(weight.shape) == 2 and weight.dtype != "U32":
+            channels = weight.shape[1]
+    return {"guidance_embeds": guided, "in_channels": channels, "out_channels": FluxConfig.in_channels}
 
 
 def place(name: str) -> Place:

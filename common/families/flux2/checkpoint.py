@@ -12,7 +12,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux2 import mflux, vae_file
+from qwenimg.common.families.flux2 import vae_file
 from qwenimg.common.families.flux2.known import SMALL_FILES
 from qwenimg.common.families.flux2.networks import NETWORKS, TAPS
 from qwenimg.common.families.flux2.transformer_file import FILE, model_of
@@ -78,9 +78,7 @@ def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
     if name == "vae" and not is_folder(path):
         return vae_file.open_vae(path, own, whole=whole)
     network = NETWORKS[name]
-    config = find_config(network, [path], lambda: own)
-    marker = mflux.CHANNELS_LAST if name == "vae" else ""
-    return open_component(network, path, config, name, mflux.RENAMES[name], channels_last=marker, whole=whole)
+    return open_component(network, path, find_config(network, [path], lambda: own), name, whole=whole)
 
 
 def is_distilled(index: Path) -> bool:

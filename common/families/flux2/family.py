@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux2 import lora_names, mflux
+from qwenimg.common.families.flux2 import lora_names
 from qwenimg.common.families.flux2.checkpoint import is_distilled, open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
@@ -72,7 +72,6 @@ FAMILY = Family(
     },
     networks=(flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK),
     denoiser="transformer",
-    mflux_signs=mflux.SIGNS,
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,

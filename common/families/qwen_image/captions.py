@@ -9,10 +9,10 @@ from pathlib import Path
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.qwen_image.layouts import RENAMES
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
+from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.texts.captions import Describing
 from qwenimg.common.parts.texts.picture_texts import NO_LIMIT, VISION, PictureTemplate
 from qwenimg.common.pictures.patches import QWEN2_VL
@@ -57,7 +57,7 @@ def _around(text: str) -> PictureTemplate:
 
 def lacks(paths: Iterable[Path]) -> str:
     """Return what the files of a text encoder lack to describe a picture; "": nothing. Raises ModelError."""
-    rename = RENAMES["text_encoder"](qwen_vl_caption.manifest(QwenCaptionConfig()))
+    rename = renaming(qwen_vl_caption.NETWORK, QwenCaptionConfig())
     names = {rename(key) or "" for path in paths for key in peek(path).tensors}
     if qwen_vl_caption.HEAD not in names:
         return f"head ({qwen_vl_caption.HEAD})"

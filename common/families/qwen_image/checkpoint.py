@@ -16,7 +16,6 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
-from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
@@ -32,7 +31,7 @@ from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts import merged_file
 from qwenimg.common.parts.authors_names import count_blocks
-from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
+from qwenimg.common.parts.components import find_config, open_component, open_tokenizer, renaming
 from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts import language_files, towers
@@ -113,8 +112,6 @@ def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, C
                 places[name],
                 configs[name],
                 name,
-                RENAMES[name],
-                channels_last=CHANNELS_LAST.get(name, ""),
                 whole=choices.whole,
                 beside=tower if name == "text_encoder" and network is not qwen_vl.NETWORK else None,
             )
@@ -153,8 +150,7 @@ def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVar
 def _has_addition(place: Path) -> bool:
     """Return whether the file or folder of a transformer has the tensor that only Qwen-Image-Layered has. Raise
     ModelError."""
-    rename = RENAMES["transformer"](qwen_dit.manifest(variants.published_config(qwen_dit.NETWORK, variants.LAYERED)))
-    return any(rename(key) == qwen_dit.ADDITION for key in _keys(place))
+    return any(plain("transformer", key) == qwen_dit.ADDITION for key in _keys(place))
 
 
 def _keys(place: Path) -> Iterator[str]:
@@ -177,7 +173,7 @@ def _writing(config: Any, folders: list[Path]) -> Any:
 
 def _check_sees(places: Sequence[Path]) -> None:
     """Raise ModelError for a text encoder without its vision tower."""
-    rename = RENAMES["text_encoder"](qwen_vl_vision.manifest(QwenVLVisionConfig()))
+    rename = renaming(qwen_vl_vision.NETWORK, QwenVLVisionConfig())
     if any((rename(key) or "").startswith(vision_tower.PREFIX) for place in places for key in _keys(place)):
         return
     raise ModelError(
@@ -211,7 +207,7 @@ def _check_fit(folder: Path, kind: QwenVariant, dit: QwenDiTConfig, text: QwenVL
 def _config_of(header: Header, part: str, like: Any) -> Any:
     """Return the configuration of a part in the file; `like` has the fields that no tensor shows. Raises ModelError."""
     if part == "text_encoder":
-        rename = RENAMES[part](qwen_vl.manifest(QwenVLConfig()))
+        rename = renaming(qwen_vl.NETWORK, QwenVLConfig())
         return replace(like, **language_files.sizes(header, rename, QwenVLConfig().head_dim))
     if part == "vae":
         return _vae(header, like)
@@ -219,7 +215,7 @@ def _config_of(header: Header, part: str, like: Any) -> Any:
 
 
 def _transformer(header: Header, like: QwenDiTConfig) -> QwenDiTConfig:
-    path, rename = header.file.path, RENAMES["transformer"](qwen_dit.manifest(like))
+    path, rename = header.file.path, renaming(qwen_dit.NETWORK, like)
     shapes: Shapes = {name: one.shape for key, one in header.tensors.items() if (name := rename(key)) is not None}
     width, channels = shape_of(path, shapes, "img_in.weight", 2)
     [head_dim] = shape_of(path, shapes, "transformer_blocks.0.attn.norm_q.weight", 1)

@@ -9,14 +9,14 @@ from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description, listed, of_merged, summary, weights_summary
 from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, is_tower, open_parts
 from qwenimg.common.families.qwen_image.control_files import described, is_control
-from qwenimg.common.families.qwen_image.layouts import CHANNELS_LAST, RENAMES
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import qwen21_vae
+from qwenimg.common.networks.vaes import qwen21_vae, qwen_vae
 from qwenimg.common.parts import merged_file
+from qwenimg.common.parts.components import renaming
 from qwenimg.common.weights.keys import named_weights
 
 # A tensor that only this part has, and one whose shape shows its size.
@@ -40,7 +40,7 @@ def part_of(header: Header) -> str | None:
     for part, network in NETWORKS.items():
         if architecture and architecture not in network.architectures:
             continue
-        rename = RENAMES[part](network.manifest(network.config()))
+        rename = renaming(network, network.config())
         if any(rename(key) == _SIGNS[part][0] for key in header.tensors):
             return None if part == "vae" and not _is_own_vae(header) else part
     return None
@@ -48,7 +48,7 @@ def part_of(header: Header) -> str | None:
 
 def is_model(header: Header) -> bool:
     """Return whether a file with this header has the transformer and another part of the model."""
-    rename = RENAMES["transformer"](qwen_dit.manifest(qwen_dit.NETWORK.config()))
+    rename = renaming(qwen_dit.NETWORK, qwen_dit.NETWORK.config())
     known = any(rename(key) == _SIGNS["transformer"][0] for key in header.tensors)
     return known and header.format != "GGUF" and bool(merged_file.parts_of(header))
 
@@ -58,7 +58,7 @@ def _is_own_vae(header: Header) -> bool:
     VAEs too."""
     if any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors):
         return False
-    return any(key.endswith(".gamma") or CHANNELS_LAST["vae"] in key for key in header.tensors)
+    return any(key.endswith(".gamma") or qwen_vae.NETWORK.channels_last in key for key in header.tensors)
 
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
@@ -73,8 +73,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         return Description(lines=[*lines, "use it: qwenimg PROMPT -m qwen-image --control FILE=PICTURE"])
     (sign, size), network = _SIGNS[part], NETWORKS[part]
     variant = _variant(part, network, header)
-    manifest = network.manifest(published_config(network, variant))
-    rename = RENAMES[part](manifest)
+    config = published_config(network, variant)
+    manifest, rename = network.manifest(config), renaming(network, config)
     names = {name: key for key in header.tensors if (name := rename(key)) is not None}
     if size not in names:
         return None
@@ -105,7 +105,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
 def _variant(part: str, network: Network, header: Header) -> QwenVariant:
     """Return LAYERED for the transformer with a tensor more, and for the VAE with a channel more, that only
     Qwen-Image-Layered has; else TEXT."""
-    rename = RENAMES[part](network.manifest(published_config(network, LAYERED)))
+    rename = renaming(network, published_config(network, LAYERED))
     shapes = {name: stored.shape for key, stored in header.tensors.items() if (name := rename(key)) is not None}
     first = shapes.get("encoder.conv_in.weight", ())
     sees_alpha = part == "vae" and len(first) > 1 and first[1] == LAYERED.channels

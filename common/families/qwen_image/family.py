@@ -10,7 +10,7 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image import control_files, layouts, references, variants
+from qwenimg.common.families.qwen_image import control_files, lora_names, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, networks, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, is_model, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
@@ -133,11 +133,10 @@ FAMILY = Family(
     options=QwenImageLayered.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=open_folder,
-    mflux_signs=layouts.MFLUX_SIGNS,
     reads_file=is_model,
     describe_file=describe_file,
     model=_model,
-    lora_names=layouts.lora_names,
+    lora_names=lora_names.names,
     small_files=lambda checkpoint: known_configs.small_files("qwen-image"),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,

@@ -74,8 +74,7 @@ def _opened(name: str, network: Network, place: Path, config: Any, tower: Path |
         return open_transformer(place, config, whole=whole)
     if not isinstance(config, Qwen3VLVisionConfig):
         return open_component(network, place, config, name, whole=whole)
-    names = qwen3_vl_vision.names(config)
-    return open_component(network, place, config, name, lambda manifest: names, whole=whole, beside=tower)
+    return open_component(network, place, config, name, whole=whole, beside=tower)
 
 
 def sample_sigmas(index: Path) -> tuple[float, ...]:

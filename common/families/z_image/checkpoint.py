@@ -12,7 +12,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.z_image import mflux
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
 from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.formats.headers import peek
@@ -22,7 +21,6 @@ from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
-from qwenimg.common.parts.mflux import CHANNELS_LAST
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts import language_files
 from qwenimg.common.parts.vae_files import open_vae
@@ -97,8 +95,7 @@ def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Co
         return open_transformer(place, config, whole=choices.whole)
     if name == "vae" and is_file(place):
         return open_vae(place, config, whole=choices.whole)
-    marker = CHANNELS_LAST if name == "vae" else ""
-    return open_component(network, place, config, name, mflux.RENAMES[name], channels_last=marker, whole=choices.whole)
+    return open_component(network, place, config, name, whole=choices.whole)
 
 
 def _text_name(key: str) -> str | None:

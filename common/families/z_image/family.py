@@ -6,7 +6,7 @@ import re
 
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.z_image import lora_names, mflux
+from qwenimg.common.families.z_image import lora_names
 from qwenimg.common.families.z_image.checkpoint import NETWORKS, is_turbo, open_folder, purpose
 from qwenimg.common.families.z_image.describe_file import describe_file, part_of
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
@@ -53,7 +53,6 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     options=ZImage.options,
     open=open_folder,
-    mflux_signs=mflux.SIGNS,
     reads_file=is_model,
     describe_file=describe_file,
     model_of=lambda transformer, choices: of_name(told_name(transformer)).name,

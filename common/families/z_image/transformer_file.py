@@ -70,7 +70,7 @@ def open_transformer(path: Path, like: ZImageConfig, *, whole: bool = False) -> 
                 header, prefix, network, config, place, "Z-Image", ignored=(_IGNORED,), whole=whole
             )
     header.file.close()
-    return open_component(network, path, config, title, lambda manifest: lambda key: _renamed(key, prefix), whole=whole)
+    return open_component(network, path, config, title, lambda key: _renamed(key, prefix), whole=whole)
 
 
 def _checked_prefix(header: Header) -> str:

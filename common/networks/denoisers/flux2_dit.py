@@ -25,6 +25,8 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 
 CLASS_NAME = "Flux2Transformer2DModel"
+_MFLUX_TIME = "time_guidance_embed.linear_"
+_MFLUX_OUT = re.compile(r"^(transformer_blocks\.\d+\.attn)\.to_out\.(?!0\.)")
 
 AXES = 4  # of a position: image, row, column, text token
 
@@ -126,6 +128,12 @@ def _single_block(config: Flux2Config) -> Manifest:
     )
 
 
+def rename(key: str) -> str:
+    """Return the manifest key of a file's key, in diffusers' names or mflux's."""
+    key = key.replace(_MFLUX_TIME, "time_guidance_embed.timestep_embedder.linear_")
+    return _MFLUX_OUT.sub(r"\1.to_out.0.", key)
+
+
 def deep(config: Flux2Config) -> DeepBlocks:
     """Return all blocks but the first."""
     double = (f"transformer_blocks.{i}" for i in range(1, config.num_layers))
@@ -141,6 +149,8 @@ NETWORK = Network(
     kind=CLASS_NAME,
     config=Flux2Config,
     manifest=manifest,
+    rename=rename,
+    mflux_signs=(_MFLUX_TIME,),
     blocks=re.compile(r"(?:single_)?transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(rf"({_BLOCK})\."),
     compiled=re.compile(_BLOCK),

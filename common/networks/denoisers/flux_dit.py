@@ -35,6 +35,8 @@ NORM_EPS = 1e-6
 PATCH = 2  # of the latents, which the pipeline packs; the transformer's own patches are single tokens
 ROPE_THETA = 10000.0
 _BLOCK = r"(?:single_)?transformer_blocks\.(?:\d+)"
+_MFLUX = re.compile(r"(transformer_blocks\.\d+\.ff(?:_context)?)\.(linear[12])\.(.+)")
+_FEED_FORWARD = {"linear1": "net.0.proj", "linear2": "net.2"}  # by mflux's names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,12 @@ def manifest(config: FluxConfig) -> Manifest:
     )
 
 
+def rename(key: str) -> str:
+    """Return the manifest key of a file's key, in diffusers' names or mflux's."""
+    layer = _MFLUX.fullmatch(key)
+    return f"{layer[1]}.{_FEED_FORWARD[layer[2]]}.{layer[3]}" if layer else key
+
+
 def uses(stored: Manifest) -> Uses:
     """Return all of `stored`, in its shapes. Tensors for the modulation alone are in memory once per schedule."""
     return {key: Use(shape, residency=ONCE if is_modulation(key) else ALWAYS) for key, shape in stored.items()}
@@ -143,6 +151,8 @@ NETWORK = Network(
     config=FluxConfig,
     manifest=manifest,
     used=lambda config, stored: uses(stored),
+    rename=rename,
+    mflux_signs=("transformer_blocks.0.ff.linear1.", "transformer_blocks.0.ff_context.linear1."),
     blocks=re.compile(r"(?:single_)?transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(rf"({_BLOCK})\."),
     compiled=re.compile(_BLOCK),

@@ -33,6 +33,12 @@ MLP_RATIO = 4
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 ADDITION = "time_text_embed.addition_t_embedding.weight"
+_MFLUX = {
+    ".attn.attn_to_out.0.": ".attn.to_out.0.",
+    "_mod_linear.": "_mod.1.",
+    "_ff.mlp_in.": "_mlp.net.0.proj.",
+    "_ff.mlp_out.": "_mlp.net.2.",
+}
 """The table of the additional embedding, which only a model with `use_additional_t_cond` has."""
 
 
@@ -99,6 +105,13 @@ def trunk(config: QwenDiTConfig) -> Manifest:
     )
 
 
+def rename(key: str) -> str:
+    """Return the manifest key of a file's key, in diffusers' names or mflux's."""
+    for theirs, ours in _MFLUX.items():
+        key = key.replace(theirs, ours)
+    return key
+
+
 def uses(stored: Manifest) -> Uses:
     """Return all of `stored`, in its shapes. Tensors for the timestep alone are in memory once per schedule."""
     return {key: Use(shape, residency=ONCE if timestep_only(key) else ALWAYS) for key, shape in stored.items()}
@@ -133,6 +146,12 @@ NETWORK = Network(
     manifest=manifest,
     used=lambda config, stored: uses(stored),
     ignored=IGNORED_CONFIG,
+    rename=rename,
+    mflux_signs=(
+        "transformer_blocks.0.img_mod_linear.",
+        "transformer_blocks.0.attn.attn_to_out.",
+        "transformer_blocks.0.img_ff.",
+    ),
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     compiled=re.compile(r"transformer_blocks\.\d+"),

@@ -37,6 +37,13 @@ _STORED = {
     "x_pad_token.weight": "x_pad_token",
     "cap_pad_token.weight": "cap_pad_token",
 }
+# Starts of the names that only mflux has
+_MFLUX = {
+    "t_embedder.linear1.": "t_embedder.mlp.0.",
+    "t_embedder.linear2.": "t_embedder.mlp.2.",
+    f"all_final_layer.{PATCH}-1.adaLN_modulation.0.": "final_layer.adaLN_modulation.1.",
+}
+_OURS = _MFLUX | {theirs: ours for ours, theirs in _STORED.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +122,8 @@ def manifest(config: ZImageConfig) -> Manifest:
 
 
 def rename(key: str) -> str:
-    """Return the manifest key of a file's key."""
-    return next((ours + key.removeprefix(theirs) for ours, theirs in _STORED.items() if key.startswith(theirs)), key)
+    """Return the manifest key of a file's key, in diffusers' names or mflux's."""
+    return next((ours + key.removeprefix(theirs) for theirs, ours in _OURS.items() if key.startswith(theirs)), key)
 
 
 def published(name: str) -> str:
@@ -160,6 +167,7 @@ NETWORK = Network(
         Block(name="model", paths=re.compile("")),
     ),
     rename=rename,
+    mflux_signs=tuple(_MFLUX),
     published=published,
     architectures=frozenset({"lumina2"}),  # whose layers it has
 )

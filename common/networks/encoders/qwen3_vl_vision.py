@@ -227,6 +227,7 @@ NETWORK = replace(
     used=used,
     fields=fields,
     rename=rename,
+    renames=names,
     joins=joins,
     architectures=qwen3_vl.NETWORK.architectures | {vision_tower.MMPROJ},
     traced=(

@@ -26,6 +26,8 @@ from qwenimg.common.networks.network import Network
 
 MODEL_TYPE = "qwen2_5_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+MFLUX = "encoder."
+"""Before all names of mflux's."""
 _NOT_NEEDED = (
     "model.visual.", "visual.", "lm_head.", "output.",
     "vision_tower.", "language_model.lm_head.",  # as mlx-vlm writes them
@@ -80,6 +82,7 @@ def manifest(config: QwenVLConfig) -> Manifest:
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None if text to image does not need the tensor."""
+    key = key.removeprefix(MFLUX)
     if key.startswith(_NOT_NEEDED) or key.endswith(language_model.COMPUTED):
         return None
     for prefix in _PREFIXES:

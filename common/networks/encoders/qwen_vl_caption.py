@@ -22,6 +22,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
+from qwenimg.common.networks.encoders.qwen_vl import MFLUX
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.encoders.vision_tower import NESTED
 
@@ -64,6 +65,7 @@ def manifest(config: QwenVLVisionConfig) -> Manifest:
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
+    key = key.removeprefix(MFLUX)
     return HEAD if key in _HEADS else qwen_vl_vision.rename(key)
 
 

@@ -139,6 +139,7 @@ def used(config: QwenVLVisionConfig, stored: Manifest) -> Uses:
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key in any known style; None for a tensor that is not needed."""
+    key = key.removeprefix(qwen_vl.MFLUX)
     if (ours := vision_tower.rename(key)) is not None:
         return ours
     match = _MMPROJ_KEY.fullmatch(key) if key.startswith(("v.", "mm.")) else None

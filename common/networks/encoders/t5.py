@@ -63,6 +63,9 @@ _LLAMA_CPP = {
     "ffn_down": "layer.1.DenseReluDense.wo",
 }
 _LLAMA_CPP_ENDS = {"token_embd.weight": _TOKENS, "enc.output_norm.weight": "encoder.final_layer_norm.weight"}
+# mflux has the table of distances in every block; the first one's is used
+_MFLUX_BLOCK = re.compile(r"t5_blocks\.(?P<block>\d+)\.(?P<part>attention|ff)\.(?P<rest>.+)")
+_MFLUX_PARTS = {"attention": "layer.0", "ff": "layer.1"}
 _LLAMA_CPP_BLOCK = re.compile(r"enc\.blk\.(?P<block>\d+)\.(?P<part>[a-z_]+)\.weight")
 
 
@@ -156,6 +159,12 @@ def rename(key: str) -> str | None:
     match = _LLAMA_CPP_BLOCK.fullmatch(key)
     if match and match["part"] in _LLAMA_CPP:
         return f"encoder.block.{match['block']}.{_LLAMA_CPP[match['part']]}.weight"
+    if match := _MFLUX_BLOCK.fullmatch(key):
+        block, part, rest = match.groups()
+        again = rest.startswith("SelfAttention.relative_attention_bias.") and block != "0"
+        return None if again else f"encoder.block.{block}.{_MFLUX_PARTS[part]}.{rest}"
+    if key.startswith("final_layer_norm."):
+        return f"encoder.{key}"
     return _LLAMA_CPP_ENDS.get(key, _TOKENS if key == _TOKENS_AGAIN else key)
 
 

@@ -12,6 +12,7 @@ Source: the reference class of diffusers.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from qwenimg.common.base.errors import ModelError
@@ -25,6 +26,7 @@ CLASS_NAME = "AutoencoderKLFlux2"
 
 PATCH = 2
 STATISTICS = "bn."
+_MFLUX_OUT = re.compile(r"^((?:en|de)coder\.mid_block\.attentions\.0)\.to_out\.(?!0\.)")
 _COUNTER = "bn.num_batches_tracked"  # of the training, a whole number
 
 
@@ -63,7 +65,7 @@ def manifest(config: Flux2VAEConfig) -> Manifest:
 
 def rename(key: str) -> str | None:
     """Return the manifest key of a file's key; None for the counter of the batch norm."""
-    return None if key == _COUNTER else kl_vae.rename(key)
+    return None if key == _COUNTER else kl_vae.rename(_MFLUX_OUT.sub(r"\1.to_out.0.", key))
 
 
 NETWORK = Network(
@@ -75,6 +77,7 @@ NETWORK = Network(
     fields=kl_vae.vae_fields,
     ignored=kl_vae.IGNORED_CONFIG | {"batch_norm_momentum"},
     rename=rename,
+    channels_last=".mid_block.attentions.0.to_out.weight",
     traced=kl_vae.NETWORK.traced,
     described=kl_vae.NETWORK.described,
 )

@@ -37,6 +37,7 @@ FIXED_CONFIG: Mapping[str, object] = {
 
 NORM_EPS = 1e-6
 
+_MFLUX = (".conv_in.conv2d.", ".conv_in.conv.", ".conv_out.conv2d.", ".conv_out.conv.", ".conv_norm_out.norm.")
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
@@ -133,7 +134,10 @@ def manifest(config: KLVAEConfig) -> Manifest:
 
 
 def rename(key: str) -> str:
-    """Return the manifest key of a file's key; older files have query, key, value, proj_attn for the attention."""
+    """Return the manifest key of a file's key: older files have query, key, value, proj_attn for the attention, and
+    mflux's some layers within another."""
+    for inner in _MFLUX:
+        key = key.replace(inner, f"{inner.rpartition('.')[0].rpartition('.')[0]}.")
     parent, _, leaf = key.rpartition(".")
     above, _, name = parent.rpartition(".")
     old = above.endswith("mid_block.attentions.0") and name in _OLD_NAMES
@@ -184,6 +188,7 @@ NETWORK = Network(
     fields=vae_fields,
     ignored=IGNORED_CONFIG,
     rename=rename,
+    channels_last=".conv_in.conv",
     traced=(
         Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),
         Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1, depth=1),

@@ -21,6 +21,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import qwen_vae_names
 from qwenimg.common.weights.plan import Use, Uses
 
 CLASS_NAME = "AutoencoderKLQwenImage"
@@ -195,6 +196,8 @@ NETWORK = Network(
     manifest=manifest,
     used=lambda config, stored: uses(stored),
     ignored=IGNORED_CONFIG,
+    renames=lambda config: qwen_vae_names.renaming(manifest(config), config.num_res_blocks + 1),
+    channels_last=".conv3d.",
     traced=(
         Block(
             name="resnet",

@@ -102,7 +102,7 @@ def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool)
             return None
         return clip.rename(plain) if key.startswith(start) else key
 
-    return open_component(clip.NETWORK, path, config, name, lambda manifest: rename)
+    return open_component(clip.NETWORK, path, config, name, rename)
 
 
 def within(header: Header, text: Text, *, whole: bool = False) -> Component:

@@ -61,7 +61,7 @@ def open_t5(path: Path, title: str, *, whole: bool = False) -> Component:
     def rename(key: str) -> str | None:
         return t5.rename(key.removeprefix(start)) if key.startswith(start) else key
 
-    return open_component(t5.NETWORK, path, config_of(header, prefix), title, lambda manifest: rename, whole=whole)
+    return open_component(t5.NETWORK, path, config_of(header, prefix), title, rename, whole=whole)
 
 
 def within(header: Header, prefix: str, title: str, *, whole: bool = False) -> Component:
