@@ -11,6 +11,7 @@ from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
+from qwenimg.common.parts import lora_layers
 from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
@@ -54,7 +55,7 @@ class Family:
     # since its configurations ship
     model_of: Callable[[Path, Choices], str] | None = None
     model: Model  # of a checkpoint and its refiner
-    lora_names: Callable[[Checkpoint], Names] = lambda checkpoint: ()  # of the layers that LoRAs may change
+    lora_names: Callable[[Checkpoint], Names] = lora_layers.names  # of the layers that LoRAs may change
     # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None
     # Whether the path of a LoRA names one that --control takes: no tensor tells it from others

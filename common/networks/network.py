@@ -15,6 +15,7 @@ from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.joined import Joins
 from qwenimg.common.weights.plan import Uses, stored_uses
 
+NETWORKS = "qwenimg.common.networks"
 ROOMS = ("denoisers", "encoders", "vaes")
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.weights.keys import Place, Rows
 
 Places = dict[str, Place]
@@ -38,16 +37,6 @@ IGNORED_TEXT = frozenset(
     }
 )
 
-_VAE_PARTS = {
-    "mid_block.resnets.0": "mid.block_1",
-    "mid_block.resnets.1": "mid.block_2",
-    "mid_block.attentions.0.group_norm": "mid.attn_1.norm",
-    "mid_block.attentions.0.to_q": "mid.attn_1.q",
-    "mid_block.attentions.0.to_k": "mid.attn_1.k",
-    "mid_block.attentions.0.to_v": "mid.attn_1.v",
-    "mid_block.attentions.0.to_out.0": "mid.attn_1.proj_out",
-    "conv_norm_out": "norm_out",
-}
 _OPEN_CLIP = {
     "layer_norm1": "ln_1",
     "layer_norm2": "ln_2",
@@ -65,13 +54,6 @@ _OPEN_CLIP_ENDS = {
 _FUSED = ("q_proj", "k_proj", "v_proj")  # thirds of the rows of one tensor
 _LAYER = re.compile(r"encoder\.layers\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<leaf>weight|bias)")
 _PROJECTION = re.compile(r"(?P<attention>.+\.self_attn)\.(?P<part>[qkv]_proj)\.(?P<leaf>weight|bias)")
-_VAE_BLOCK = re.compile(r"(?P<way>down|up)_blocks\.(?P<level>\d+)\.(?P<rest>.+)")
-
-
-def vae_places(names: Iterable[str], config: KLVAEConfig, prefix: str) -> Places:
-    """Map each parameter of the VAE to its tensor behind `prefix`."""
-    levels = len(config.block_out_channels)
-    return {name: Place(prefix + _vae_key(name, levels)) for name in names}
 
 
 def clip_places(names: Iterable[str], prefix: str) -> Places:
@@ -103,21 +85,6 @@ def _converted(name: str, fused: bool) -> Place:
 def _third(projection: str) -> Rows:
     index = _FUSED.index(projection)
     return Rows(index, index + 1, len(_FUSED))
-
-
-def _vae_key(name: str, levels: int) -> str:
-    side, _, rest = name.partition(".")
-    if side not in ("encoder", "decoder"):
-        return name
-    if block := _VAE_BLOCK.fullmatch(rest):
-        level = int(block["level"]) if block["way"] == "down" else levels - 1 - int(block["level"])
-        inner = block["rest"].replace("resnets.", "block.").replace("conv_shortcut", "nin_shortcut")
-        inner = inner.replace("downsamplers.0", "downsample").replace("upsamplers.0", "upsample")
-        return f"{side}.{block['way']}.{level}.{inner}"
-    for part, path in _VAE_PARTS.items():
-        if rest.startswith(part + "."):
-            return f"{side}.{path}{rest.removeprefix(part)}"
-    return name
 
 
 def _open_clip(name: str) -> Place:

@@ -11,6 +11,8 @@ _OWN = ("model.diffusion_model.", "diffusion_model.", "model.model.", "net.")  #
 DENOISERS = (*_OWN, "model.", "_orig_mod.", "module.", "")
 """Of transformers and UNets: the first with which a name of the network's is in the file counts."""
 VAES = ("first_stage_model.", "vae.")
+PREFIXES = {"transformer": DENOISERS, "vae": ("", *VAES)}
+"""By the role of a network, the prefixes that its names may have, the likeliest first."""
 _NAMED = r"(?:clip|t5|pile_t5|umt5|qwen|gemma|llama|mistral)\w{0,40}"
 _TEXT = re.compile(
     rf"text_encoders\.\w{{1,60}}\.(?:transformer\.)?|{_NAMED}\.(?:transformer\.|(?=logit_scale$))", re.ASCII

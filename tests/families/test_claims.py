@@ -15,23 +15,20 @@ from safetensors.numpy import save_file
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, file_kind, registry
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux import transformer_file as flux_file
-from qwenimg.common.families.flux2 import transformer_file as flux2_file
-from qwenimg.common.families.qwen_image_21 import transformer_file as qwen21_file
 from qwenimg.common.families.registry import FAMILIES
-from qwenimg.common.families.z_image import transformer_file as z_image_file
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import describe_lora
+from qwenimg.common.networks.denoisers import flux2_names, flux_names, qwen21_names, zimage_names
 from qwenimg.common.weights.keys import Place
 
 ORDERS = [FAMILIES[::-1], *(random.Random(seed).sample(FAMILIES, len(FAMILIES)) for seed in range(2))]
 AUTHORS = {
-    "flux": flux_file.place,
-    "flux2": flux2_file.place,
-    "z-image": z_image_file.place,
-    "qwen-image-2.1": qwen21_file.place,
+    "flux": flux_names.place,
+    "flux2": flux2_names.place,
+    "z-image": zimage_names.place,
+    "qwen-image-2.1": qwen21_names.place,
 }
 GGUF = {"qwen-image-2.1": ("qwen_image",), "flux": ("flux",), "flux2": ("flux", "flux2"), "z-image": ("lumina2",)}
 """The architectures that programs write for each family's transformer."""

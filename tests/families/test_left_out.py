@@ -18,9 +18,10 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.codes.doubles import Doubles
 from qwenimg.common.families import registry
-from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
+from qwenimg.common.networks.denoisers.zimage_names import LAYOUTS
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.weights import left_out
 from qwenimg.common.weights.values import check_values, read
 
@@ -83,7 +84,7 @@ def test_pad_tokens_of_one_dimension_and_tables(tmp_path: Path, authors: bool) -
         made[name] = made[name][0].clone()
     save_file(made | {name: torch.ones(4) for name in TABLES}, tmp_path / "z.safetensors")
     like = ZImageConfig(dim=96, n_heads=3, axes_dims=(8, 12, 12), axes_lens=(640, 48, 48))
-    part = open_transformer(tmp_path / "z.safetensors", like)
+    part = open_part(LAYOUTS, tmp_path / "z.safetensors", like, "transformer")
     for name, value in model.state_dict().items():
         entry = part.plan.entries[zimage_dit.rename(name)]
         assert np.array_equal(widened(read(entry)), value.numpy().reshape(entry.shape)), name
@@ -91,7 +92,7 @@ def test_pad_tokens_of_one_dimension_and_tables(tmp_path: Path, authors: bool) -
     for shape in ((95,), (96, 1), (1, 1, 96), (2, 48)):
         save_file(made | {"x_pad_token": torch.ones(shape)}, tmp_path / "bad.safetensors")
         with pytest.raises(ModelError, match="x_pad_token' has shape"):
-            open_transformer(tmp_path / "bad.safetensors", like)
+            open_part(LAYOUTS, tmp_path / "bad.safetensors", like, "transformer")
 
 
 def test_no_weight_of_a_network_is_left_out() -> None:

@@ -22,7 +22,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.hub.describe import describe, layers_of_known
 from qwenimg.common.networks.encoders import clip
-from qwenimg.common.parts.texts.text_lora_names import text_part
+from qwenimg.common.parts.texts.text_lora_names import clip_names
 from qwenimg.common.weights.loras import lora as loras
 from qwenimg.common.weights.loras.lora_names import Names, find
 
@@ -254,7 +254,7 @@ def test_layers_of_other_programs() -> None:
         unused = {name for name in names if (targets := find(names[name], layer)) and not targets[0].used}
         print(layer, *sorted(unused))
         assert models <= unused, layer
-    open_clip = (text_part("text_encoder", clip.manifest(clip.OPEN_CLIP_H), two=False),)
+    open_clip = (clip_names("text_encoder", clip.manifest(clip.OPEN_CLIP_H), two=False),)
     for layer, used in (("22.mlp.fc1", True), ("23.mlp.fc1", False)):
         [target] = find(open_clip, f"text_encoders.clip_h.transformer.text_model.encoder.layers.{layer}")
         assert (target.used, target.shape) == (used, (4096, 1024))

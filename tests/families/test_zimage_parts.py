@@ -219,7 +219,7 @@ def test_published_sizes_from_files_of_the_published_sizes(
 
 
 def product_place(key: str) -> str:
-    from qwenimg.common.families.z_image.transformer_file import place
+    from qwenimg.common.networks.denoisers.zimage_names import place
 
     return place(key).key
 

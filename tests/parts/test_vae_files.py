@@ -21,8 +21,9 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
+from qwenimg.common.networks.vaes.kl_vae_names import LAYOUTS
 from qwenimg.common.parts import vae_files
-from qwenimg.common.parts.vae_files import open_vae
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.weights import part_names
 from qwenimg.common.weights.values import read
 
@@ -54,7 +55,7 @@ def test_every_tensor_is_that_of_the_model(tmp_path: Path, prefix: str) -> None:
     file = tmp_path / "ae.safetensors"
     beside = {} if not prefix else {"model.diffusion_model.x": torch.ones(2)}
     save_file(tiny_ldm.behind(prefix, in_ldm_names()) | beside, file)
-    opened = open_vae(file, LIKE)
+    opened = open_part(LAYOUTS, file, LIKE, "vae")
     expected = tiny_vae().state_dict()
     assert opened.plan.entries.keys() == expected.keys() == kl_vae.manifest(LIKE).keys()
     assert all(np.array_equal(read(entry), expected[name].numpy()) for name, entry in opened.plan.entries.items())
@@ -67,7 +68,7 @@ def test_diffusers_names_and_folders(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "vae")
     save_file(model.state_dict(), tmp_path / "plain.safetensors")
     for place in ("vae", "plain.safetensors"):
-        opened = open_vae(tmp_path / place, LIKE)
+        opened = open_part(LAYOUTS, tmp_path / place, LIKE, "vae")
         assert opened.config.scaling_factor == VAE["scaling_factor"]
         assert opened.plan.entries.keys() == model.state_dict().keys()
         opened.plan.close()
@@ -77,7 +78,7 @@ def test_diffusers_names_and_folders(tmp_path: Path) -> None:
 def test_it_decodes_as_the_reference_does(tmp_path: Path, backend: str) -> None:
     file = tmp_path / "ae.safetensors"
     save_file(in_ldm_names(), file)
-    part = open_vae(file, LIKE)
+    part = open_part(LAYOUTS, file, LIKE, "vae")
     network = backends.load(backend).open(part.network, part.config, part.stored(FP32), FP32)
     latents = np.random.default_rng(0).standard_normal((1, 16, 6, 10)).astype(np.float32)
     with torch.inference_mode():
@@ -145,12 +146,12 @@ MUTANTS = {
 def test_bad_files_are_refused(tmp_path: Path, mutant: Callable[[Tensors], Tensors]) -> None:
     file = tmp_path / "ae.safetensors"
     save_file(mutant(in_ldm_names()), file)
-    text = refused(open_vae, file, LIKE)
+    text = refused(open_part, LAYOUTS, file, LIKE, "vae")
     assert MUTANTS[mutant] in text and "ae.safetensors" in text
 
 
 def test_a_file_without_a_vae(tmp_path: Path) -> None:
     save_file({"x": torch.ones(2)}, tmp_path / "a.safetensors")
-    assert "holds no VAE" in refused(open_vae, tmp_path / "a.safetensors", LIKE)
+    assert "holds no VAE" in refused(open_part, LAYOUTS, tmp_path / "a.safetensors", LIKE, "vae")
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:-3])
-    assert "cut.safetensors" in refused(open_vae, tmp_path / "cut.safetensors", LIKE)
+    assert "cut.safetensors" in refused(open_part, LAYOUTS, tmp_path / "cut.safetensors", LIKE, "vae")

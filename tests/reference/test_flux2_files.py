@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ from support.tiny_flux2 import DIT, VAE, tiny_dit, tiny_vae, transformer_file
 
 import qwenimg
 from qwenimg.common.families import registry
-from qwenimg.common.families.flux2 import transformer_file as product
-from qwenimg.common.families.flux2.vae_file import open_vae
 from qwenimg.common.hub.describe import describe
+from qwenimg.common.networks.denoisers import flux2_names as product
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.vaes import flux2_vae_names, kl_vae_names
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
-from qwenimg.common.parts.ldm_keys import vae_places
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read
@@ -42,7 +41,7 @@ def made(**changes: Any) -> Any:
 
 
 def values(path: Path, like: Flux2Config = LIKE) -> tuple[Flux2Config, dict[str, np.ndarray]]:
-    part = product.FILE.open(path, like)
+    part = open_part(product.LAYOUTS, path, like, "transformer")
     arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
     part.plan.close()
     return part.config, arrays
@@ -138,7 +137,7 @@ PLACE = product.place
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[str], Place]) -> None:
     model, path = made(), tmp_path / "flux2.safetensors"
     save_file(transformer_file(model), path)
-    monkeypatch.setattr(product, "FILE", replace(product.FILE, place=fault))
+    monkeypatch.setattr(product, "place", fault)
     if fault is fused_in_single_blocks_too:
         refused(values, path)
         return
@@ -184,7 +183,7 @@ def test_other_files(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
     save_file({"x": torch.ones(2)}, path)
     assert "holds no transformer of FLUX.2" in refused(values, path)
-    assert "holds no VAE of FLUX.2" in refused(open_vae, path, Flux2VAEConfig())
+    assert "holds no VAE of FLUX.2" in refused(open_part, flux2_vae_names.LAYOUTS, path, Flux2VAEConfig(), "vae")
     gguf = tmp_path / "other.gguf"
     write(gguf, {"x": (np.ones((2, 2), np.float32), "F32")}, "sd3")
     assert "is a GGUF file of 'sd3'" in refused(values, gguf)
@@ -199,7 +198,7 @@ LIKE_VAE = Flux2VAEConfig(**{name: value for name, value in VAE.items() if not n
 def vae_file(model: Any, inside: bool) -> Tensors:
     """In ldm names; `inside`: with the quant convolutions as Black Forest Labs' files have them."""
     stored = model.state_dict()
-    names = {key: place.key for key, place in vae_places(stored, LIKE_VAE, "").items()}
+    names = {key: kl_vae_names.place(key, LIKE_VAE).key for key in stored}
     if inside:
         names = {
             key: {"quant_conv": "encoder.", "post_quant_conv": "decoder."}.get(name.split(".")[0], "") + name
@@ -212,7 +211,7 @@ def vae_file(model: Any, inside: bool) -> Tensors:
 def test_vae_in_ldm_names(tmp_path: Path, inside: bool) -> None:
     model, path = tiny_vae(), tmp_path / "flux2-vae.safetensors"
     save_file(vae_file(model, inside), path)
-    part = open_vae(path, LIKE_VAE)
+    part = open_part(flux2_vae_names.LAYOUTS, path, LIKE_VAE, "vae")
     arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
     expected = model.state_dict()
     del expected["bn.num_batches_tracked"]
@@ -226,7 +225,7 @@ def test_vaes_that_are_not_whole_are_refused(tmp_path: Path, key: str) -> None:
     tensors, path = vae_file(tiny_vae(), True), tmp_path / "flux2-vae.safetensors"
     del tensors[key]
     save_file(tensors, path)
-    assert f"lacks tensor '{key}'" in refused(open_vae, path, LIKE_VAE)
+    assert f"lacks tensor '{key}'" in refused(open_part, flux2_vae_names.LAYOUTS, path, LIKE_VAE, "vae")
 
 
 # A model with parts from files

@@ -14,7 +14,7 @@ from support.tiny_flux2 import tiny_dit
 
 import qwenimg
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.flux2 import lora_names
+from qwenimg.common.parts import lora_layers
 from qwenimg.common.weights.loras import lora
 from qwenimg.common.weights.loras.lora import read_lora
 
@@ -66,7 +66,7 @@ def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written:
     assert model is not None
     expected, path = by_diffusers(converter, written()), tmp_path / "a.safetensors"
     save_file({key: value.contiguous() for key, value in written().items()}, path)
-    changes = lora.fit(read_lora(path), lora_names.names(model.checkpoint))["transformer"]
+    changes = lora.fit(read_lora(path), lora_layers.names(model.checkpoint))["transformer"]
     check_changes(changes, expected)
     assert len(changes) == 14
 

@@ -18,8 +18,9 @@ from support.refusals import refused
 from support.relative import largest
 from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
-from qwenimg.common.families.flux import transformer_file as product
+from qwenimg.common.networks.denoisers import flux_names as product
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read
@@ -40,7 +41,7 @@ def made(**changes: Any) -> torch.nn.Module:
 
 
 def values(path: Path, like: FluxConfig = LIKE) -> tuple[FluxConfig, dict[str, np.ndarray]]:
-    part = product.FILE.open(path, like)
+    part = open_part(product.LAYOUTS, path, like, "transformer")
     arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
     part.plan.close()
     return part.config, arrays
@@ -85,7 +86,6 @@ def test_every_tensor_is_that_of_the_model(tmp_path: Path, variant: str, prefix:
 
 
 def replaced(config: FluxConfig) -> FluxConfig:
-    from dataclasses import replace
 
     return replace(config, out_channels=config.out_features)
 
@@ -168,7 +168,7 @@ FAULTS: dict[Callable[[str], Place], str] = {
 def test_faults_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[str], Place]) -> None:
     model, path = made(), tmp_path / "flux.safetensors"
     save_file(transformer_file(model), path)
-    monkeypatch.setattr(product, "FILE", replace(product.FILE, place=fault))
+    monkeypatch.setattr(product, "place", fault)
     if FAULTS[fault] == "refused":
         refused(values, path)
         return

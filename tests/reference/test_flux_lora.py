@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from support.flux_loras import Tensors, by_diffusers, check_changes, random
 from support.refusals import refused
 from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
-from qwenimg.common.families.flux import lora_names
 from qwenimg.common.hub.describe import describe
-from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.networks.denoisers import flux_dit, flux_names
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.parts.components import on_paper
+from qwenimg.common.parts.lora_layers import denoiser_names
 from qwenimg.common.weights.keys import Place
 from qwenimg.common.weights.loras import lora
 from qwenimg.common.weights.loras.lora import Deltas, read_lora
@@ -25,7 +27,7 @@ from qwenimg.common.weights.loras.lora_names import Names
 RANK, ALPHA = 2, 3.0
 FLOAT32 = 1e-6  # relative L2 of a change of a weight
 
-PUBLISHED = (lora_names.transformer(flux_dit.manifest(FluxConfig(guidance_embeds=True))),)
+PUBLISHED = (denoiser_names("transformer", on_paper(flux_dit.NETWORK, FluxConfig(guidance_embeds=True), "bfloat16")),)
 D = 3072
 # Modules of kohya's files: {name: (outputs, inputs)}
 KOHYA = {
@@ -101,7 +103,8 @@ def tiny() -> torch.nn.Module:
 
 def names_of(model: torch.nn.Module) -> Names:
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    return (lora_names.transformer(shapes),)
+    part = SimpleNamespace(network="flux_dit", config=None, plan=SimpleNamespace(shapes=shapes))
+    return (denoiser_names("transformer", part),)  # type: ignore[arg-type]
 
 
 def product(parts: Tensors) -> torch.Tensor:
@@ -218,7 +221,7 @@ def test_diffusers_names(tmp_path: Path) -> None:
 
 
 def test_a_wrong_split_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = lora_names.place
+    place = flux_names.place
 
     def turned(name: str) -> Place:
         there = place(name)
@@ -229,7 +232,7 @@ def test_a_wrong_split_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             begin=begin + 4, end=end + 4
         ))  # fmt: skip
 
-    monkeypatch.setattr(lora_names, "place", turned)
+    monkeypatch.setattr(flux_names, "place", turned)
     with pytest.raises(AssertionError):
         test_every_layer_of_its_authors_takes_a_change(tmp_path, "LoRA", "lora_unet_{}")
 

@@ -17,7 +17,7 @@ from support.refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.stable_diffusion import single_file, unet_keys
+from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile, open_file
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import unet
@@ -444,7 +444,7 @@ def test_every_ignored_name_is_ignored(made: Callable[[str], Made], tmp_path: Pa
     tensors = dict(made("sd2").tensors)
     before = open_file(made("sd2").file)
     before.close()
-    names = [*unet_keys.IGNORED, *(prefix + "x" for prefix in unet_keys.IGNORED_PREFIXES)]
+    names = [*single_file._IGNORED, *(prefix + "x" for prefix in single_file._IGNORED_PREFIXES)]
     names += [f"cond_stage_model.{name}" for name in ldm_keys.IGNORED_TEXT]
     new = {name: torch.ones(2) for name in names if name not in tensors and name != "v_pred"}
     save_file(tensors | new, tmp_path / "a.safetensors")

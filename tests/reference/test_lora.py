@@ -17,8 +17,8 @@ from support import lora_cases as cases
 from support import tiny_ldm, tiny_qwen21
 from support.tiny_model import tiny_dit
 
-from qwenimg.common.families.qwen_image_21 import lora_names as qwen21_names
-from qwenimg.common.families.stable_diffusion import lora_names, single_file
+from qwenimg.common.families.stable_diffusion import single_file
+from qwenimg.common.parts import lora_layers
 from qwenimg.common.weights.loras import lora as loras
 from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names, find
 
@@ -40,10 +40,15 @@ def names(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> d
         save_file(tiny_ldm.one_file(kind, models[kind]), path)
         opened = single_file.open_file(path)
         parts = {"unet": opened.unet} | opened.texts
-        components = {name: SimpleNamespace(config=c, plan=opened.plans[name], role="") for name, c in parts.items()}
+        components = {name: _part(name, c, opened.plans[name]) for name, c in parts.items()}
         texts = {name: components[name] for name in opened.texts}
-        found[kind] = lora_names.names(_Checkpoint(components, texts))  # type: ignore[arg-type]
+        found[kind] = lora_layers.names(_Checkpoint(components, texts))  # type: ignore[arg-type]
     return found
+
+
+def _part(name: str, config: Any, plan: Any) -> SimpleNamespace:
+    network, role = ("unet", "transformer") if name == "unet" else ("clip", "text")
+    return SimpleNamespace(network=network, role=role, config=config, plan=plan)
 
 
 class _Checkpoint(SimpleNamespace):
@@ -162,11 +167,11 @@ def test_qwen_image_21_against_diffusers(name: str, tmp_path: Path) -> None:
     model = tiny_qwen21.tiny_dit()
     before = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
     shapes = {name: value.shape for name, value in before.items()}
-    parts = {part: SimpleNamespace(plan=SimpleNamespace(shapes=there)) for part, there in
-             (("transformer", shapes), ("text_encoder", {}))}  # fmt: skip
+    plan = SimpleNamespace(shapes=shapes)
+    parts = {"transformer": SimpleNamespace(network="qwen21_dit", role="transformer", config=None, plan=plan)}
     made = {path: cases.lora(shapes[f"{path}.weight"], i) for i, path in enumerate(modules(model))}
     file = cases.written(tmp_path / "a.safetensors", made, cases.QWEN[name])
-    names = qwen21_names.names(_Checkpoint(parts, {}))  # type: ignore[arg-type]
+    names = lora_layers.names(_Checkpoint(parts, {}))  # type: ignore[arg-type]
     found = loras.fit(loras.read_lora(file), names)["transformer"]
     pipe = QwenImage21Pipeline(transformer=model, vae=None, text_encoder=None, processor=_Processor(), scheduler=None)
     compare(found, before, fused_by_diffusers(model, lambda: pipe.load_lora_weights(file)))

@@ -130,4 +130,4 @@ def test_text_encoders_of_a_kohya_file(kind: str, prefixes: dict[str, str], tmp_
 def _names(parts: dict[str, Any], name: str) -> Any:
     """Return the table of one text encoder, as the family makes it."""
     texts = {other: part for other, part in parts.items() if other.startswith("text_encoder")}
-    return text_lora_names.text_part(name, parts[name].plan.shapes, two=len(texts) > 1)
+    return text_lora_names.clip_names(name, parts[name].plan.shapes, two=len(texts) > 1)

@@ -22,10 +22,10 @@ import qwenimg
 from qwenimg import Pipeline
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image_21 import memory
-from qwenimg.common.families.qwen_image_21 import transformer_file as product
-from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
 from qwenimg.common.hub.describe import describe
+from qwenimg.common.networks.denoisers import qwen21_names as product
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.pipeline import start
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights import part_names
@@ -65,7 +65,7 @@ def converted(tensors: Tensors) -> Tensors:
 
 
 def values(path: Path, like: Qwen21Config = LIKE) -> tuple[Qwen21Config, dict[str, np.ndarray]]:
-    part = open_transformer(path, like)
+    part = open_part(product.LAYOUTS, path, like, "transformer")
     arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
     part.plan.close()
     return part.config, arrays
@@ -117,16 +117,15 @@ def test_comfyui_in_8_bits(model: Any, tmp_path: Path, layout: str) -> None:
 
 
 def test_halves_exchanged_are_seen(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = product.place
+
     def exchanged(name: str) -> Place:
-        there = product.place(name)
+        there = place(name)
         return there._replace(rows=Rows(1 - there.rows.begin, 2 - there.rows.begin, 2)) if there.rows.of == 2 else there
 
     save_file(fused(model.state_dict()), tmp_path / "a.safetensors")
-    object.__setattr__(product.FUSED, "place", exchanged)
-    try:
-        _, arrays = values(tmp_path / "a.safetensors")
-    finally:
-        object.__setattr__(product.FUSED, "place", product.place)
+    monkeypatch.setattr(product, "place", exchanged)
+    _, arrays = values(tmp_path / "a.safetensors")
     with pytest.raises(AssertionError):
         same(arrays, model.state_dict())
 
@@ -149,7 +148,7 @@ def test_wrong_files_are_refused(
 ) -> None:
     given = {name: value.contiguous() for name, value in change(fused(model.state_dict())).items()}
     save_file(given, tmp_path / "a.safetensors")
-    assert message in refused(open_transformer, tmp_path / "a.safetensors", LIKE)
+    assert message in refused(open_part, product.LAYOUTS, tmp_path / "a.safetensors", LIKE, "transformer")
 
 
 # Pictures

@@ -14,12 +14,10 @@ from support.refusals import refused
 from support.relative import largest
 from support.tiny_sd3 import KINDS, WIDE_DIT, tiny_dit, transformer_file
 
-from qwenimg.common.families.sd3 import transformer_keys
-from qwenimg.common.formats.headers import open_header
-from qwenimg.common.networks.denoisers import sd3_dit
-from qwenimg.common.parts.ldm_configs import behind
+from qwenimg.common.networks.denoisers import sd3_dit, sd3_names
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.weights import part_names
-from qwenimg.common.weights.keys import plan_places
 from qwenimg.common.weights.values import read
 
 PREFIXES = part_names.DENOISERS
@@ -28,16 +26,8 @@ Q8_0 = 0.02  # relative L2 of values in 8 bits with a scale for 32
 
 def opened(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """The configuration of the transformer in a file, and its parameters."""
-    header = open_header(path)
-    prefix = transformer_keys.prefix_of(header.tensors)
-    assert prefix is not None
-    config = transformer_keys.config_of(path, behind(header, prefix))
-    manifest = sd3_dit.manifest(config)
-    if prefix + "pos_embed" not in header.tensors:
-        del manifest[sd3_dit.TABLE]
-    places = transformer_keys.places(manifest, config, prefix)
-    plan = plan_places(header, "transformer", places, manifest, sd3_dit.uses(manifest))
-    return config, {name: read(entry) for name, entry in plan.entries.items()}
+    part = open_part(sd3_names.LAYOUTS, path, SD3Config(), "transformer")
+    return part.config, {name: read(entry) for name, entry in part.plan.entries.items()}
 
 
 def expected(model: torch.nn.Module) -> dict[str, np.ndarray]:

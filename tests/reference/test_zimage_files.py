@@ -18,10 +18,10 @@ from support.relative import largest
 from support.tiny_zimage import WIDE, tiny_dit, transformer_file
 
 from qwenimg.common.codes.bits import widened
-from qwenimg.common.families.z_image import transformer_file as product
-from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers import zimage_names as product
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read
@@ -38,7 +38,7 @@ def model() -> torch.nn.Module:
 
 
 def values(path: Path, like: ZImageConfig = LIKE) -> tuple[ZImageConfig, dict[str, np.ndarray]]:
-    part = open_transformer(path, like)
+    part = open_part(product.LAYOUTS, path, like, "transformer")
     arrays = {name: widened(read(entry)) for name, entry in part.plan.entries.items()}
     part.plan.close()
     return part.config, arrays

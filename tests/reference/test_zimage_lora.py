@@ -17,9 +17,9 @@ from support.tiny_zimage import tiny_dit
 
 import qwenimg
 from qwenimg.common.families import registry
-from qwenimg.common.families.z_image import lora_names, transformer_file
 from qwenimg.common.hub.describe import describe
-from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
+from qwenimg.common.parts import lora_layers
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.loras import lora as loras
 from qwenimg.common.weights.loras.lora import Deltas
@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 def names(tiny_zimage: Path) -> Names:
     opened = registry.open_model(tiny_zimage)
     opened.checkpoint.close()
-    return lora_names.names(opened.checkpoint)
+    return lora_layers.names(opened.checkpoint)
 
 
 def linears(model: torch.nn.Module) -> list[str]:
@@ -185,12 +185,14 @@ def test_a_fused_module_draws_what_its_parts_draw(tiny_zimage: Path, tmp_path: P
 
 
 def test_rows_in_another_order_are_seen(tiny_zimage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = zimage_names.place
+
     def place(name: str) -> Place:
-        there = transformer_file.place(name)
+        there = right(name)
         begin = there.rows.begin
         return there._replace(rows=Rows(2 - begin, 3 - begin, 3)) if there.rows.of == 3 else there
 
-    monkeypatch.setattr(lora_names, "place", place)
+    monkeypatch.setattr(zimage_names, "place", place)
     one, three = qkv(tmp_path / "one.safetensors", fused=True), qkv(tmp_path / "three.safetensors", fused=False)
     pipe = qwenimg.load(tiny_zimage, "cpu", "fp32")
     assert not np.array_equal(*(pipe("a ring", lora=str(file), **ASKED).latents for file in (one, three)))

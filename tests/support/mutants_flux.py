@@ -17,14 +17,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from qwenimg.common.families.flux import model, references
-from qwenimg.common.families.flux import transformer_file as file
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.texts import FluxTexts
 from qwenimg.common.networks.denoisers import flux_conditioning
+from qwenimg.common.networks.denoisers import flux_names as file
 from qwenimg.common.networks.denoisers.flux_dit import ROPE_THETA
 from qwenimg.common.networks.encoders import t5
+from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.numbers import rope
-from qwenimg.common.parts import authors_names
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline import start
 from qwenimg.common.weights.keys import Place, Rows
@@ -262,7 +262,7 @@ def text_of_the_image_in_qkv(patch: Patch) -> None:
 
 def head_scale_and_shift_as_in_the_file(patch: Patch) -> None:
     patch.around(
-        authors_names,
+        Layouts,
         "places",
         lambda made, *given: {name: place._replace(decode=None) for name, place in made(*given).items()},
     )

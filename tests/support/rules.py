@@ -57,6 +57,8 @@ AT_IMPORT = {
     "Family": "a row of families/registry.py",
     "TransformerFile": "a row of a family",
     "Network": "a row of networks/",
+    "Layouts": "the layouts of a network's files",
+    "Layout": "a row of them",
     "Peer": "a row of backends/__init__.py",
     "dataclass": "a decorator",
     "property": "a decorator",

@@ -14,16 +14,16 @@ from qwenimg.common.base.hf_cache import cached_name, told_name
 from qwenimg.common.base.safe_files import absolute, bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux import single_file, variants
+from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.texts import CLIP, T5
-from qwenimg.common.families.flux.transformer_file import FILE, mflux_sizes
 from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
+from qwenimg.common.networks.denoisers.flux_names import LAYOUTS
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.encoders.t5 import T5Config
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import (
     find_config,
@@ -33,10 +33,10 @@ from qwenimg.common.parts.components import (
     open_tokenizer,
     read_config,
 )
+from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
-from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
@@ -62,11 +62,11 @@ def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
 def model_of(transformer: Path, choices: Choices) -> str:
     """Return the name of the published model that the transformer in a folder or file is of. Raises ModelError and
     UsageError."""
-    inputs, outputs = (FILE.shape(transformer, f"{name}.weight") for name in ("x_embedder", "proj_out"))
+    inputs, outputs = (stored_shape(LAYOUTS, transformer, f"{name}.weight") for name in ("x_embedder", "proj_out"))
     sees_mask = inputs is not None and outputs is not None and inputs[-1] != outputs[0]
     if (kind := _kind_of_part(transformer, choices, sees_mask=sees_mask)) in (KONTEXT, FILL):
         return f"flux-{kind.name}"
-    guided = FILE.shape(transformer, "time_text_embed.guidance_embedder.linear_1.weight") is not None
+    guided = stored_shape(LAYOUTS, transformer, "time_text_embed.guidance_embedder.linear_1.weight") is not None
     return "flux-schnell" if is_schnell(transformer, choices, None, guided=guided) else "flux-dev"
 
 
@@ -235,7 +235,7 @@ def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
 
     def published() -> Any:
         if name == "transformer" and not elsewhere:
-            return FluxConfig(**mflux_sizes(folder))
+            return FluxConfig(**mflux.sizes(folder))
         return _published(name)
 
     return find_config(NETWORKS[name], [folder / name], published if elsewhere or not whole else None, REFUSED)
@@ -251,9 +251,9 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
     if place is None:
         return open_component(NETWORKS[name], folder / name, config, name, whole=whole)
     if name == "transformer":
-        return FILE.open(place, config, whole=whole)
+        return open_part(LAYOUTS, place, config, name, whole=whole)
     if name == "vae":
-        return open_vae(place, config, whole=whole)
+        return open_part(kl_vae_names.LAYOUTS, place, config, name, whole=whole)
     if name == T5:
         return t5_files.open_t5(place, name, whole=whole)
     if is_folder(place):

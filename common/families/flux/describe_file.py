@@ -9,13 +9,13 @@ from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description, component_line, of_file, summary
 from qwenimg.common.families.flux import single_file, variants
 from qwenimg.common.families.flux.checkpoint import is_schnell
-from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.denoisers.flux_names import LAYOUTS
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import vae_files
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts import clip_files, t5_files
-from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.weights.plan import closed_on_failure
 
 CLIP_WIDTH = 768  # of CLIP-L
@@ -31,7 +31,7 @@ def part_of(header: Header) -> str | None:
     another file."""
     if single_file.is_model(header):
         return "model"
-    if FILE.reads(header):
+    if LAYOUTS.find_in(header) is not None:
         return "transformer"
     if t5_files.is_alone(header) or clip_files.width_alone(header.tensors) == CLIP_WIDTH:
         return "text_encoder"
@@ -48,7 +48,8 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         return None
     whole = of_file(_layout(header, part), header)
     try:
-        opened = open_vae(path, kl_vae.FLUX_1) if part == "vae" else FILE.open(path, FluxConfig())
+        layouts, like = (kl_vae_names.LAYOUTS, kl_vae.FLUX_1) if part == "vae" else (LAYOUTS, FluxConfig())
+        opened = open_part(layouts, path, like, part)
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
@@ -97,8 +98,7 @@ def _layout(header: Header, part: str) -> str:
     """Return the part and the layout of its names."""
     kind = "GGUF, " if header.format == "GGUF" else ""
     if part == "vae":
-        names = "ldm" if vae_files.SIGN in header.tensors else "diffusers'"
+        names = "ldm" if kl_vae_names.SIGN in header.tensors else "diffusers'"
         return f"{kind}a VAE for latents of {kl_vae.FLUX_1.latent_channels} channels, {names} names"
-    prefix = FILE.prefix(header.tensors)
-    names = "diffusers' names" if prefix is None else "its authors' names"
-    return f"{kind}Flux.1's transformer, {names}{f' behind {prefix}' if prefix else ''}"
+    layout, prefix = LAYOUTS.find(header.tensors) or (LAYOUTS.rows[0], "")
+    return f"{kind}Flux.1's transformer, {layout.names}{f' behind {prefix}' if prefix else ''}"

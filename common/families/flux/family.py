@@ -13,7 +13,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux import lora_names, variants
+from qwenimg.common.families.flux import mflux, variants
 from qwenimg.common.families.flux.checkpoint import (
     NETWORKS,
     REFUSED,
@@ -27,7 +27,6 @@ from qwenimg.common.families.flux.describe_file import describe_file, part_of
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.single_file import is_model
-from qwenimg.common.families.flux.transformer_file import mflux_sizes
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae
@@ -76,7 +75,7 @@ float16, and are clipped as in diffusers."""
 
 def _described(folder: Path) -> str:
     path, index = folder / "transformer" / "config.json", folder / "model_index.json"
-    config = read_json(path) if is_file(path) else mflux_sizes(folder)
+    config = read_json(path) if is_file(path) else mflux.sizes(folder)
     if is_file(index):
         kind = variants.of_pipeline(str(read_json(index).get("_class_name")))
     elif config.get("in_channels") != (config.get("out_channels") or config.get("in_channels")):
@@ -128,7 +127,6 @@ FAMILY = Family(
     describe_file=describe_file,
     model_of=model_of,
     model=lambda runtime, checkpoint, refiner: Flux(runtime, checkpoint),
-    lora_names=lora_names.names,
     small_files=lambda checkpoint: known_configs.small_files(known_name(checkpoint)),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qwenimg.common.families.flux import lora_names, memory, references, variants
+from qwenimg.common.families.flux import memory, references, variants
 from qwenimg.common.families.flux.texts import FluxTexts
 from qwenimg.common.families.flux.variants import FILL, KONTEXT, TEXT
 from qwenimg.common.memory.memory import kept_bytes
@@ -51,7 +51,6 @@ class Flux(PooledFlowModel):
 
     guidance = Guidance(formula=_true_cfg, name="true-cfg", scale=lambda request: request.true_cfg)
     options = frozenset({"step_cache", "cached_calls"})
-    layer_names = staticmethod(lora_names.names)
     texts: FluxTexts
     config: FluxConfig
 

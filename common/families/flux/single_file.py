@@ -8,12 +8,12 @@ from typing import Any
 
 from qwenimg.common.base.safe_files import closed_on_error
 from qwenimg.common.families.flux.texts import CLIP, T5
-from qwenimg.common.families.flux.transformer_file import FILE
 from qwenimg.common.formats.headers import open_header, peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
-from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts import authors_names, vae_files
+from qwenimg.common.networks.denoisers.flux_names import LAYOUTS
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
+from qwenimg.common.parts import open_file, vae_files
 from qwenimg.common.parts.ldm_configs import Text
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.runtime.checkpoint import Component
@@ -26,10 +26,15 @@ def parts_of(header: Header) -> list[str]:
     """Return the names of the components in a file that has FLUX.1's transformer, in its authors' names; none of
     another file."""
     names = header.tensors
-    if FILE.prefix(names) is None:
+    if not _has_transformer(names):
         return []
     texts = [part for part, prefix in PREFIXES.items() if any(name.startswith(prefix) for name in names)]
     return ["transformer", *texts, *(["vae"] if vae_files.prefix_of(names) else [])]
+
+
+def _has_transformer(names: Collection[str]) -> bool:
+    naming = LAYOUTS.find(names)
+    return naming is not None and naming.layout.place is not None
 
 
 def is_model(header: Header) -> bool:
@@ -40,9 +45,9 @@ def is_model(header: Header) -> bool:
 def open_part(path: Path, name: str, *, whole: bool = False) -> Component:
     """Open the component `name` in the file of a model. Raises ModelError."""
     if name == "transformer":
-        return FILE.open(path, FluxConfig(), whole=whole)
+        return open_file.open_part(LAYOUTS, path, FluxConfig(), name, whole=whole)
     if name == "vae":
-        return vae_files.open_vae(path, kl_vae.FLUX_1, whole=whole)
+        return open_file.open_part(kl_vae_names.LAYOUTS, path, kl_vae.FLUX_1, name, whole=whole)
     header = open_header(path)
     with closed_on_error(header.file):
         if name == T5:
@@ -55,7 +60,8 @@ def check_known(path: Path, opened: Mapping[str, Component], elsewhere: Collecti
     that the user gave from `elsewhere`. Raises ModelError."""
     header = peek(path)
     prefixes: dict[str, Any] = {"vae": VAES, **{part: (prefix,) for part, prefix in PREFIXES.items()}}
-    prefixes["transformer"] = (FILE.prefix(header.tensors) or "",)
+    naming = LAYOUTS.find(header.tensors)
+    prefixes["transformer"] = (naming.prefix if naming else "",)
     others = [prefix for part in elsewhere for prefix in prefixes[part] if prefix]
     others.append(f"{PREFIXES[CLIP]}text_projection.")  # published with it; the pooled text is not projected
-    authors_names.check_whole(header, opened.values(), "FLUX.1", others)
+    open_file.check_whole(header, opened.values(), "FLUX.1", others)

@@ -3,24 +3,29 @@ before a weight is read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.config import data_folder, read_json
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.flux2 import vae_file
 from qwenimg.common.families.flux2.known import SMALL_FILES
-from qwenimg.common.families.flux2.networks import NETWORKS, TAPS
-from qwenimg.common.families.flux2.transformer_file import FILE, model_of
+from qwenimg.common.networks.denoisers import flux2_dit, flux2_names
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
+from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.network import Network
+from qwenimg.common.networks.vaes import flux2_vae, flux2_vae_names
 from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
+from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -28,6 +33,20 @@ from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
 
+TAPS = (9, 18, 27)
+"""The layers of the text encoder behind which states are taken. No file of a model states them."""
+
+
+def _with_taps(data: Mapping[str, Any]) -> dict[str, Any]:
+    return qwen3.fields(data) | {"taps": TAPS}
+
+
+NETWORKS: dict[str, Network] = {
+    "transformer": flux2_dit.NETWORK,
+    "text_encoder": replace(qwen3.NETWORK, fields=_with_taps),
+    "vae": flux2_vae.NETWORK,
+}
+LAYOUTS = {"transformer": flux2_names.LAYOUTS, "vae": flux2_vae_names.LAYOUTS}
 _SCHEDULER = "scheduler/scheduler_config.json"
 
 
@@ -73,12 +92,20 @@ def _scheduler(folder: Path, known: str | None) -> FlowMatchConfig:
 
 def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
     """Open one of NETWORKS from a folder or file. `own`: the configuration of the model's own. Raise ModelError."""
-    if name == "transformer" and not is_folder(path):
-        return FILE.open(path, own, whole=whole)
-    if name == "vae" and not is_folder(path):
-        return vae_file.open_vae(path, own, whole=whole)
+    if name in LAYOUTS and not is_folder(path):
+        return open_part(LAYOUTS[name], path, own, name, whole=whole)
     network = NETWORKS[name]
     return open_component(network, path, find_config(network, [path], lambda: own), name, whole=whole)
+
+
+def model_of(transformer: Path) -> str:
+    """Return the name of the published model that the transformer in a folder or file is of: of the size that its width
+    is nearer to, and distilled unless its name says `base`. Raises ModelError."""
+    models = (known_configs.read(f"flux2-klein-{size}", "transformer", flux2_dit.NETWORK) for size in ("4b", "9b"))
+    small, large = (model.dim for model in models)
+    width, *_ = stored_shape(LAYOUTS["transformer"], transformer, "x_embedder.weight") or (small,)
+    size = "4b" if width - small < large - width else "9b"
+    return f"flux2-klein-{'base-' if 'base' in told_name(transformer).lower() else ''}{size}"
 
 
 def is_distilled(index: Path) -> bool:

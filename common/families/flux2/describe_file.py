@@ -7,13 +7,12 @@ from pathlib import Path
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, of_file
-from qwenimg.common.families.flux2 import vae_file
-from qwenimg.common.families.flux2.transformer_file import FILE, model_of
+from qwenimg.common.families.flux2.checkpoint import LAYOUTS, model_of
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders import qwen3
-from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
+from qwenimg.common.parts.open_file import open_part
 
 _AUTHORS = ", in its authors' names"
 _USES = {
@@ -24,9 +23,9 @@ _USES = {
 
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header; None for another file."""
-    if FILE.reads(header):
+    if LAYOUTS["transformer"].find_in(header) is not None:
         return "transformer"
-    if vae_file.is_vae(header.tensors):
+    if LAYOUTS["vae"].find(header.tensors) is not None:
         return "vae"
     is_text = gguf.may_be(header, qwen3.NETWORK.architectures) and qwen3.is_in(header.tensors)
     return "text_encoder" if is_text else None
@@ -43,7 +42,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
         whole.lines.append("use it: qwenimg PROMPT -m MODEL --text-encoder FILE")
         return whole
     try:
-        opened = vae_file.open_vae(path, Flux2VAEConfig()) if part == "vae" else FILE.open(path, Flux2Config())
+        opened = open_part(LAYOUTS[part], path, LAYOUTS[part].network.config(), part)
         opened.plan.close()
     except ModelError as error:
         whole.faults.append(str(error))
@@ -66,5 +65,6 @@ def _layout(header: Header, part: str) -> str:
     kind = "GGUF, " if header.format == "GGUF" else ""
     if part == "text_encoder":
         return f"{kind}Qwen3, a text encoder"
-    authors = part == "transformer" and FILE.prefix(header.tensors) is not None
+    naming = LAYOUTS[part].find(header.tensors)
+    authors = part == "transformer" and naming is not None and naming.layout.place is not None
     return f"{kind}FLUX.2's {part}{_AUTHORS if authors else ''}"

@@ -6,13 +6,10 @@ import re
 from dataclasses import replace
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux2 import lora_names
-from qwenimg.common.families.flux2.checkpoint import is_distilled, open_folder
+from qwenimg.common.families.flux2.checkpoint import NETWORKS, is_distilled, model_of, open_folder
 from qwenimg.common.families.flux2.describe_file import describe_file, part_of
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.model import Flux2
-from qwenimg.common.families.flux2.networks import NETWORKS
-from qwenimg.common.families.flux2.transformer_file import model_of
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
@@ -82,7 +79,6 @@ FAMILY = Family(
     describe_file=describe_file,
     model_of=lambda transformer, choices: model_of(transformer),
     model=lambda runtime, checkpoint, refiner: Flux2(runtime, checkpoint),
-    lora_names=lora_names.names,
     # an image is a reference, and the run starts from noise
     defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from qwenimg.common.families.flux2 import lora_names, memory, references
+from qwenimg.common.families.flux2 import memory, references
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.flux2_conditioning import time_rows
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
@@ -62,7 +62,6 @@ class Flux2(FlowModel):
     images = (0, references.MOST)
     soft_masks = True
     levels = FlowLevels(mu=shift)
-    layer_names = staticmethod(lora_names.names)
     texts: TemplateTexts
     config: Flux2Config
 

@@ -26,13 +26,12 @@ from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_v
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
+from qwenimg.common.networks.layout import Shapes, shape_of
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts import merged_file
-from qwenimg.common.parts.authors_names import count_blocks
 from qwenimg.common.parts.components import find_config, open_component, open_tokenizer, renaming
-from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts import language_files, towers
 from qwenimg.common.parts.texts.towers import language_first
@@ -222,7 +221,7 @@ def _transformer(header: Header, like: QwenDiTConfig) -> QwenDiTConfig:
     data: dict[str, Any] = asdict(like) | {
         "in_channels": channels,
         "out_channels": shape_of(path, shapes, "proj_out.weight", 2)[0] // like.patch_size**2,
-        "num_layers": count_blocks(shapes, "transformer_blocks."),
+        "num_layers": len({key.split(".")[1] for key in shapes if key.startswith("transformer_blocks.")}),
         "attention_head_dim": head_dim,
         "num_attention_heads": width // max(1, head_dim),
         "joint_attention_dim": shape_of(path, shapes, "txt_in.weight", 2)[1],

@@ -20,9 +20,9 @@ from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_patches
 from qwenimg.common.networks.denoisers.qwen_controlnet import QwenControlNetConfig
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.qwen_patches import QwenPatchesConfig
+from qwenimg.common.networks.layout import Shapes, shape_of
 from qwenimg.common.parts.components import on_paper, open_component, read_config
 from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet
-from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 _CONTROLNET = "controlnet_x_embedder.weight"

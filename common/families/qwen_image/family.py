@@ -10,7 +10,7 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image import control_files, lora_names, references, variants
+from qwenimg.common.families.qwen_image import control_files, references, variants
 from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, networks, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, is_model, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
@@ -136,7 +136,6 @@ FAMILY = Family(
     reads_file=is_model,
     describe_file=describe_file,
     model=_model,
-    lora_names=lora_names.names,
     small_files=lambda checkpoint: known_configs.small_files("qwen-image"),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,

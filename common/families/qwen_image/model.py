@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from qwenimg.common.families.qwen_image import captions, lora_names, memory, variants
+from qwenimg.common.families.qwen_image import captions, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
 from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import kept_bytes
@@ -46,7 +46,6 @@ class QwenImage(FlowModel):
     batch_guidance: bool | None = None  # both branches in one batch: always, never, or (None) where it pays
     guidance = Guidance(formula=cfg_with_norm)
     options = frozenset({"step_cache", "cached_calls"})
-    layer_names = staticmethod(lora_names.names)
     texts: TemplateTexts | PictureTexts
     config: QwenDiTConfig
 

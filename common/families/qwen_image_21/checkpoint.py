@@ -15,15 +15,16 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image_21.describe_file import is_tower
 from qwenimg.common.families.qwen_image_21.known import SMALL_FILES
-from qwenimg.common.families.qwen_image_21.transformer_file import open_transformer
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import qwen21_dit
+from qwenimg.common.networks.denoisers.qwen21_names import LAYOUTS
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
@@ -71,7 +72,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
 def _opened(name: str, network: Network, place: Path, config: Any, tower: Path | None, *, whole: bool) -> Component:
     """Open the part `name`, of the text encoder also the file of its vision `tower`. Raise ModelError."""
     if name == "transformer":
-        return open_transformer(place, config, whole=whole)
+        return open_part(LAYOUTS, place, config, name, whole=whole)
     if not isinstance(config, Qwen3VLVisionConfig):
         return open_component(network, place, config, name, whole=whole)
     return open_component(network, place, config, name, whole=whole, beside=tower)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, of_file
-from qwenimg.common.families.qwen_image_21 import transformer_file
-from qwenimg.common.families.qwen_image_21.transformer_file import FUSED
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
+from qwenimg.common.networks.denoisers.qwen21_names import LAYOUTS
 from qwenimg.common.networks.encoders import qwen3_vl
 from qwenimg.common.networks.vaes import qwen21_vae
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts import towers
 
 
 def part_of(header: Header) -> str | None:
     """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors; None for
     another file."""
-    if transformer_file.file_of(header).reads(header):
+    if LAYOUTS.find_in(header) is not None:
         return "transformer"
     if qwen3_vl.is_in(header) or is_tower(header):
         return "text_encoder"
@@ -38,7 +38,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     whole = of_file(_layout(header, part), header, lambda key: "embd" in key)
     if part == "transformer":
         try:
-            transformer_file.open_transformer(header.file.path, Qwen21Config()).plan.close()
+            open_part(LAYOUTS, header.file.path, Qwen21Config(), part).plan.close()
         except ModelError as error:
             whole.faults.append(str(error))
             return whole
@@ -52,6 +52,7 @@ def _layout(header: Header, part: str) -> str:
             return "the vision tower of Qwen3-VL, a text encoder: give it beside the language model's file"
         tower = any(key.startswith(qwen3_vl.TOWER) for key in header.tensors)
         return f"Qwen3-VL, a text encoder, {'with' if tower else 'without'} its vision tower"
-    names = ", its feed-forward fused, as ComfyUI has it" if FUSED.prefix(header.tensors) is not None else ""
+    naming = LAYOUTS.find(header.tensors)
+    names = f", {naming.layout.names}" if naming is not None and naming.layout.place is not None else ""
     names = ", in Wan's names, as ComfyUI has it" if any(".middle.0." in key for key in header.tensors) else names
     return f"Qwen-Image-2.1's {'VAE' if part == 'vae' else part}{names}"

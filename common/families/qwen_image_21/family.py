@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.qwen_image_21 import lora_names, references
+from qwenimg.common.families.qwen_image_21 import references
 from qwenimg.common.families.qwen_image_21.checkpoint import NETWORKS, open_folder, sample_sigmas
 from qwenimg.common.families.qwen_image_21.describe_file import describe_file, part_of
 from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of_name
@@ -78,7 +78,6 @@ FAMILY = Family(
     describe_file=describe_file,
     model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
     model=lambda runtime, checkpoint, refiner: QwenImage21(runtime, checkpoint),
-    lora_names=lora_names.names,
     defaults=_defaults,
     described=_described,
     part=part_of,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import inf
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.qwen_image_21 import lora_names, memory, references
+from qwenimg.common.families.qwen_image_21 import memory, references
 from qwenimg.common.families.qwen_image_21.checkpoint import without_tower
 from qwenimg.common.memory.memory import kept_bytes, scores
 from qwenimg.common.networks.denoisers import qwen21_conditioning
@@ -77,7 +77,6 @@ class QwenImage21(FlowModel):
     sees_alpha = True
     repeats_images = True
     options = frozenset({"step_cache", "cached_calls"})
-    layer_names = staticmethod(lora_names.names)
     texts: PictureTexts
     config: Qwen21Config
 

@@ -18,10 +18,10 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.sd3 import single_file
 from qwenimg.common.families.sd3.texts import PADS, T5
-from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.denoisers import sd3_dit, sd3_names
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import (
     find_config,
@@ -32,10 +32,10 @@ from qwenimg.common.parts.components import (
     read_config,
     with_given,
 )
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
 from qwenimg.common.parts.texts.t5_tokenizer import find_t5_tokenizer
-from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.prompts import t5 as t5_tokenizer
 from qwenimg.common.request.parts import LEFT_OUT
@@ -164,9 +164,9 @@ def _with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
 def _opened(checkpoint: Checkpoint, part: str, path: Path, *, whole: bool) -> tuple[str, Component]:
     """Open one of PARTS, and return its name in the model; a text encoder's name shows in its tensors."""
     if part == "transformer":
-        return part, single_file.open_transformer(path, checkpoint[part].config, whole=whole)
+        return part, open_part(sd3_names.LAYOUTS, path, checkpoint[part].config, part, whole=whole)
     if part == "vae":
-        return part, open_vae(path, checkpoint[part].config, whole=whole)
+        return part, open_part(kl_vae_names.LAYOUTS, path, checkpoint[part].config, part, whole=whole)
     if t5_files.is_t5(path):
         return T5, t5_files.open_t5(path, T5, whole=whole)
     clips = {name: text for name, text in checkpoint.components.items() if name != T5}

@@ -15,12 +15,12 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
+from qwenimg.common.networks.denoisers.sd3_names import LAYOUTS
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.runtime.checkpoint import Component
 
-_DIFFUSERS_SIGNS = ("pos_embed.pos_embed", "transformer_blocks.0.norm1_context.linear.weight")
 CLIP_WIDTHS = (768, 1280)  # of CLIP-L and CLIP-G
 _LACKS = "lacks: {}; add them by --vae and --text-encoder, once for each"
 TURBO = "turbo"  # in the name of a distilled model, whose files do not show it
@@ -37,7 +37,7 @@ def part_of(header: Header) -> str | None:
     """Return `model` for a model in one file, else the part in it; None for another file."""
     if parts := single_file.parts_of(header):
         return "model" if "vae" in parts else "transformer"
-    if all(sign in header.tensors for sign in _DIFFUSERS_SIGNS):
+    if LAYOUTS.find_in(header) is not None:
         return "transformer"
     if t5_files.is_alone(header) or clip_files.width_alone(header.tensors) in CLIP_WIDTHS:
         return "text_encoder"

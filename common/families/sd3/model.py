@@ -7,6 +7,7 @@ only make its modulation, a third of it. The branches of guidance run in turn, s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import nextafter
 
 from qwenimg.common.families.sd3 import lora_names, memory
@@ -32,6 +33,7 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
+from qwenimg.common.weights.loras.lora_names import Names
 from qwenimg.common.weights.plan import LoadPlan
 
 HYPER = "ByteDance/Hyper-SD/Hyper-SD3-8steps-CFG-lora.safetensors"
@@ -68,7 +70,6 @@ class SD3(PooledFlowModel):
     guidance = Guidance(formula=_with_skipped, more=_skipping)
     levels = SHIFTED_TWICE
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "skip_layers", "skip_layer_scale"})
-    layer_names = staticmethod(lora_names.names)
     texts: SD3Texts
     config: SD3Config
 
@@ -78,6 +79,10 @@ class SD3(PooledFlowModel):
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
         self.few_steps = _few_steps(self.config)
+
+    @cached_property
+    def lora_names(self) -> Names:
+        return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)

@@ -24,7 +24,7 @@ from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.network import Network
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts.components import (
     component,
     is_absent,
@@ -34,9 +34,9 @@ from qwenimg.common.parts.components import (
     read_config,
     with_given,
 )
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.texts.clip_files import open_text
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
-from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import clip as clip_tokenizer
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, Reports
 from qwenimg.common.sampling.discrete import DiffusionConfig, parse_diffusion
@@ -232,7 +232,7 @@ def with_parts(
 def _opened(checkpoint: Checkpoint, part: str, path: Path) -> tuple[str, Component]:
     """Open one of PARTS, and return its name in the model; a text encoder's name shows in its tensors."""
     if part == "vae":
-        return part, open_vae(path, checkpoint[part].config)
+        return part, open_part(kl_vae_names.LAYOUTS, path, checkpoint[part].config, "vae")
     if part != "transformer":
         return open_text(checkpoint, path)
     if is_folder(path):

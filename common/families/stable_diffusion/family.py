@@ -11,7 +11,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import lora_names
+from qwenimg.common.families.stable_diffusion import lora_title
 from qwenimg.common.families.stable_diffusion.checkpoint import NETWORKS, PIPELINES, facts, zeros_for_empty
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file, part_of
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
@@ -118,8 +118,7 @@ FAMILY = Family(
     describe_file=describe_file,
     part=part_of,
     model=StableDiffusion,
-    lora_names=lora_names.names,
-    lora_title=lora_names.title,
+    lora_title=lora_title.title,
     small_files=small_files,
     defaults=_defaults,
     check=_check,

@@ -16,9 +16,10 @@ from qwenimg.common.base.config import parse
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
-from qwenimg.common.parts.ldm_configs import HEAD_DIM, Shapes, Text, shape_of
+from qwenimg.common.networks.denoisers.unet_names import SIGN
+from qwenimg.common.networks.layout import Shapes, shape_of
+from qwenimg.common.parts.ldm_configs import HEAD_DIM, Text
 
-FIRST = "input_blocks.0.0.weight"  # of the UNet
 HEADS_SD1 = 8
 SIZE_CHANNELS = 256  # of each size in SDXL's conditioning
 
@@ -90,7 +91,7 @@ KINDS: Mapping[str, Kind] = {
 
 def unet_config(path: Path, shapes: Shapes, kind: str, prediction: str) -> UNetConfig:
     """Return the configuration of the UNet with these tensors. Raises ModelError."""
-    first, last = shape_of(path, shapes, FIRST, 4), shape_of(path, shapes, "out.2.weight", 4)
+    first, last = shape_of(path, shapes, SIGN, 4), shape_of(path, shapes, "out.2.weight", 4)
     depths = _depths(shapes)
     levels = _levels(path, shapes, depths)
     mid = depths.get("middle_block.1", 1)

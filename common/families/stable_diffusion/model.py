@@ -16,12 +16,12 @@ import numpy as np
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import few_steps, lora_names
+from qwenimg.common.families.stable_diffusion import few_steps
 from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, guidance, schedules, sinusoids
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import vae
+from qwenimg.common.parts import lora_layers, vae
 from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.models.diffusion_model import Image
 from qwenimg.common.pipeline.steps import inpaint
@@ -74,7 +74,7 @@ class StableDiffusion:
 
     @cached_property
     def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
+        return lora_layers.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         self.sharing(request)  # only for its errors

@@ -14,26 +14,45 @@ from qwenimg.common.base.safe_files import bad, closed_on_error
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.stable_diffusion import prediction as predictions
-from qwenimg.common.families.stable_diffusion import unet_keys
-from qwenimg.common.families.stable_diffusion.kinds import FIRST, KINDS, unet_config
+from qwenimg.common.families.stable_diffusion.kinds import KINDS, unet_config
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header, Stored
-from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers import unet, unet_names
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.encoders.clip import CLIPConfig
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.layout import Naming, stored_manifest, without_prefix
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import ldm_keys
-from qwenimg.common.parts.authors_names import check_known, prefix_of
-from qwenimg.common.parts.ldm_configs import Text, behind, clip_config, stored_vae, vae_config
+from qwenimg.common.parts.ldm_configs import Text, clip_config
 from qwenimg.common.parts.ldm_keys import Places
-from qwenimg.common.parts.vae_files import SIGN, latent_channels
+from qwenimg.common.parts.open_file import check_known
+from qwenimg.common.parts.vae_files import latent_channels
 from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.part_names import VAES
 from qwenimg.common.weights.plan import LoadPlan, Uses, stored_uses
 
+# Tensors that a file may have beside the models: whole names, and prefixes that end in a dot.
+_IGNORED = frozenset(
+    {
+        # the noise schedule, which follows from the type of the model
+        "alphas_cumprod", "alphas_cumprod_prev", "betas", "log_one_minus_alphas_cumprod", "logvar",
+        "posterior_log_variance_clipped", "posterior_mean_coef1", "posterior_mean_coef2", "posterior_variance",
+        "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "sqrt_recip_alphas_cumprod",
+        "sqrt_recipm1_alphas_cumprod", "scale_factor", "denoiser.sigmas", "global_step",
+        # markers: see `prediction`
+        "v_pred", "ztsnr",
+    }
+)  # fmt: skip
+_IGNORED_PREFIXES = (
+    "model_ema.",  # averaged weights, a second copy of the UNet under names without dots
+    "first_stage_model.loss.",  # the VAE's discriminator and perceptual loss, for training
+    "first_stage_model.model_ema.",
+    "loss.",
+    "embedding_manager.",  # of textual inversion during training
+)
 LATENTS = 4  # channels; a VAE of another number is another family's
 _ARCHITECTURES = unet.NETWORK.architectures  # of a GGUF file
 _EDM = {"edm_mean": "Playground model", "edm_vpred.sigma_max": "CosXL model"}
@@ -122,7 +141,7 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
         )
     channels = 4
     if unet is not None:
-        channels = tensors[unet + FIRST].shape[1] if len(tensors[unet + FIRST].shape) == 4 else 0
+        channels = tensors[unet + unet_names.SIGN].shape[1] if len(tensors[unet + unet_names.SIGN].shape) == 4 else 0
     if channels not in _CHANNELS:
         purpose = _OTHER_CHANNELS.get(channels, "of an unknown kind")
         raise bad(path, f"is {KINDS[kind].title} with {channels} input channels ({purpose}): not supported")
@@ -153,10 +172,11 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
 def prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     """Return the prefixes of the UNet's and the VAE's names; None for an absent part. A VAE of other latents than a
     UNet here has is another family's."""
-    unet = prefix_of(tensors, FIRST)
+    naming = unet_names.LAYOUTS.find(tensors)
+    unet = naming.prefix if naming and naming.layout.place else None
     alone = unet is None and latent_channels(tensors) == LATENTS
     inside = ("", *VAES) if alone else VAES
-    vae = next((prefix for prefix in inside if prefix + SIGN in tensors), None)
+    vae = next((prefix for prefix in inside if prefix + kl_vae_names.SIGN in tensors), None)
     if unet is None and vae:
         first = tensors.get(f"{vae}decoder.conv_in.weight")
         vae = vae if first is not None and first.shape[1:2] == (LATENTS,) else None
@@ -237,16 +257,18 @@ def _opened(header: Header, detected: Detected) -> SingleFile:
 
     of_unet = of_vae = None
     if detected.unet is not None and detected.kind is not None:
-        of_unet = unet_config(path, behind(header, detected.unet), detected.kind, detected.prediction)
+        of_unet = unet_config(path, without_prefix(header, detected.unet), detected.kind, detected.prediction)
         stored = unet.manifest(of_unet)
-        plan("unet", unet_keys.unet_places(stored, of_unet, detected.unet), stored, unet.uses(stored))
+        places = unet_names.LAYOUTS.places(Naming(unet_names.LAYOUTS.rows[0], detected.unet), stored, of_unet)
+        plan("unet", places, stored, unet.uses(stored))
     if detected.vae is not None:
-        kind, shapes = KINDS[detected.kind or "sd1"], behind(header, detected.vae)
+        kind, layouts = KINDS[detected.kind or "sd1"], kl_vae_names.LAYOUTS
+        naming = Naming(layouts.rows[0], detected.vae)
         like = KLVAEConfig(scaling_factor=kind.scaling_factor, sample_size=kind.sample_size * 8)
-        of_vae = vae_config(path, shapes, like)
+        of_vae = layouts.config(layouts.shapes(header, naming, like), like)
         wanted = kl_vae.manifest(of_vae)
-        places = ldm_keys.vae_places(wanted, of_vae, detected.vae)
-        plan("vae", places, stored_vae(header, places, wanted), stored_uses(wanted))
+        places = layouts.places(naming, wanted, of_vae)
+        plan("vae", places, stored_manifest(header, naming.layout, places, wanted), stored_uses(wanted))
     texts = {}
     for text in detected.texts:
         prefix, config = clip_config(path, header, text)
@@ -275,7 +297,7 @@ def _text_places(header: Header, text: Text, prefix: str, manifest: Manifest) ->
 
 
 def _is_ignored(key: str) -> bool:
-    if key in unet_keys.IGNORED or key.startswith(unet_keys.IGNORED_PREFIXES):
+    if key in _IGNORED or key.startswith(_IGNORED_PREFIXES):
         return True
     for owner in ("cond_stage_model.1.", "cond_stage_model.", "conditioner.embedders.0.", "conditioner.embedders.1."):
         if key.startswith(owner):

@@ -13,17 +13,16 @@ from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
-from qwenimg.common.families.z_image.transformer_file import open_transformer
 from qwenimg.common.formats.headers import peek
-from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts import language_files
-from qwenimg.common.parts.vae_files import open_vae
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
@@ -32,6 +31,7 @@ from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import closed_on_failure
 
 NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
+LAYOUTS = {"transformer": zimage_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS}
 
 _SCHEDULER = "scheduler/scheduler_config.json"
 
@@ -91,10 +91,8 @@ def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Co
     if name == "text_encoder" and place == folder:
         sizes = language_files.sizes(peek(folder), _text_name, config.head_dim)
         config = parse(Qwen3Config, asdict(config) | sizes, source=folder)
-    if name == "transformer" and is_file(place):
-        return open_transformer(place, config, whole=choices.whole)
-    if name == "vae" and is_file(place):
-        return open_vae(place, config, whole=choices.whole)
+    if is_file(place) and name in LAYOUTS:
+        return open_part(LAYOUTS[name], place, config, name, whole=choices.whole)
     return open_component(network, place, config, name, whole=choices.whole)
 
 

@@ -6,12 +6,10 @@ import re
 
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.z_image import lora_names
 from qwenimg.common.families.z_image.checkpoint import NETWORKS, is_turbo, open_folder, purpose
-from qwenimg.common.families.z_image.describe_file import describe_file, part_of
+from qwenimg.common.families.z_image.describe_file import describe_file, is_model, part_of
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.families.z_image.transformer_file import is_model
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import kl_vae
@@ -57,7 +55,6 @@ FAMILY = Family(
     describe_file=describe_file,
     model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
     model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
-    lora_names=lora_names.names,
     defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
     described=purpose,
     part=part_of,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.z_image import lora_names, memory
+from qwenimg.common.families.z_image import memory
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
@@ -48,7 +48,6 @@ class ZImage(FlowModel):
 
     guidance = Guidance(formula=_from_conditional, off=0.0, until=lambda request: request.cfg_truncation)
     options = frozenset({"step_cache", "cached_calls", "cfg_normalization", "cfg_truncation"})
-    layer_names = staticmethod(lora_names.names)
     texts: TemplateTexts
     config: ZImageConfig
 

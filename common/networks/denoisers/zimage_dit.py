@@ -167,7 +167,7 @@ NETWORK = Network(
         Block(name="model", paths=re.compile("")),
     ),
     rename=rename,
-    mflux_signs=tuple(_MFLUX),
+    mflux_signs=(*_MFLUX,),
     published=published,
     architectures=frozenset({"lumina2"}),  # whose layers it has
 )

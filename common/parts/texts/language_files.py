@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parts.ldm_configs import Shapes, shape_of
+from qwenimg.common.networks.layout import Shapes, shape_of
 from qwenimg.common.weights.keys import Rename
 
 _LAYER = re.compile(r"layers\.(\d{1,3})\.")

@@ -14,8 +14,8 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.encoders.t5 import T5Config
+from qwenimg.common.networks.layout import Shapes, shape_of
 from qwenimg.common.parts.components import component, open_component, read_config
-from qwenimg.common.parts.ldm_configs import Shapes, shape_of
 from qwenimg.common.parts.texts import clip_files
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.keys import Place, plan_places

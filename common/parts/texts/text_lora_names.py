@@ -15,6 +15,7 @@ _CLIP_L, _CLIP_G, _T5 = (
     "text_encoders_clip_g_transformer_",
     "text_encoders_t5xxl_transformer_",
 )
+_STARTS = ("model.", "model.language_model.")  # of a language model's names
 _ANY = ("text_encoders_transformer_", r"text_encoders_\w+?_transformer_")  # of the only text encoder
 _POSITIONS, _PROJECTED, _EMBEDDED = (
     "embeddings.position_embedding.weight",
@@ -23,7 +24,7 @@ _POSITIONS, _PROJECTED, _EMBEDDED = (
 )
 
 
-def text_part(name: str, weights: Manifest, *words: str, two: bool) -> ComponentNames:
+def clip_names(name: str, weights: Manifest, *words: str, two: bool) -> ComponentNames:
     """Return the table of the CLIP `name`, the only one or one of two text encoders, with more `words` in front."""
     second = name == "text_encoder_2"
     prefixes = ((*TEXT_2, _CLIP_G) if second else (*TEXT_1, _CLIP_L)) if two else (*TEXT_2, *TEXT, *_ANY)
@@ -52,18 +53,18 @@ def _others(path: str) -> Iterator[str]:
             yield f"{prefix}{match['owner']}.to_{match['letter']}"
 
 
-def t5_names(name: str, weights: Manifest, *words: str, unused: Manifest | None = None) -> ComponentNames:
+def t5_names(name: str, weights: Manifest, *, unused: Manifest | None = None) -> ComponentNames:
     """Return the table of the T5 `name`. kohya's number of it is 3 beside one CLIP too. `unused`: its manifest, where
     the model does without it."""
-    return component_names(name, weights, (f"{name}_", "lora_te3_", "lycoris_te3_", _T5, *words), unused=unused)
+    words = [f"{word}_te{number}_" for word in ("lora", "lycoris") for number in {"3", name[-1]}]
+    return component_names(name, weights, (f"{name}_", _T5, *words), unused=unused)
 
 
-def language_model_names(weights: Manifest, *starts: str, stored: Manifest | None = None) -> ComponentNames:
-    """Return the table of a text encoder that is a language model, whose names may have one of `starts` in front.
-    `stored`: its manifest, where the forward does not use all layers of it. The output layer has the embedding's
-    shape."""
+def language_model_names(weights: Manifest, stored: Manifest) -> ComponentNames:
+    """Return the table of a text encoder that is a language model. `stored`: its manifest, of which the forward may not
+    use all layers. The output layer has the embedding's shape."""
     output = {"lm_head.weight": weights[_EMBEDDED]} if _EMBEDDED in weights else {}
-    unused = {name: shape for name, shape in (output | (stored or {})).items() if name not in weights}
+    unused = {name: shape for name, shape in (output | stored).items() if name not in weights}
     paths = [name.removesuffix(".weight") for name in (*weights, *unused) if name.endswith(".weight")]
-    others = {path: [start + path for start in starts] for path in paths}
+    others = {path: [start + path for start in _STARTS] for path in paths}
     return component_names("text_encoder", weights, (*TEXT, *_ANY), others, unused=unused)

@@ -1,6 +1,6 @@
 """The common code of flow-match models with one transformer: sampling, stages, LoRAs, and the run of one image.
 
-A family defines the stages of its transformer (`steps`), the names of its layers for LoRAs (`layer_names`), and
+A family defines the stages of its transformer (`steps`), and
 `start`: it encodes the texts, opens the transformer and returns a `FlowRun`. The transformer's configuration has its
 width as `dim`, and its heads as `num_attention_heads`, unless the family defines `heads`.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
+from qwenimg.common.parts import lora_layers
 from qwenimg.common.parts.control_net import Controller, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
@@ -67,7 +68,6 @@ class FlowModel(ABC):
     channels: int
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})
     nets: Mapping[str, Controller] = MappingProxyType({})
-    layer_names: ClassVar[staticmethod[[Checkpoint], Names]]  # returns `lora_names`
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
@@ -80,7 +80,7 @@ class FlowModel(ABC):
 
     @cached_property
     def lora_names(self) -> Names:
-        return self.layer_names(self.checkpoint)
+        return lora_layers.names(self.checkpoint)
 
     @property
     def heads(self) -> int:

@@ -1,36 +1,21 @@
-"""Places of a UNet's parameters in a Stable Diffusion checkpoint in one file, and tensors that it may have besides.
+"""The UNet of Stable Diffusion in files: the names of its authors, ldm's, and diffusers'.
 
-The UNet numbers all its layers in order, downsamplers included: block b, layer j of the down blocks is `input_blocks`
-number 1 + (layers of the blocks before, each with its downsampler) + j.
+Unusual about ldm's names: all layers are numbered in order, downsamplers included: block b, layer j of the down blocks
+is `input_blocks` number 1 + (layers of the blocks before, each with its downsampler) + j.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
 
+from qwenimg.common.networks.denoisers import unet
 from qwenimg.common.networks.denoisers.unet import UNetConfig
-from qwenimg.common.parts.ldm_keys import Places
+from qwenimg.common.networks.layout import Layout, Layouts
 from qwenimg.common.weights.keys import Place
 
-# Tensors that a file may have beside the models: whole names, and prefixes that end in a dot.
-IGNORED = frozenset(
-    {
-        # the noise schedule, which follows from the type of the model
-        "alphas_cumprod", "alphas_cumprod_prev", "betas", "log_one_minus_alphas_cumprod", "logvar",
-        "posterior_log_variance_clipped", "posterior_mean_coef1", "posterior_mean_coef2", "posterior_variance",
-        "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "sqrt_recip_alphas_cumprod",
-        "sqrt_recipm1_alphas_cumprod", "scale_factor", "denoiser.sigmas", "global_step",
-        # markers: see `prediction`
-        "v_pred", "ztsnr",
-    }
-)  # fmt: skip
-IGNORED_PREFIXES = (
-    "model_ema.",  # averaged weights, a second copy of the UNet under names without dots
-    "first_stage_model.loss.",  # the VAE's discriminator and perceptual loss, for training
-    "first_stage_model.model_ema.",
-    "loss.",
-    "embedding_manager.",  # of textual inversion during training
-)
+SIGN = "input_blocks.0.0.weight"
 _RESNET = {
     "norm1": "in_layers.0",
     "conv1": "in_layers.2",
@@ -53,13 +38,16 @@ _UNET_ENDS = {
 }
 
 
-def unet_places(names: Iterable[str], config: UNetConfig, prefix: str) -> Places:
-    """Map each parameter of the UNet to its tensor behind `prefix`."""
-    paths = _unet_paths(config)
-    return {name: Place(prefix + _unet_key(name, paths)) for name in names}
+_ATTENTION = re.compile(r"(?P<owner>.+\.attn\d)\.(?P<layer>to_[qkv]|to_out)(\.0)?")
 
 
-def _unet_paths(config: UNetConfig) -> Mapping[str, str]:
+def place(name: str, config: UNetConfig) -> Place:
+    """Return the place of a parameter in a file with ldm's names."""
+    return Place(_key(name, _paths(config)))
+
+
+@cache
+def _paths(config: UNetConfig) -> Mapping[str, str]:
     """Map the path of each part of a block to its path in the file."""
     paths = dict(_UNET_ENDS)
     number = 1
@@ -81,7 +69,7 @@ def _unet_paths(config: UNetConfig) -> Mapping[str, str]:
     return paths
 
 
-def _unet_key(name: str, paths: Mapping[str, str]) -> str:
+def _key(name: str, paths: Mapping[str, str]) -> str:
     owner, _, rest = name.rpartition(".")
     while owner not in paths:
         owner, _, part = owner.rpartition(".")
@@ -90,3 +78,20 @@ def _unet_key(name: str, paths: Mapping[str, str]) -> str:
         part, _, leaf = rest.rpartition(".")
         rest = f"{_RESNET[part]}.{leaf}"
     return f"{paths[owner]}.{rest}"
+
+
+def _processor(path: str) -> Iterator[Place]:
+    """Yield the name that diffusers wrote until 2023: `attn1.processor.to_q_lora.down.weight`."""
+    if match := _ATTENTION.fullmatch(path):
+        yield Place(f"{match['owner']}.processor.{match['layer']}")
+
+
+LAYOUTS = Layouts(
+    network=unet.NETWORK,
+    title="Stable Diffusion",
+    rows=(
+        Layout(names="ldm's names", signs=(SIGN,), place=place),
+        Layout(names="diffusers' names", signs=("time_embedding.linear_1.weight",)),
+    ),
+    in_loras=_processor,
+)

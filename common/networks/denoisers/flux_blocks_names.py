@@ -9,12 +9,9 @@ Unusual about these names:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from qwenimg.common.parts.authors_names import QKV, Layers, count_blocks, place_of
-from qwenimg.common.parts.ldm_configs import Shapes, shape_of
+from qwenimg.common.networks.layout import QKV, Layers, StoredShapes, place_of
 from qwenimg.common.weights.keys import Place, Rows
 
 ENDS: Layers = {
@@ -53,20 +50,15 @@ def place(name: str, ends: Layers, double: Layers, single: Layers) -> Place:
     return there._replace(key=f"{start}.{there.key}.{leaf}")
 
 
-def sizes(path: Path, shapes: Shapes, called: Callable[[str], str]) -> dict[str, Any]:
-    """Return the fields of a configuration that all Flux transformers have, by `shapes`. `called` makes their names of
-    diffusers'. Raises ModelError."""
-
-    def shape(name: str, rank: int) -> tuple[int, ...]:
-        return shape_of(path, shapes, called(f"{name}.weight"), rank)
-
-    width, channels = shape("x_embedder", 2)
-    [head_dim] = shape("transformer_blocks.0.attn.norm_q", 1)
+def sizes(stored: StoredShapes) -> dict[str, Any]:
+    """Return the fields of a configuration that all Flux transformers have, by stored shapes. Raises ModelError."""
+    width, channels = stored.shape("x_embedder.weight", 2)
+    [head_dim] = stored.shape("transformer_blocks.0.attn.norm_q.weight", 1)
     return {
         "in_channels": channels,
-        "num_layers": count_blocks(shapes, "double_blocks.", "transformer_blocks."),
-        "num_single_layers": count_blocks(shapes, "single_blocks.", "single_transformer_blocks."),
+        "num_layers": len(stored.blocks("transformer_blocks.0.attn.norm_q.weight")),
+        "num_single_layers": len(stored.blocks("single_transformer_blocks.0.attn.norm_q.weight")),
         "attention_head_dim": head_dim,
         "num_attention_heads": width // max(1, head_dim),
-        "joint_attention_dim": shape("context_embedder", 2)[1],
+        "joint_attention_dim": stored.shape("context_embedder.weight", 2)[1],
     }

@@ -1,0 +1,153 @@
+"""The files of a network: how each program names its tensors, and the configuration that their shapes show.
+
+A network that programs write in several ways has a module `X_names.py` beside its own, which ends with `LAYOUTS`. A
+program's layout is one row of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.shape import Manifest, Shape
+from qwenimg.common.base.text import clean
+from qwenimg.common.formats import gguf
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.network import Network
+from qwenimg.common.weights import comfy
+from qwenimg.common.weights.keys import Place
+from qwenimg.common.weights.part_names import PREFIXES
+
+Shapes: TypeAlias = Mapping[str, Shape]
+Layers: TypeAlias = Mapping[str, str | Place]
+"""A program's names of layers by those of diffusers, or places of layers that are not one tensor there."""
+QKV = ((0, "q"), (1, "k"), (2, "v"))
+"""Layers of attention in the order of their rows in one tensor."""
+
+
+def shape_of(path: Path, shapes: Shapes, key: str, rank: int) -> Shape:
+    """Return the shape of the tensor `key`. Raise ModelError if it is missing or has another rank."""
+    shape = shapes.get(key)
+    if shape is None or len(shape) != rank:
+        fault = "lacks tensor" if shape is None else f"has not {rank} dimensions in tensor"
+        raise bad(path, f"{fault} '{clean(key, 100)}': not a checkpoint as it is published")
+    return shape
+
+
+def place_of(layers: Layers, name: str) -> Place:
+    """Return the place of a layer."""
+    place = layers[name]
+    return place if isinstance(place, Place) else Place(place)
+
+
+@dataclass(frozen=True)
+class StoredShapes:
+    """The shapes of a network's tensors in a file, by their names in it without the prefix. `stored_name` is from the
+    manifest's name of a parameter to the file's."""
+
+    path: Path
+    shapes: Shapes
+    stored_name: Callable[[str], str]
+
+    def __contains__(self, name: str) -> bool:
+        return self.stored_name(name) in self.shapes
+
+    def shape(self, name: str, rank: int) -> Shape:
+        """Return the shape of the tensor that has the parameter `name`. Raises ModelError if it is missing or has
+        another rank."""
+        return shape_of(self.path, self.shapes, self.stored_name(name), rank)
+
+    def blocks(self, name: str) -> list[int]:
+        """Return the numbers of the blocks of which `name` is a parameter of the first, such as `layers.0.norm.weight`;
+        only the part up to the number counts."""
+        start = self.stored_name(name).partition(".0.")[0] + "."
+        pattern = re.compile(re.escape(start) + r"(\d{1,4})\.")
+        return sorted({int(match[1]) for key in self.shapes if (match := pattern.match(key))})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One program's names of a network's tensors."""
+
+    names: str  # in words, such as "its authors' names"
+    signs: tuple[str, ...]  # tensors, behind a prefix of the network's part, all of which such a file has
+    # From a parameter and the config, its place behind the prefix. None: the network's `rename` knows the names
+    place: Callable[[str, Any], Place] | None = None
+    kernels: re.Pattern[str] | None = None  # matrices that may be stored as 1x1 kernels
+
+
+class Naming(NamedTuple):
+    """The layout of a network's tensors in a file, and the prefix of their names."""
+
+    layout: Layout
+    prefix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts:
+    """The layouts of one network's files."""
+
+    network: Network
+    title: str  # of the models, for messages
+    expected: str = ""  # in place of the title and the rows' names, in the message on a file without it
+    rows: tuple[Layout, ...]  # the first whose signs are in a file counts
+    # The configuration for stored shapes; fields that no shape shows are those of another configuration
+    config: Callable[[StoredShapes, Any], Any] = lambda shapes, like: like
+    ignored: tuple[str, ...] = ()  # starts of names behind the prefix: of no use
+    # From the path of a layer, its places in LoRAs alone
+    in_loras: Callable[[str], Iterable[Place]] = lambda path: ()
+    foreign: Mapping[str, str] = field(
+        default_factory=dict
+    )  # tensors that only a similar model has, and which model that is
+
+    def find(self, names: Collection[str]) -> Naming | None:
+        """Return the layout of a file with these `names`; None in a file without the network."""
+        every = ((row, prefix) for row in self.rows for prefix in PREFIXES[self.network.role])
+        return next((Naming(*one) for one in every if all(one[1] + sign in names for sign in one[0].signs)), None)
+
+    def find_in(self, header: Header) -> Naming | None:
+        """Return the layout of a file with this header, which may be a GGUF file of another architecture."""
+        return self.find(header.tensors) if gguf.may_be(header, self.network.architectures) else None
+
+    def similar_model(self, names: Collection[str]) -> str | None:
+        """Return the title of the similar model in a file with these `names`, or None."""
+        prefixes = PREFIXES[self.network.role]
+        return next((title for sign, title in self.foreign.items() for p in prefixes if p + sign in names), None)
+
+    def shapes(self, header: Header, naming: Naming, like: Any) -> StoredShapes:
+        """Return the stored shapes of an open file. Raises ModelError."""
+        shapes, layout = without_prefix(header, naming.prefix), naming.layout
+        if layout.place is None:
+            named = ((self.network.rename(key), shape) for key, shape in shapes.items())
+            shapes = {name: shape for name, shape in named if name is not None}
+        return StoredShapes(header.file.path, shapes, lambda name: self.place(layout, name, like).key)
+
+    def place(self, layout: Layout, name: str, config: Any) -> Place:
+        """Return the place of a parameter, behind the prefix."""
+        return Place(name) if layout.place is None else layout.place(name, config)
+
+    def places(self, naming: Naming, names: Iterable[str], config: Any) -> dict[str, Place]:
+        """Map each parameter to its place."""
+        places = {name: self.place(naming.layout, name, config) for name in names}
+        return {name: place._replace(key=naming.prefix + place.key) for name, place in places.items()}
+
+
+def without_prefix(header: Header, prefix: str) -> dict[str, Shape]:
+    """Return the shapes of the tensors behind `prefix` in an open file, by the rest of their names. Raises
+    ModelError."""
+    shapes = comfy.value_shapes(header)
+    return {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
+
+
+def stored_manifest(header: Header, layout: Layout, places: Mapping[str, Place], manifest: Manifest) -> Manifest:
+    """Return the manifest with the stored shapes of matrices that are 1x1 kernels in the file."""
+    stored = dict(manifest)
+    for name in filter(layout.kernels.fullmatch, manifest) if layout.kernels else ():
+        tensor = header.tensors.get(places[name].key)
+        if tensor is not None and len(tensor.shape) == 4:
+            stored[name] = (*manifest[name], 1, 1)
+    return stored

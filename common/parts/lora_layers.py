@@ -1,0 +1,56 @@
+"""The names that LoRA files give the layers of a model, by its networks: the checkpoint's, and those of each layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.layout import Layouts
+from qwenimg.common.networks.network import NETWORKS, import_network
+from qwenimg.common.parts.layouts import LAYOUTS
+from qwenimg.common.parts.texts.text_lora_names import clip_names, language_model_names, t5_names
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.weights.keys import Place
+from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
+
+
+def names(checkpoint: Checkpoint) -> Names:
+    """Return the names of the layers of the denoiser and of the text encoders."""
+    parts = checkpoint.components.items()
+    denoisers = [denoiser_names(name, part) for name, part in parts if part.role == "transformer"]
+    return (*denoisers, *_texts(checkpoint))
+
+
+def denoiser_names(name: str, part: Component) -> ComponentNames:
+    """Return the names of the layers of the denoiser `name`."""
+    network = import_network(NETWORKS, part.network).NETWORK
+    weights = {key: shape for key, shape in part.plan.shapes.items() if key not in network.tables}
+    layouts = next((one for one in LAYOUTS if one.network is network), None)
+    paths = [key.removesuffix(".weight") for key in weights if key.endswith(".weight")]
+    others = {path: [network.published(f"{path}.weight").removesuffix(".weight")] for path in paths}
+    places = {path: list(_places(layouts, path, part.config)) for path in paths} if layouts else None
+    return component_names(name, weights, DENOISER, others, places)
+
+
+def _places(layouts: Layouts, path: str, config: object) -> Iterator[Place]:
+    """Yield the places of a layer in the layouts of files, and those that only LoRAs have."""
+    for row in layouts.rows:
+        if row.place is not None:
+            there = row.place(f"{path}.weight", config)
+            yield there._replace(key=there.key.removesuffix(".weight"))
+    yield from layouts.in_loras(path)
+
+
+def _texts(checkpoint: Checkpoint) -> Iterator[ComponentNames]:
+    clips = [name for name, part in checkpoint.texts.items() if part.network == clip.NETWORK.name]
+    several = len(checkpoint.texts) > 1
+    for name, part in checkpoint.texts.items():
+        weights = part.plan.shapes
+        if name in clips:
+            # kohya gives the only CLIP beside a T5 no number
+            yield clip_names(name, weights, *(["lora_te_"] if several and len(clips) == 1 else []), two=several)
+        elif part.network == t5.NETWORK.name:
+            yield t5_names(name, weights)
+        else:
+            network = import_network(NETWORKS, part.network).NETWORK
+            yield language_model_names(weights, network.manifest(part.config))

@@ -1,0 +1,110 @@
+"""Networks in files of any layout, alone or with a whole model: their configuration, and the plan of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from qwenimg.common.base.safe_files import bad, closed_on_error, is_folder
+from qwenimg.common.base.text import clean
+from qwenimg.common.formats.files import find_files
+from qwenimg.common.formats.headers import open_header, peek
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.layout import Layouts, Naming, stored_manifest
+from qwenimg.common.parts.components import component, open_component, read_config
+from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.weights import left_out
+from qwenimg.common.weights import plan as plans
+from qwenimg.common.weights.keys import check_architecture, plan_places
+from qwenimg.common.weights.part_names import plain
+
+# Tensors that the file of a whole model may have beside its parts: ends of names, and starts
+_BESIDE = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_model", ".encoder.embed_tokens.weight")
+_OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "model_ema.")
+
+
+def open_part(layouts: Layouts, path: Path, like: Any, part: str, *, whole: bool = False) -> Component:
+    """Open a network in a folder, or in a file of one of its `layouts`, alone or with a whole model. `like`: the
+    configuration for what no tensor of a file shows; part: its name in messages. Raises ModelError."""
+    network = layouts.network
+    if is_folder(path):
+        return open_component(network, path, read_config(network, path), part, whole=whole)
+    header = open_header(path)
+    with closed_on_error(header.file):
+        naming = find(header, layouts, part)
+        if naming.layout.place is not None:
+            return open_named(header, layouts, naming, like, part, whole=whole)
+        config = layouts.config(layouts.shapes(header, naming, like), like)
+    header.file.close()
+
+    def rename(key: str) -> str | None:
+        return None if key.startswith(layouts.ignored) else network.rename(key)
+
+    return open_component(network, path, config, part, rename, whole=whole)
+
+
+def find(header: Header, layouts: Layouts, part: str) -> Naming:
+    """Return the layout of a network in a file with this header. Raises ModelError for another file."""
+    check_architecture(header, layouts.network.architectures, part)
+    path = header.file.path
+    if (other := layouts.similar_model(header.tensors)) is not None:
+        raise bad(path, f"is {other}")
+    if (naming := layouts.find(header.tensors)) is None:
+        names = " or ".join(row.names.partition(",")[0] for row in layouts.rows).removesuffix(" names")
+        raise bad(path, f"holds no {layouts.expected or f'{part} of {layouts.title}, by {names}'}")
+    return naming
+
+
+def open_named(
+    header: Header, layouts: Layouts, naming: Naming, like: Any, part: str, *, whole: bool = False
+) -> Component:
+    """Open a network whose layout in the open file was `naming`, with places of its own. `like`, `part`: as for
+    `open_part`. The caller closes the file. Raises ModelError."""
+    network, path = layouts.network, header.file.path
+    config = layouts.config(layouts.shapes(header, naming, like), like)
+    manifest = network.manifest(config)
+    places = layouts.places(naming, manifest, config)
+    absent = [name for name in network.optional if name in places and places[name].key not in header.tensors]
+    for name in absent:
+        del manifest[name], places[name]
+    used = network.used(config, manifest)
+    stored = stored_manifest(header, naming.layout, places, manifest)
+    plan = plan_places(header, part, places, stored, plans.whole(manifest, used) if whole else used)
+    ignored = tuple(naming.prefix + start for start in layouts.ignored)
+    behind = (key for key in header.tensors if key.startswith(naming.prefix) and plain(network.role, key) is not None)
+    unknown = [key for key in behind if key not in plan.known and not key.startswith(ignored)]
+    check_known(path, unknown, layouts.title)
+    return component(network, config, plan, whole=whole)
+
+
+def stored_shape(layouts: Layouts, path: Path, name: str) -> tuple[int, ...] | None:
+    """Return the shape of a parameter in a folder or file; None if it is not there. Raises ModelError."""
+    for file in find_files(path).files:
+        tensors = peek(file).tensors
+        naming = layouts.find(tensors)
+        key = (
+            name if naming is None else naming.prefix + layouts.place(naming.layout, name, layouts.network.config()).key
+        )
+        if key in tensors:
+            return tensors[key].shape
+    return None
+
+
+def check_whole(header: Header, parts: Iterable[Component], title: str, others: Iterable[str] = ()) -> None:
+    """Raise ModelError if the file of a model holds a tensor that belongs to none of its `parts`, unless its name
+    starts with one of `others`."""
+    known, starts = {key for part in parts for key in part.plan.known}, (*_OF_TRAINING, *others)
+    unknown = [
+        key for key in header.tensors if key not in known and not key.endswith(_BESIDE) and not key.startswith(starts)
+    ]
+    check_known(header.file.path, unknown, title)
+
+
+def check_known(path: Path, unknown: Sequence[str], title: str) -> None:
+    """Raise ModelError if a file has `unknown` tensors, which the published model of this `title` has not, but for
+    those that are left out of every model."""
+    unknown = [key for key in unknown if left_out.kind(key) is None]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if unknown[1:] else ""
+        raise bad(path, f"holds unknown tensor '{clean(unknown[0], 100)}'{more}: not {title} as it is published")
