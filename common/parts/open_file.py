@@ -83,9 +83,7 @@ def stored_shape(layouts: Layouts, path: Path, name: str) -> tuple[int, ...] | N
     for file in find_files(path).files:
         tensors = peek(file).tensors
         naming = layouts.find(tensors)
-        key = (
-            name if naming is None else naming.prefix + layouts.place(naming.layout, name, layouts.network.config()).key
-        )
+        key = name if naming is None else layouts.places(naming, [name], layouts.network.config())[name].key
         if key in tensors:
             return tensors[key].shape
     return None

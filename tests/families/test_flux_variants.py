@@ -30,9 +30,8 @@ from qwenimg import ModelError, Pipeline, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import VARIANTS, Choices
-from qwenimg.common.families.flux import references, variants
+from qwenimg.common.families.flux import mflux, references, variants
 from qwenimg.common.families.flux.model import Flux
-from qwenimg.common.families.flux.transformer_file import mflux_sizes
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_conditioning
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -319,7 +318,7 @@ def test_a_folder_of_mflux(wide: dict[str, Path], tmp_path: Path, kind: str) -> 
         print(f"{kind} {bits}: {error:.1e}")
         assert error < 1e-6 if bits is None else 0 < error < 0.1  # kernels with channels last round in another order
         channels = 384 if kind == "fill" else 64
-        assert mflux_sizes(place) == {"guidance_embeds": True, "in_channels": channels, "out_channels": 64}
+        assert mflux.sizes(place) == {"guidance_embeds": True, "in_channels": channels, "out_channels": 64}
     with opened(tmp_path / f"my-{kind}-8") as pipe:
         assert pipe.checkpoint is not None and pipe.checkpoint.variant == kind
 

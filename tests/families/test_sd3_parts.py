@@ -161,7 +161,7 @@ def test_a_folder_with_other_texts_and_vae(made: Made, drawn: Any, expected: Any
         (("vae",), {}, ModelError, "lacks vae: add --vae FILE"),
         ((), {"text_encoder": T5, "text_encoder_2": T5}, UsageError, "are both the model's text_encoder_3"),
         ((), {"text_encoder": "vae"}, ModelError, "holds no CLIP text encoder"),
-        ((), {"transformer": "vae"}, ModelError, "lacks tensor"),
+        ((), {"transformer": "vae"}, ModelError, "holds no transformer of Stable Diffusion 3"),
     ],
 )
 def test_what_does_not_fit(

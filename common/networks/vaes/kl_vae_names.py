@@ -89,5 +89,6 @@ LAYOUTS = Layouts(
         Layout(names="diffusers' names", signs=(DIFFUSERS_SIGN,)),
     ),
     config=_config,
+    foreign={"bn.running_mean": "the VAE of FLUX.2"},
     ignored=("loss.", "model_ema."),  # for training: discriminator and perceptual loss, and averaged weights
 )
