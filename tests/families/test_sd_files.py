@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.cli_runner import cli
 from support.comfy_files import comfy
 from support.crossed import crossed
@@ -21,6 +21,7 @@ from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.formats import headers
+from qwenimg.common.hub.describe import describe
 
 BACKENDS = ("cpu", "mlx")
 KINDS = ("sd1", "sd2", "sdxl")
@@ -40,6 +41,27 @@ def test_file_and_folder_draw_the_same(both, kind: str, backend: str) -> None:
     print(f"{kind} {backend}: {error:.1e}, deviation of the picture {made[0].pixels.std():.0f}")
     assert np.array_equal(made[0].latents, made[1].latents) and np.array_equal(made[0].pixels, made[1].pixels)
     assert made[1].recipe["model"] == "model.safetensors"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_its_parts_alone_is_a_model(both, kind: str, tmp_path: Path) -> None:
+    """ComfyUI saves the three parts and nothing else: no noise schedule, no averaged weights."""
+    parts = ("model.diffusion_model.", "first_stage_model.", "cond_stage_model.", "conditioner.")
+    needless = (".position_ids", "logit_scale")
+    whole = load_file(both[kind][1])
+    tensors = {key: value for key, value in whole.items() if key.startswith(parts) and not key.endswith(needless)}
+    assert 0 < len(tensors) < len(whole)
+    save_file(tensors, tmp_path / "saved.safetensors")
+    shutil.copytree(both[kind][0] / "tokenizer_2" if kind == "sdxl" else both[kind][0] / "tokenizer", tmp_path / "t")
+    kinds = [registry.identify_file(path) for path in (both[kind][1], tmp_path / "saved.safetensors")]
+    assert [one and (one.option, one.title) for one in kinds] == [("model", "a whole Stable Diffusion model")] * 2
+    given = {"prediction": "eps"} if kind == "sd2" else {}
+    pictures = [
+        qwenimg.load(path, "cpu", "fp32", tokenizer=tmp_path / "t", **given)("a red circle", **ASKED).pixels
+        for path in (both[kind][1], tmp_path / "saved.safetensors")
+    ]
+    assert np.array_equal(*pictures)
+    assert "single file" in "\n".join(describe(tmp_path / "saved.safetensors").lines)
 
 
 @pytest.mark.parametrize("prediction", ["x", "V", "", "v_prediction", 1, ["v"]])

@@ -16,11 +16,11 @@ _UNET_SIGN = "time_embedding.linear_1.weight"  # under diffusers' names
 
 def part_of(header: Header) -> str | None:
     """Return `model` for a whole model in one file, else the part in it; None for another file."""
-    if clip_files.width_alone(header.tensors) is not None:
-        return "text_encoder"
     if single_file.reads(header):
         unet, vae = single_file.prefixes(header.tensors)
         return "model" if unet is not None and vae is not None else "vae" if unet is None else "transformer"
+    if clip_files.width_alone(header.tensors) is not None:
+        return "text_encoder"
     if header.format == "GGUF":
         return None
     if _UNET_SIGN in header.tensors:
@@ -30,10 +30,9 @@ def part_of(header: Header) -> str | None:
 
 def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
     """Describe the file: its type and the reasons for it, its parts, and its faults. Return None for another file."""
-    if (text := clip_files.described(header.tensors)) is not None:
-        return Description(lines=[f"layout: {text}", summary("file", header.tensors)])
     if not single_file.is_single_file(header.tensors):
-        return None
+        text = clip_files.described(header.tensors)
+        return text and Description(lines=[f"layout: {text}", summary("file", header.tensors)])
     form = "GGUF, " if header.format == "GGUF" else ""
     layout = f"{form}Stable Diffusion, single file"
     whole = of_file(layout, header, lambda name: name.endswith("token_embedding.weight"))
