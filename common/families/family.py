@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qwenimg.common.families.choices import Choices, Prediction
-from qwenimg.common.families.description import Description
+from qwenimg.common.families.description import Description, of_merged
+from qwenimg.common.families.part_file import PartFile, part_of
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import lora_layers
@@ -16,7 +17,7 @@ from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import Names
@@ -49,8 +50,12 @@ class Family:
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family
     # The description of one file with this header and the user's prediction; None for another family's file
     describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
-    # The option that takes a file with this header: `model`, one of PARTS, or None for another family's file
-    part: Callable[[Header], str | None]
+    # The parts in files of their own, by the option that takes them; of a family with another rule, `part` returns the
+    # option for a header: `model`, one of PARTS, or None for another family's file
+    files: Mapping[str, PartFile] = field(default_factory=dict)
+    part: Callable[[Header], str | None] | None = None
+    # Opens the parts of a whole model in one file, to describe it
+    open_parts: Callable[[Path], Mapping[str, Component]] | None = None
     # The known model that a transformer, a folder or file, is of; only for a family whose parts need no model's folder,
     # since its configurations ship
     model_of: Callable[[Path, Choices], str] | None = None
@@ -72,3 +77,24 @@ class Family:
     described: Callable[[Path], str]  # the purpose of a folder
     refines: str = ""  # the models that take a refiner, for a message
     check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base and its refiner or None
+
+    def option(self, header: Header) -> str | None:
+        """Return the option that takes a file with this header: `model`, one of PARTS, `control`, or None for another
+        family's file."""
+        if self.part is not None:
+            return self.part(header)
+        is_model = self.reads_file is not None and self.reads_file(header)
+        return "model" if is_model else part_of(self.files, header)
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description | None:
+        """Return the description of one file with this header; None for another family's file, or a part without a
+        description of its own. prediction: the user's."""
+        if self.describe_file and (described := self.describe_file(header, prediction)) is not None:
+            return described
+        denoiser = self.files.get("transformer")
+        if denoiser is not None and (similar := denoiser.describe_similar(header)) is not None:
+            return similar
+        option = self.option(header)
+        if option == "model" and self.open_parts is not None:
+            return of_merged(f"{self.title}, single file", header, self.open_parts)
+        return self.files[option].describe(header, option) if option and option in self.files else None

@@ -92,7 +92,7 @@ def identify(header: Header, families: Iterable[Family]) -> FileKind | None:
     """Return the kind of the file with this header; None if it is no LoRA and none of `families` reads it."""
     if header.format == "safetensors" and is_lora(header):
         return FileKind(option="lora")
-    claims = [(family, option) for family in families if (option := family.part(header)) is not None]
+    claims = [(family, option) for family in families if (option := family.option(header)) is not None]
     option = min((option for _, option in claims), key=list(FLAGS).index, default=None)
     if option is None:
         return None

@@ -152,7 +152,7 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
             return describe_lora(path, layers_of_known())
         kind = registry.identify(headers[0])
         for family in registry.FAMILIES if is_file(path) else ():
-            if family.describe_file and (description := family.describe_file(headers[0], prediction)):
+            if description := family.describe(headers[0], prediction):
                 if kind is not None and len(kind.families) > 1:
                     description.lines.insert(1, f"for: {kind.models}")
                 if line := left_out.line(headers[0]):

@@ -23,18 +23,22 @@ from qwenimg.common.families.flux.checkpoint import (
     open_checkpoint,
     read_levels,
 )
-from qwenimg.common.families.flux.describe_file import describe_file, part_of
+from qwenimg.common.families.flux.describe_file import describe_file, variant
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.families.flux.single_file import is_model
-from qwenimg.common.networks.denoisers import flux_dit
+from qwenimg.common.families.part_file import KL_VAE, PartFile
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers import flux_dit, flux_names
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import known_configs
+from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
+CLIP_WIDTH = 768  # of CLIP-L
 _DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -109,6 +113,10 @@ def _defaults(checkpoint: Checkpoint) -> Defaults:
     return usual if checkpoint["transformer"].config.guidance_embeds else replace(usual, guidance=0.0)
 
 
+def _has_text_encoder(header: Header) -> bool:
+    return t5_files.is_alone(header) or clip_files.width_alone(header.tensors) == CLIP_WIDTH
+
+
 FAMILY = Family(
     name="flux",
     title="Flux.1",
@@ -125,11 +133,26 @@ FAMILY = Family(
     open=open_checkpoint,
     reads_file=is_model,
     describe_file=describe_file,
+    files={
+        "transformer": PartFile(
+            title="Flux.1's transformer",
+            network=flux_dit.NETWORK,
+            layouts=flux_names.LAYOUTS,
+            variant=variant,
+            use="--transformer FILE --text-encoder CLIP-L --text-encoder T5 --vae FILE",
+        ),
+        "text_encoder": PartFile(
+            title="T5, a text encoder",
+            network=t5.NETWORK,
+            is_in=_has_text_encoder,
+            use="-m MODEL --text-encoder FILE",
+        ),
+        "vae": KL_VAE,
+    },
     model_of=model_of,
     model=lambda runtime, checkpoint, refiner: Flux(runtime, checkpoint),
     small_files=lambda checkpoint: known_configs.small_files(known_name(checkpoint)),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
     described=_described,
-    part=part_of,
 )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux2.checkpoint import NETWORKS, is_distilled, model_of, open_folder
-from qwenimg.common.families.flux2.describe_file import describe_file, part_of
+from qwenimg.common.families.flux2.checkpoint import LAYOUTS, NETWORKS, is_distilled, model_of, open_folder
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.families.part_file import QWEN3, PartFile
 from qwenimg.common.networks.denoisers import flux2_dit
+from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.parts import known_configs
@@ -58,6 +60,13 @@ def _like(checkpoint: Checkpoint) -> KnownModel:
     return KLEIN_4B if checkpoint.distilled else BASE_4B
 
 
+def _variant(path: Path, config: Flux2Config) -> str:
+    """Return the published model that is nearest to a transformer."""
+    if config.guidance_embeds:
+        return "FLUX.2 dev, which is not supported: it is told its guidance"
+    return f"{model_of(path)}, by its width and its file's name"
+
+
 FAMILY = Family(
     name="flux2",
     title="FLUX.2 klein",
@@ -76,12 +85,22 @@ FAMILY = Family(
     options=Flux2.options,
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
-    describe_file=describe_file,
+    files={
+        "transformer": PartFile(
+            title="FLUX.2's transformer",
+            network=flux2_dit.NETWORK,
+            layouts=LAYOUTS["transformer"],
+            variant=_variant,
+        ),
+        "vae": PartFile(
+            title="FLUX.2's VAE", network=flux2_vae.NETWORK, layouts=LAYOUTS["vae"], use="-m MODEL --vae FILE"
+        ),
+        "text_encoder": QWEN3,
+    },
     model_of=lambda transformer, choices: model_of(transformer),
     model=lambda runtime, checkpoint, refiner: Flux2(runtime, checkpoint),
     # an image is a reference, and the run starts from noise
     defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",
-    part=part_of,
     small_files=lambda checkpoint: known_configs.small_files(_like(checkpoint).name),
 )

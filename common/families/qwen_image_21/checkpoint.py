@@ -13,10 +13,10 @@ from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image_21.describe_file import is_tower
 from qwenimg.common.families.qwen_image_21.known import SMALL_FILES
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
+from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen21_dit
 from qwenimg.common.networks.denoisers.qwen21_names import LAYOUTS
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
@@ -26,6 +26,7 @@ from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.texts import towers
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -88,6 +89,11 @@ def sample_sigmas(index: Path) -> tuple[float, ...]:
         raise ModelError(f"is {clean(value, 60)}, expected a list of noise levels")
     except ModelError as error:
         raise bad(index, f"'{SAMPLE_SIGMAS}' {error}") from None
+
+
+def is_tower(header: Header) -> bool:
+    """Return whether a file with this header is the vision tower of Qwen3-VL alone, as llama.cpp has it."""
+    return towers.is_tower(header, "qwen3vl_merger")
 
 
 def text_encoder(place: Path, tower: Path | None = None) -> Network:

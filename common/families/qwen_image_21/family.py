@@ -8,12 +8,13 @@ from pathlib import Path
 
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
+from qwenimg.common.families.part_file import PartFile
 from qwenimg.common.families.qwen_image_21 import references
-from qwenimg.common.families.qwen_image_21.checkpoint import NETWORKS, open_folder, sample_sigmas
-from qwenimg.common.families.qwen_image_21.describe_file import describe_file, part_of
+from qwenimg.common.families.qwen_image_21.checkpoint import NETWORKS, is_tower, open_folder, sample_sigmas
 from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of_name
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
-from qwenimg.common.networks.denoisers import qwen21_dit
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers import qwen21_dit, qwen21_names
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts import known_configs
@@ -60,6 +61,26 @@ def _defaults(checkpoint: Checkpoint) -> Defaults:
     return Defaults(**usual | {"steps": steps}, strength=1.0, mask_strength=0.8, edited=references.AREA)
 
 
+def _has_text_encoder(header: Header) -> bool:
+    return qwen3_vl.is_in(header) or is_tower(header)
+
+
+def _text_encoder(header: Header) -> str:
+    if is_tower(header):
+        return "the vision tower of Qwen3-VL, a text encoder: give it beside the language model's file"
+    tower = any(key.startswith(qwen3_vl.TOWER) for key in header.tensors)
+    return f"Qwen3-VL, a text encoder, {'with' if tower else 'without'} its vision tower"
+
+
+def _has_vae(header: Header) -> bool:
+    return any(qwen21_vae.rename(key) == qwen21_vae.SIGN for key in header.tensors)
+
+
+def _vae(header: Header) -> str:
+    names = ", in Wan's names, as ComfyUI has it" if any(".middle.0." in key for key in header.tensors) else ""
+    return f"Qwen-Image-2.1's VAE{names}"
+
+
 FAMILY = Family(
     name="qwen-image-2.1",
     title="Qwen-Image-2.1",
@@ -75,10 +96,15 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
     small_files=lambda checkpoint: known_configs.small_files((TURBO if checkpoint.distilled else BASE).name),
     open=open_folder,
-    describe_file=describe_file,
+    files={
+        "transformer": PartFile(
+            title="Qwen-Image-2.1's transformer", network=qwen21_dit.NETWORK, layouts=qwen21_names.LAYOUTS
+        ),
+        "text_encoder": PartFile(title=_text_encoder, network=qwen3_vl_vision.NETWORK, is_in=_has_text_encoder),
+        "vae": PartFile(title=_vae, network=qwen21_vae.NETWORK, is_in=_has_vae),
+    },
     model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
     model=lambda runtime, checkpoint, refiner: QwenImage21(runtime, checkpoint),
     defaults=_defaults,
     described=_described,
-    part=part_of,
 )

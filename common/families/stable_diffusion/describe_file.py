@@ -32,7 +32,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     """Describe the file: its type and the reasons for it, its parts, and its faults. Return None for another file."""
     if not single_file.is_single_file(header.tensors):
         text = clip_files.described(header.tensors)
-        return text and Description(lines=[f"layout: {text}", summary("file", header.tensors)])
+        return Description(lines=[f"layout: {text}", summary("file", header.tensors)]) if text else None
     form = "GGUF, " if header.format == "GGUF" else ""
     layout = f"{form}Stable Diffusion, single file"
     whole = of_file(layout, header, lambda name: name.endswith("token_embedding.weight"))

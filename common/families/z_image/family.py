@@ -6,14 +6,15 @@ import re
 
 from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.z_image.checkpoint import NETWORKS, is_turbo, open_folder, purpose
-from qwenimg.common.families.z_image.describe_file import describe_file, is_model, part_of
+from qwenimg.common.families.part_file import KL_VAE, QWEN3, PartFile
+from qwenimg.common.families.z_image.checkpoint import NETWORKS, is_turbo, open_folder, open_parts, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
-from qwenimg.common.networks.denoisers import zimage_dit
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import kl_vae
-from qwenimg.common.parts import known_configs
+from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 
@@ -38,6 +39,11 @@ KIND = DenoiserKind(
 )
 
 
+def _is_model(header: Header) -> bool:
+    """Return whether a file with this header has another part of the model beside the transformer."""
+    return zimage_names.LAYOUTS.find_in(header) is not None and bool(merged_file.parts_of(header))
+
+
 FAMILY = Family(
     name="z-image",
     title="Z-Image",
@@ -51,12 +57,21 @@ FAMILY = Family(
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     options=ZImage.options,
     open=open_folder,
-    reads_file=is_model,
-    describe_file=describe_file,
+    files={
+        "transformer": PartFile(
+            title="Z-Image's transformer",
+            network=zimage_dit.NETWORK,
+            layouts=zimage_names.LAYOUTS,
+            like=lambda: known_configs.read(TURBO.name, "transformer", zimage_dit.NETWORK),
+        ),
+        "text_encoder": QWEN3,
+        "vae": KL_VAE,
+    },
+    reads_file=_is_model,
+    open_parts=open_parts,
     model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
     model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
     defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
     described=purpose,
-    part=part_of,
     small_files=lambda checkpoint: known_configs.small_files(BASE.name, shift=checkpoint.scheduler.shift),
 )
