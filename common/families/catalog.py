@@ -21,6 +21,7 @@ from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
 from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, T5_TOKENIZER, Piece
 
+# What each `known.py` has is taken from here: KNOWN, and where there is one SMALL_FILES and REFUSED.
 _FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {
@@ -37,7 +38,9 @@ EDITORS = ("qwen-image-edit-2511", "qwen-image-edit-2509", "qwen-image-2.1", "qw
 INPAINTERS = ("flux-fill", "qwen-image-edit-2511", "qwen-image-2512", "qwen-image", "z-image-turbo", "flux-dev", "sdxl",
               "sd3.5-medium", "sd15")  # fmt: skip
 """Models to draw within a mask, best first: one made for it, then others, which all take a mask."""
-_SMALL_FILES = (qwen_image.SMALL_FILES, z_image.SMALL_FILES, flux2.SMALL_FILES, qwen_image_21.SMALL_FILES)
+_SMALL_FILES: list[Piece] = [
+    piece for family in _FAMILIES if (piece := getattr(family, "SMALL_FILES", None)) is not None
+]
 CONTROLS: tuple[Piece, ...] = qwen_image.CONTROLS
 """The control networks that are known by name."""
 NAMED: tuple[Piece, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS)
@@ -78,16 +81,14 @@ ALIASES = {alias: known.name for known in KNOWN.values() for alias in known.alia
 
 _VOCABULARY = f"a vocabulary for Stable Diffusion files, and no model; get it by: qwenimg pull {CLIP_TOKENIZER.name}"
 _SMALL = "files beside the weights, and no model; get them by: qwenimg pull "
+_REFUSED: list[dict[str, str]] = [getattr(family, "REFUSED", {}) for family in _FAMILIES]
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
     **{piece.name: _SMALL + piece.name for piece in _SMALL_FILES},
     **{piece.name: f"a control network: give it with --control {piece.name}=PICTURE" for piece in CONTROLS},
     T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,
-    **z_image.REFUSED,
-    **flux.REFUSED,
-    **flux2.REFUSED,
-    **stable_diffusion.REFUSED,
+    **{name: why for refused in _REFUSED for name, why in refused.items()},
 }
 
 

@@ -26,7 +26,7 @@ CONTROLS = (
     "qwen-image-patches-depth", "qwen-image-patches-inpaint", "qwen-image-in-context-control-union",
 )  # fmt: skip
 PIECES = (
-    "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "z-image-files", "flux2-files", "qwen-image-2.1-files",
+    "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",
     *CONTROLS,
 )  # fmt: skip
 
