@@ -29,7 +29,7 @@ def test_the_page_has_the_rooms_of_the_contracts() -> None:
     assert [floor for floor, _, _ in rows if floor] == [str(i) for i in reversed(range(len(floors)))]
 
 
-@pytest.mark.parametrize("page", ["architecture.md", "contributing.md"])
+@pytest.mark.parametrize("page", ["adding.md", "architecture.md", "contributing.md"])
 def test_what_the_page_names_is_there(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     names = set(re.findall(r"`((?:common|backends|cli|tests|tools|docs|src)/[\w./{},-]*)`", text))
