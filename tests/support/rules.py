@@ -12,24 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# What may be called while a module is imported: it makes a constant or describes a function, and touches nothing.
+# What may be called while a module is imported, besides our frozen dataclasses and named tuples: it makes a constant or
+# describes a function, and touches nothing.
 AT_IMPORT = {
     "TypeVar": "a type",
     "abstractmethod": "describes a method that a subclass has",
     "get_args": "a constant",
-    "Block": "a constant: a frozen dataclass",
-    "Guidance": "a constant: a frozen dataclass",
-    "Place": "a constant: a named tuple",
-    "Rows": "a constant: a named tuple",
-    "KnownModel": "a constant: a frozen dataclass",
-    "Piece": "a constant: a frozen dataclass",
-    "SmallFiles": "a constant: a frozen dataclass",
-    "FlowLevels": "a constant: a frozen dataclass",
-    "DenoiserKind": "a constant: a frozen dataclass",
-    "Text": "a constant: a frozen dataclass",
-    "Template": "a constant: a frozen dataclass",
-    "PictureTemplate": "a constant: a frozen dataclass",
-    "Form": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",
@@ -47,19 +35,11 @@ AT_IMPORT = {
     "getattr": "a framework's dtype by its name",
     "field": "a field of a dataclass",
     "replace": "a variant of a constant",
-    "Option": "a constant",
     "option": "a field of a dataclass, with what is known of it",
     "required": "the same",
     "options_of": "a table of constants",
     "by_name": "a table turned round",
-    "Workspace": "a constant",
     "Path": "a path, which asks the file system nothing",
-    "Family": "a row of families/registry.py",
-    "TransformerFile": "a row of a family",
-    "Network": "a row of networks/",
-    "Layouts": "the layouts of a network's files",
-    "Layout": "a row of them",
-    "Peer": "a row of backends/__init__.py",
     "dataclass": "a decorator",
     "property": "a decorator",
     "cached_property": "a decorator",
@@ -230,6 +210,24 @@ def _method(node: ast.Call) -> str:
 # Rule 8: no work at import
 
 
+@cache
+def constant_classes() -> frozenset[str]:
+    """The frozen dataclasses and named tuples of the product, whose making is a constant."""
+    nodes = (node for path in sources("common", "backends", "cli") for node in parsed(path.read_text("utf-8")).body)
+    return frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef) and _is_constant(node))
+
+
+def _is_constant(node: ast.ClassDef) -> bool:
+    frozen = [
+        keyword
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call) and last(decorator.func) == "dataclass"
+        for keyword in decorator.keywords
+        if keyword.arg == "frozen" and _is_true(keyword.value)
+    ]
+    return bool(frozen) or "NamedTuple" in map(last, node.bases)
+
+
 def work_at_import(source: str) -> list[str]:
     """What runs while the module is imported and is neither a definition nor a constant made by `AT_IMPORT`."""
     tree = parsed(source)
@@ -269,6 +267,7 @@ def _allowed_at_import(node: ast.Call, classes: set[str]) -> bool:
         isinstance(node.func, ast.Attribute) and node.func.attr == "join" and isinstance(node.func.value, ast.Constant)
     )
     of_a_table = name.endswith((".values", ".items"))
+    classes = classes | constant_classes()
     if name == "partial":
         return dotted(node.args[0]) in AT_IMPORT.keys() | classes
     return name in AT_IMPORT or name in classes or joins or of_a_table or name.startswith("click.")
