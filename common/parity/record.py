@@ -46,13 +46,11 @@ from qwenimg.common.parity.sample import (
 from qwenimg.common.parity.tape import Tape, taped
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
-from qwenimg.common.precision.precision import Precision
 from qwenimg.common.request.parts import PARTS
-from qwenimg.common.runtime.checkpoint import Checkpoint
+from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.traced import TINY, Call, Tree, Values, leaves, mapped
-from qwenimg.common.weights.plan import LoadPlan
 
 MOST_EQUAL = 64  # equal rows of a text that is stored whole
 LARGE = 2**25  # parameters of a component; for a larger model, whole inputs and results of blocks are not stored
@@ -110,32 +108,20 @@ def _has_function(argument: object) -> bool:
     return any(map(_has_function, argument)) if isinstance(argument, tuple) else callable(argument)
 
 
-class Watched:
-    """An engine that reports the calls of its components' blocks."""
-
-    def __init__(self, engine: Engine, trace: Trace):
-        self._engine, self._trace = engine, trace
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def open(self, name: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
-        opened = self._engine.open(name, config, plan, precision)
-        component = name_of(plan, self._trace.checkpoint.components)
-        blocks = network(self._trace.checkpoint[component]).traced
-        self._engine.watch(opened, blocks, self._trace.of(component))
-        return opened
-
-
 @contextmanager
 def watched(runtime: Runtime, trace: Trace) -> Iterator[None]:
     """Observe the components that `runtime` opens within the context."""
-    engine = runtime.engine
-    runtime.engine = Watched(engine, trace)
+
+    def watch(component: Component, opened: Any) -> Any:
+        name = name_of(component.plan, trace.checkpoint.components)
+        runtime.engine.watch(opened, network(trace.checkpoint[name]).traced, trace.of(name))
+        return opened
+
+    runtime.observers.append(watch)
     try:
         yield
     finally:
-        runtime.engine = engine
+        runtime.observers.remove(watch)
 
 
 def record(

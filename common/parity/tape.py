@@ -24,10 +24,9 @@ from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, Prepa
 from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.steps.denoiser import Denoiser
-from qwenimg.common.precision.precision import Precision
+from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.runtime.engine import Array, Control, Engine
 from qwenimg.common.runtime.traced import Call, leaves
-from qwenimg.common.weights.plan import LoadPlan
 
 ENCODE, DECODE = "vae.encode", "vae.decode"  # of each picture that the model sees; the last station, or of each layer
 
@@ -75,43 +74,34 @@ def _copied(arrays: Sequence[Any]) -> Arrays:
 @contextmanager
 def taped(pipe: Pipeline, tape: Tape) -> Iterator[None]:
     """Record on `tape` the runs of `pipe` within the context. Prompts are always encoded."""
-    model, runtime = pipe.model, pipe.runtime
-    engine, prompts = runtime.engine, runtime.prompts
-    pipe.model, runtime.engine, runtime.prompts = _Model(model, tape), _Engine(engine, tape, pipe), None
+    model, runtime, prompts = pipe.model, pipe.runtime, pipe.runtime.prompts
+    assert pipe.checkpoint is not None
+    parts = pipe.checkpoint.components
+
+    def station(component: Component, opened: Any) -> Any:
+        """Return `opened` as a station, or a denoiser that reports the rows of its time."""
+        name = name_of(component.plan, {**parts, **inputs.control_networks(model)})
+        if component.role == "text":
+            return _TextEncoder(opened, runtime.engine, tape, name)
+        if component.role == "vae":
+            return _VAE(opened, tape)
+        times = [block for block in network(component).traced if block.name == "time"]
+        runtime.engine.watch(opened, times, _Times(tape, name))
+        return opened
+
+    observed: Any = _Model(model, tape)
+    pipe.model, runtime.prompts = observed, None
+    runtime.observers.append(station)
     tape.running = True
     try:
         yield
     finally:
         tape.running = False
-        pipe.model, runtime.engine, runtime.prompts = model, engine, prompts
+        runtime.observers.remove(station)
+        pipe.model, runtime.prompts = model, prompts
 
 
 # Places where a run is observed
-
-
-class _Engine:
-    """An engine whose text encoders and VAE are stations, and whose denoiser reports the rows of its time."""
-
-    def __init__(self, engine: Engine, tape: Tape, pipe: Pipeline):
-        assert pipe.checkpoint is not None
-        self._engine, self._tape, self._pipe = engine, tape, pipe
-        self._components = pipe.checkpoint.components
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def open(self, name: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
-        opened = self._engine.open(name, config, plan, precision)
-        components = {**self._components, **inputs.control_networks(self._pipe.model)}
-        in_passport = name_of(plan, components)
-        component = components[in_passport]
-        if component.role == "text":
-            return _TextEncoder(opened, self._engine, self._tape, in_passport)
-        if component.role == "vae":
-            return _VAE(opened, self._tape)
-        times = [block for block in network(component).traced if block.name == "time"]
-        self._engine.watch(opened, times, _Times(self._tape, in_passport))
-        return opened
 
 
 class _TextEncoder:

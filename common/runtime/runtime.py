@@ -128,6 +128,8 @@ class Runtime:
         self.compiles: bool | None = None  # of the denoiser, when it is opened; None: the engine's default
         self.prompts: TextStore | None = None  # encoded prompts on the disk
         self.interrupt: Callable[[], None] = lambda: None  # called between a caption's tokens; raises to end the run
+        # Functions of a component and its opened network, which return that or one in its place: those of a trace.
+        self.observers: list[Callable[[Component, Any], Any]] = []
         self._held = 0  # bytes that another run on this engine holds, and would free for this one
 
     def changed(self, checkpoint: Checkpoint, change: Change, held: int) -> tuple[Runtime, Checkpoint]:
@@ -142,7 +144,7 @@ class Runtime:
             checkpoint = checkpoint.converted() if change.converted else checkpoint
             choice, policy = self._chosen(checkpoint, change.precision, held)
         runtime = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
-        runtime.prompts, runtime._held = self.prompts, held
+        runtime.prompts, runtime.observers, runtime._held = self.prompts, self.observers, held
         return runtime, runtime.reduced(checkpoint)
 
     def _chosen(self, checkpoint: Checkpoint, precision: str | None, held: int) -> tuple[Choice, Precision]:
@@ -212,6 +214,8 @@ class Runtime:
         self.check_fit(f"the {title}", weights + more)
         with self.clock.timed(f"load {title}"):
             opened = self.engine.open(component.network, component.config, self.load_plan(component), self.precision)
+            for observer in self.observers:
+                opened = observer(component, opened)
             if component.deep is not None:
                 self.engine.hook_deep_blocks(opened, component.deep)
             if self.compiles is not None and component.role == "transformer":
