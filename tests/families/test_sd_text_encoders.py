@@ -103,6 +103,37 @@ def test_a_vit_l_beside_sd1(both, tmp_path: Path) -> None:
     assert all(np.array_equal(made[0], other) for other in made[1:])
 
 
+@pytest.mark.parametrize("open_clip", [False, True])
+def test_a_whole_clip_with_its_tower_for_pictures(both, tmp_path: Path, open_clip: bool) -> None:
+    """As `clip-vit-large-patch14` and OpenCLIP's own files are published: the text encoder's tensors are taken."""
+    from transformers import CLIPConfig, CLIPModel, CLIPVisionConfig
+
+    kind = "sd2" if open_clip else "sd1"
+    model = changed(kind)["text_encoder"]
+    folder = shutil.copytree(both[kind][0], tmp_path / "m")
+    model.save_pretrained(folder / "text_encoder")
+    if open_clip:
+        tower = {"visual.proj": torch.ones(3, 3), "visual.transformer.resblocks.0.ln_1.bias": torch.ones(3)}
+        text = open_clip_file(model, extra_layer=True)
+        tensors = {key.removeprefix("transformer.text_model."): value for key, value in text.items()} | tower
+    else:
+        vision = CLIPVisionConfig(
+            hidden_size=12, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+        )
+        whole = CLIPModel(CLIPConfig(text_config=model.config.to_dict(), vision_config=vision.to_dict()))
+        own = {key.removeprefix("text_model."): value for key, value in model.state_dict().items()}
+        whole.text_model.load_state_dict(own, strict=False)
+        tensors = {key: value.contiguous() for key, value in whole.state_dict().items()}
+        assert {"visual_projection.weight", "logit_scale"} < tensors.keys()
+    save_file({key: value.contiguous() for key, value in tensors.items()}, tmp_path / "whole.safetensors")
+    made = [
+        qwenimg.load(path, "cpu", "fp32", **more)("a red circle", **ASKED).latents
+        for path, more in ((folder, {}), (both[kind][0], {"text_encoder": tmp_path / "whole.safetensors"}))
+    ]
+    assert np.array_equal(*made)
+    assert "CLIP" in describe(tmp_path / "whole.safetensors").lines[0]
+
+
 def test_open_clips_layer_that_sd2_never_uses(both, tmp_path: Path) -> None:
     save_file(open_clip_file(models_of("sd2")["text_encoder"], extra_layer=True), tmp_path / "h.safetensors")
     opened = registry.open_model(both["sd2"][0], Choices(parts={"text_encoder": tmp_path / "h.safetensors"}))

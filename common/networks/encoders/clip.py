@@ -34,6 +34,7 @@ LEGACY_EOS = 2  # the eos_token_id of older configurations, whatever the vocabul
 
 _PREFIX = "text_model."
 _NOT_NEEDED = ("embeddings.position_ids",)
+_OF_PICTURES = ("vision_model.", "visual_projection.", "logit_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +122,10 @@ def manifest(config: CLIPConfig) -> Manifest:
 
 
 def rename(key: str) -> str | None:
-    """Return the manifest key of a file's key in either style; None for a buffer that is no parameter."""
+    """Return the manifest key of a file's key in either style; None for a buffer, and for what a whole CLIP has for
+    pictures."""
     name = key.removeprefix(_PREFIX)
-    return None if name in _NOT_NEEDED else name
+    return None if name in _NOT_NEEDED or name.startswith(_OF_PICTURES) else name
 
 
 def published(name: str) -> str:

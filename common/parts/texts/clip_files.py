@@ -145,7 +145,8 @@ def _open_clip(header: Header, prefix: str, name: str, config: clip.CLIPConfig) 
     spare = tuple(f"{prefix}transformer.resblocks.{layer}." for layer in _spare_layers(config))
     needless = {f"{prefix}{name}" for name in _OPEN_NOT_NEEDED}
     unknown = header.tensors.keys() - plan.known - needless
-    unknown = {name for name in unknown if not name.startswith(spare) and part_names.plain("text", name) is not None}
+    others = (*spare, f"{prefix}visual.")  # the tower for pictures of a whole CLIP
+    unknown = {name for name in unknown if not name.startswith(others) and part_names.plain("text", name) is not None}
     if unknown:
         raise bad(header.file.path, f"holds unknown tensor {first(sorted(unknown))}: not a {name} like the model's")
     return component(clip.NETWORK, config, plan)
