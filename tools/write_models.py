@@ -25,7 +25,6 @@ from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.hub.outlook import NO_MODELS, PROMPT
 from qwenimg.common.measure.machines import machine
 from qwenimg.common.pictures.pixels import HALF
-from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.fit_options import needs
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.runtime.runtime import Change
@@ -48,9 +47,9 @@ def _row(known: KnownModel) -> tuple[str, ...]:
     download = size_text(known.bytes) if known.bytes else "comes with qwenimg"
     with closing(_planned(known, MUCH)) as pipe:
         model, request = pipe.model, pipe.check(PROMPT, image=np.full((1024, 1024, 3), HALF, np.uint8), strength=1)
-        sees = model.references(request) or model.sees_mask
+        sees = model.inputs.seen(request) or model.inputs.mask.is_input
         edits, control, loras = (
-            "yes" if has else "no" for has in (sees, _is_controlled(known, pipe), model.lora_names)
+            "yes" if has else "no" for has in (sees, _is_controlled(known, pipe), pipe.loras.names)
         )
     peaks, name = map(size_text, _peaks(known)), f"`{known.name}`"
     return name, known.purpose, size, str(known.steps), download, *peaks, edits, control, loras, known.license
@@ -79,7 +78,7 @@ def _peak(known: KnownModel, free: int, bits: str | None) -> int:
     """Return the bytes of an image where so many are free."""
     with closing(_planned(known, free)) as pipe:
         model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
-        return needs(model, pipe.check(PROMPT, **start.stand_in(pipe.model)), counted=False).largest.peak
+        return needs(model, pipe.check(PROMPT, **pipe.model.inputs.placeholder()), counted=False).largest.peak
 
 
 def _planned(known: KnownModel, free: int) -> Pipeline:

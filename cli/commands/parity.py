@@ -261,7 +261,7 @@ class Session:
         for note in notes:
             streams.say(f"qwenimg: {note}")
         request |= pictures
-        if pipe.model.images[0]:
+        if pipe.model.inputs.fewest:
             request.pop("pictures", None)  # a model that needs pictures sees all that it can
         request |= {"pictures": asked["pictures"]} if asked["pictures"] else {}
         if asked["lora"]:

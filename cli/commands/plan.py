@@ -279,7 +279,7 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     from qwenimg.common.jobs.replay import read_replay
     from qwenimg.common.jobs.run import Job, completed
     from qwenimg.common.pictures.input import read_image
-    from qwenimg.common.pipeline import masked_area, start
+    from qwenimg.common.pipeline import masked_area
     from qwenimg.common.request.request import OPTIONS
 
     texts = {name: given[name] or None if given[name] == () else given[name] for name in image_fields.SAID}
@@ -289,10 +289,10 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
         recorded.pop("only_masked", None)
     asked = image_fields.merged(recorded, asked)
     counted = "prompt" in asked
-    asked.setdefault("prompt", "" if given["image"] and pipe.model.writes_prompts else PROMPT)
+    asked.setdefault("prompt", "" if given["image"] and pipe.model.inputs.describe else PROMPT)
     image_fields.check(asked)
     job = Job(images=tuple(read_image(path)[0] for path in given["image"]))
-    images: dict[str, Any] = {"image": job.images} if job.images else start.stand_in(pipe.model)
+    images: dict[str, Any] = {"image": job.images} if job.images else pipe.model.inputs.placeholder()
     masked = given["mask"] is not None and (job.images or asked.get("control"))
     images |= {"mask": given["mask"]} if masked else {}
     known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}

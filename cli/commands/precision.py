@@ -117,7 +117,6 @@ def _measured(
     from qwenimg.cli import streams
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.measure.precision import EXACT_BYTES, Measuring, PrecisionTask, chosen, measure
-    from qwenimg.common.pipeline import start
 
     opened, name = files.opened, files.resolved.name
     names = chosen(policies, opened.family.precision)
@@ -125,7 +124,7 @@ def _measured(
     device = Measuring(opened, backends.load(backend), name, defaults)
     width, height = size or device.size()
     asked = PrecisionTask(width=width, height=height, **picture)
-    device.pipe.check(**asdict(asked), **start.stand_in(device.pipe.model))
+    device.pipe.check(**asdict(asked), **device.pipe.model.inputs.placeholder())
     exact, wide = None, 8 * opened.checkpoint.parameters
     if wide > EXACT_BYTES:
         streams.say(f"compared with float32, not float64, which takes {size_text(wide)} for the weights alone")

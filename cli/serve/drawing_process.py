@@ -128,7 +128,8 @@ class DrawingProcess:
         self._open = name, pipe
         facts = messages.ModelFacts(
             name=name, family=pipe.family, defaults=_shown(pipe.defaults), options=tuple(sorted(pipe.model.options)),
-            images=pipe.model.images, unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
+            images=(pipe.model.inputs.fewest, pipe.model.inputs.most),
+            unguided=min(pipe.model.guidance.off, 1e6),  # infinite is no JSON
             controlled=pipe.controls.are_taken,
         )  # fmt: skip
         self._send(messages.ModelOpened(model=facts, headline=pipe.headline()))
@@ -279,9 +280,7 @@ def _picture(order: messages.Draw, index: int, wildcards: Wildcards) -> Picture:
 
 def _check_count(pipe: Pipeline, order: messages.Draw) -> None:
     """Raise UsageError for pictures that the model does not take, before one is decoded: each can take 108 MB."""
-    from qwenimg.common.pipeline.start import check_images
-
-    check_images(pipe.model, pipe.model_name, len(order.images))
+    pipe.model.inputs.check_count(len(order.images), pipe.model_name, pipe.others)
     for one in order.fields.get("control", ()):
         pipe.controls.check_taken(one.network)
 

@@ -38,6 +38,10 @@ EDITORS = ("qwen-image-edit-2511", "qwen-image-edit-2509", "qwen-image-2.1", "qw
 INPAINTERS = ("flux-fill", "qwen-image-edit-2511", "qwen-image-2512", "qwen-image", "z-image-turbo", "flux-dev", "sdxl",
               "sd3.5-medium", "sd15")  # fmt: skip
 """Models to draw within a mask, best first: one made for it, then others, which all take a mask."""
+SEVERAL = "qwen-image-edit-2511 and -2509, qwen-image-2.1 and FLUX.2 klein"
+"""The models that see several pictures, for messages."""
+DESCRIBING = "qwen-image-layered"
+"""The model that writes the prompt of a picture."""
 _SMALL_FILES: list[Piece] = [
     piece for family in _FAMILIES if (piece := getattr(family, "SMALL_FILES", None)) is not None
 ]

@@ -22,7 +22,7 @@ from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import Names
 
-Model: TypeAlias = Callable[[Runtime, Checkpoint, Checkpoint | None], DiffusionModel]
+Model: TypeAlias = Callable[[Runtime, Checkpoint], DiffusionModel]
 
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
@@ -59,7 +59,7 @@ class Family:
     # The known model that a transformer, a folder or file, is of; only for a family whose parts need no model's folder,
     # since its configurations ship
     model_of: Callable[[Path, Choices], str] | None = None
-    model: Model  # of a checkpoint and its refiner
+    model: Model  # the class, or what chooses one by the checkpoint
     lora_names: Callable[[Checkpoint], Names] = lora_layers.names  # of the layers that LoRAs may change
     # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None

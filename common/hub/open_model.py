@@ -22,11 +22,13 @@ from qwenimg.common.hub.resolve import Resolved, resolve
 from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.controls import Controls
+from qwenimg.common.pipeline.models.inputs import OtherModels
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.prompts.wildcards import Wildcards
+from qwenimg.common.request.loras import Loras
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
@@ -34,6 +36,7 @@ from qwenimg.common.runtime.runtime import Notices, Runtime
 from qwenimg.common.shapes import builtin
 
 MAX_FP32_ERROR = 1e-5  # relative error of a product
+OTHERS = OtherModels(several=catalog.SEVERAL, describing=catalog.DESCRIBING)
 Notify = Callable[[str, str], None]
 
 
@@ -62,8 +65,6 @@ class ModelFiles:
 
     def close(self) -> None:
         self.opened.checkpoint.close()
-        if self.refining is not None:
-            self.refining[1].close()
 
 
 def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
@@ -80,6 +81,7 @@ def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
         if opening.refiner is not None:
             second = resolve(opening.refiner, offline=opening.offline)
             refining = second, registry.open_refiner(opened, second.folder)
+            opened = replace(opened, checkpoint=replace(opened.checkpoint, refiner=refining[1]))
         stack.pop_all()
         return ModelFiles(opening=opening, resolved=resolved, opened=opened, here=here, refining=refining)
 
@@ -135,7 +137,9 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
             runtime.keep_prompts()
         checkpoint, entries = _reduced(runtime, files.opened.checkpoint, entries)
         pipeline = _kind_of(ready)(
-            files.opened.family.model(runtime, checkpoint, files.refining and files.refining[1]),
+            files.opened.family.model(runtime, checkpoint),
+            loras=Loras(files.opened.family.lora_names(checkpoint)),
+            others=OTHERS,
             name=files.resolved.name,
             family=files.opened.family.name,
             defaults=files.opened.defaults(files.resolved.known),
@@ -166,7 +170,9 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
         runtime = _runtime(files, opening, engine, ignore)
         checkpoint = runtime.reduced(files.opened.checkpoint)
         pipeline = _kind_of(engine)(
-            files.opened.family.model(runtime, checkpoint, files.refining and files.refining[1]),
+            files.opened.family.model(runtime, checkpoint),
+            loras=Loras(files.opened.family.lora_names(checkpoint)),
+            others=OTHERS,
             name=files.resolved.name,
             family=files.opened.family.name,
             defaults=files.opened.defaults(files.resolved.known),

@@ -18,7 +18,6 @@ from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.measure import machines
 from qwenimg.common.memory.estimate import steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
-from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, needs
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -159,7 +158,7 @@ def editor(masked: bool, engine: Callable[[], OnPaper], options: Mapping[str, An
 def _fits(opening: Opening, engine: OnPaper) -> bool:
     """Return whether a picture fits on `engine` as a run would draw it."""
     with closing(plan_pipeline(opening, engine)[0]) as pipe:
-        plan = needs(pipe.model, pipe.check(PROMPT, **start.stand_in(pipe.model)), False)
+        plan = needs(pipe.model, pipe.check(PROMPT, **pipe.model.inputs.placeholder()), False)
         return plan.fits(plan.budget)
 
 
@@ -182,7 +181,7 @@ def of_model(known: KnownModel, engine: OnPaper) -> list[Outlook]:
 def _outlook(known: KnownModel, pipe: Pipeline, few: bool) -> Outlook:
     """Return how `known` runs in the most bits that fit. few: with the few steps of its distilled LoRA."""
     asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
-    request = pipe.check(PROMPT, **asked, **start.stand_in(pipe.model))
+    request = pipe.check(PROMPT, **asked, **pipe.model.inputs.placeholder())
     best = fitting(pipe, request, counted=False, few=few)
     steps = pipe.model.plan(request).steps
     return Outlook(
@@ -229,7 +228,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
         auto = pipe.precision.name
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))
-            request = pipe.check(PROMPT, **start.stand_in(pipe.model))
+            request = pipe.check(PROMPT, **pipe.model.inputs.placeholder())
             plan = needs(model, request, counted=False)
             fits = "fits" if plan.fits(plan.budget) else "does not fit"
             texts = times(engine, model, request, plan).texts()

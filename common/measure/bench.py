@@ -17,7 +17,6 @@ import numpy as np
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.text import aligned
-from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 
@@ -100,7 +99,7 @@ def draw(pipe: Pipeline, work: Workload, steps: int) -> tuple[Result, list[float
     seconds, ended = [], []
     size: dict[str, Any] = {"width": work.width, "height": work.height}
     first: dict[str, Any] = {"latents": np.load(work.noise)} if work.noise else {"seed": work.seed}
-    first |= start.stand_in(pipe.model)
+    first |= pipe.model.inputs.placeholder()
     for event in pipe.stream(work.prompt, guidance=work.guidance, steps=steps, **size, **first):
         if isinstance(event, Step):
             seconds.append(event.seconds)

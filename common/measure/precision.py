@@ -22,7 +22,6 @@ from qwenimg.common.families.registry import Opened
 from qwenimg.common.measure import exactness
 from qwenimg.common.measure.activations import ActivationObserver, BlockActivations
 from qwenimg.common.pictures.pixels import decibels
-from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.models.diffusion_model import renew
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result
@@ -116,7 +115,7 @@ class Measuring:
         self.opened, self.engine = opened, engine
         self.kind = opened.family.precision
         runtime = Runtime(engine, bases(self.kind)["fp32"], _quiet)
-        model = opened.family.model(runtime, opened.checkpoint, None)
+        model = opened.family.model(runtime, opened.checkpoint)
         self.pipe = Pipeline(model, name=name, family=opened.family.name, defaults=defaults)
 
     def size(self) -> tuple[int, int]:
@@ -151,7 +150,7 @@ class Measuring:
 
     def _steps(self, asked: PrecisionTask, observer: ActivationObserver) -> tuple[Result, float | None]:
         """Observe the first step, the last and the decoding. Return the image, and the median seconds of the others."""
-        stream = self.pipe.stream(**asdict(asked), **start.stand_in(self.pipe.model))
+        stream = self.pipe.stream(**asdict(asked), **self.pipe.model.inputs.placeholder())
         timed: list[float] = []
         index, total = 0, asked.steps
         while True:

@@ -132,8 +132,8 @@ def record(
 
     exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
     small models too. Raises QwenimgError."""
-    if pipe.model.images[0]:
-        asked = {"pictures": min(pipe.model.images[1], len(SEEN)), **asked}
+    if pipe.model.inputs.fewest:
+        asked = {"pictures": min(pipe.model.inputs.most, len(SEEN)), **asked}
     if "mask" in asked and "pictures" in asked:
         asked = {"strength": pipe.defaults.mask_strength, **asked}
     asked = {**asked, "seed": pipe.check(**called(asked)).seed}  # the same for all runs, even without one in `asked`

@@ -40,6 +40,7 @@ def _in_float32(pipe: Pipeline) -> Pipeline:
     """Return a pipeline of the same open files that loads its weights in float32. Only `pipe` must be closed."""
     return Pipeline(
         pipe.model.variant(Change(precision="fp32", max_memory=_limit(pipe))),
+        loras=pipe.loras,
         name=pipe.model_name,
         defaults=pipe.defaults,
         family=pipe.family,

@@ -26,6 +26,7 @@ from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import FitCheck, with_inputs
 from qwenimg.common.pipeline.masked_area import MaskedArea
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, PreparedRun
+from qwenimg.common.pipeline.models.inputs import NO_OTHERS, OtherModels
 from qwenimg.common.pipeline.result import Result, Step, recorded_runtime
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
@@ -63,6 +64,8 @@ class Pipeline:
         name: str,
         defaults: Defaults,
         family: str = "",
+        loras: Loras | None = None,
+        others: OtherModels = NO_OTHERS,
         tf32: bool = False,
         fallback: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -73,11 +76,11 @@ class Pipeline:
         wildcards: Wildcards | None = None,
         advise: Callable[[Request], list[str]] = lambda request: [],
     ):
-        """Create a pipeline of an opened model. family: the name of the model's. fallback: continue under the next
-        wider policy if a value overflows. options: entries of recipes; `hashes` returns those that need the files'
-        contents. checkpoint: the weights, without LoRAs. find_loras: replaces names of LoRAs by paths.
-        controls: the control networks. wildcards: the choices in prompts. advise: returns more warnings about a
-        request."""
+        """Create a pipeline of an opened model. family: the name of the model's. loras: those of the model. others:
+        models that messages name. fallback: continue under the next wider policy if a value overflows. options: entries
+        of recipes; `hashes` returns those that need the files' contents. checkpoint: the weights, without LoRAs.
+        find_loras: replaces names of LoRAs by paths. controls: the control networks. wildcards: the choices in prompts.
+        advise: returns more warnings about a request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
         self._find_loras, self._hashes = find_loras, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
@@ -85,7 +88,7 @@ class Pipeline:
         self.backend, self.device = self.engine.name, self.engine.device
         self.tf32 = tf32  # True: float32 products are rounded to fewer digits on this device
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
-        self.loras, self.controls = Loras(model.lora_names), controls or Controls()
+        self.loras, self.controls, self.others = loras or Loras(()), controls or Controls(), others
         self.wildcards, self._advise = wildcards or Wildcards(), advise
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._turns: Turns[Step | Result] = Turns()
@@ -122,7 +125,7 @@ class Pipeline:
             self._turns.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        notes += start.image_warnings(self.model, request, start.given_images(converted), given.noises(asked))
+        notes += start.picture_warnings(self.model, request, converted, given.noises(asked))
         notes += start.no_effects(self.model, request, asked, self.options)
         return self._turns.driven(self._generate(request, notes), patience)
 
@@ -137,9 +140,7 @@ class Pipeline:
         usual = self.defaults.values(masked="mask" in values)
         chosen = self.wildcards.chosen(values | {"prompt": prompt}, values["seed"])
         whole = self.controls.prompted(request_of(usual | chosen))
-        whole = whole if self.model.sees_alpha else whole.opaque()
-        start.check_said(self.model, whole)
-        start.check_images(self.model, self.model_name, len(whole.images))
+        whole = self.model.inputs.checked(whole, self.model_name, self.others)
         self.controls.check(whole)
         request = masked_area.split(whole).drawn
         sampler = self.model.plan(request).sampler
@@ -176,7 +177,8 @@ class Pipeline:
         """Announce `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded when needed, again as much as fits. `lora`, `lora_mode`: those of the first
         image. `image`: that of all, for a model that sees it in the prompt."""
-        texts, images = call_options.checked_prompts(prompts), call_options.checked_images(image, self.model.sees_alpha)
+        texts = call_options.checked_prompts(prompts)
+        images = call_options.checked_images(image, self.model.inputs.alpha)
         skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)
 
         def announced() -> None:
@@ -282,7 +284,7 @@ class Pipeline:
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
         initial = start.initial_state(model, request, generator)
-        request = model.with_prompt(request)
+        request = model.inputs.described(request)
         cache = StepCache(self.engine, request) if request.caches and "step_cache" in self.model.options else None
         with model.prepare(request, plan, shape) as run:
             x, done = run.array(start.first(plan, initial)), 0
@@ -321,8 +323,7 @@ class Pipeline:
     def _decoded(self, request: Request, latents: Latents) -> finish.Decoded:
         """Return the values of each image. Decoding falls back alone only if the VAE has not encoded for it too."""
         decoded = partial(finish.decoded, self.model.vae, latents)
-        alone = request.image is None and not self.model.sees_mask
-        return self.fallback.retried(decoded) if alone else decoded()
+        return decoded() if self.model.inputs.encodes(request) else self.fallback.retried(decoded)
 
     def _with_inputs(self, request: Request) -> DiffusionModel:
         return with_inputs(self.model, self.loras, self.controls, request, self._adapted)

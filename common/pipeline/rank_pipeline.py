@@ -95,13 +95,13 @@ class RankPipeline(Pipeline):
     def _described(self, request: Request) -> Request:
         """Return the request with its prompt, which rank 0 writes alone where there is none: between two words the last
         bits decide, which no other rank needs to have."""
-        if request.prompt.strip() or "caption" not in self.model.options:
+        if request.prompt.strip() or self.model.inputs.describe is None:
             return request
         with self._in_memory():
             self._fit.check(request, self._with_inputs(request))
             self._adapt(*self.controls.loras(request))
             self.model.residents.begin()
-            return self.model.with_prompt(request)
+            return self.model.inputs.described(request)
 
     def _decoded(self, request: Request, latents: Latents) -> finish.Decoded:
         if self.engine.group is not None and self.engine.group.rank:

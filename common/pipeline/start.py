@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from qwenimg.common.pipeline import control_pictures
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents, Mask
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
-from qwenimg.common.prompts import check
 from qwenimg.common.request.option import no_effect
 from qwenimg.common.request.request import OPTIONS, Request
 
@@ -27,7 +25,7 @@ from qwenimg.common.request.request import OPTIONS, Request
 def latent_shape(model: DiffusionModel, request: Request) -> LatentShape:
     """Return the shape of the latents."""
     width, height = sizes.render_size(request.width, request.height, model.multiple)
-    return LatentShape(model.frames(request), height // model.scale, width // model.scale)
+    return LatentShape(model.inputs.frames(request), height // model.scale, width // model.scale)
 
 
 def check_size(model: DiffusionModel, request: Request) -> None:
@@ -51,18 +49,15 @@ def given_images(values: Mapping[str, object]) -> list[NDArray[np.uint8]]:
     return [one for one in images if isinstance(one, np.ndarray) and one.ndim == 3 and one.size]
 
 
-def image_warnings(
-    model: DiffusionModel, request: Request, images: Sequence[NDArray[np.uint8]], noises: Sequence[str]
+def picture_warnings(
+    model: DiffusionModel, request: Request, values: Mapping[str, object], noises: Sequence[str]
 ) -> list[str]:
-    """Return warnings about the `images` of a request: of an alpha that the model does not see, and of one that was
-    made of the same noise, for a model that then draws it again. noises: the hashes of the noise of images."""
-    lost = not model.sees_alpha and any(map(pixels.has_alpha, images))
-    told = ["image is transparent in parts; they are taken as white"] if lost else []
-    if not (model.repeats_images and noises and request.starts_from_noise):
-        return told
-    mine = sha256(noise(model, request, TorchCPUGenerator(request.seed)))
-    again = "image was made with this seed at this size, and the model tends to draw it again, with halos"
-    return [*told, f"{again}: give another seed or size"] if mine in noises else told
+    """Return warnings about the pictures in the `values` of a call's options. noises: the hashes of their noise."""
+
+    def own() -> str:
+        return sha256(noise(model, request, TorchCPUGenerator(request.seed)))
+
+    return model.inputs.warnings(request, given_images(values), noises, own)
 
 
 def met(model: DiffusionModel, request: Request, entries: Container[str]) -> frozenset[str]:
@@ -92,36 +87,6 @@ def image_hashes(request: Request) -> dict[str, str | list[str]]:
     return hashes | ({"more_images_sha256": list(map(sha256, request.more_images))} if request.more_images else {})
 
 
-def stand_in(model: DiffusionModel) -> dict[str, Any]:
-    """Return the options of a call that plans or measures an image and has no pictures: a grey one for a model that
-    needs one."""
-    return {"image": np.full((1024, 1024, 3), pixels.HALF, np.uint8)} if model.images[0] else {}
-
-
-def check_said(model: DiffusionModel, request: Request) -> None:
-    """Raise UsageError for a request without a prompt, if the model does not write one."""
-    if model.writes_prompts:
-        return
-    if request.images and not request.prompt.strip():
-        raise UsageError("the prompt is empty; say what to draw: only qwen-image-layered describes a picture itself")
-    check.check_said(request.prompt)
-
-
-def check_images(model: DiffusionModel, name: str, count: int) -> None:
-    """Check that the model `name` takes `count` images. Raises UsageError."""
-    least, most = model.images
-    shown = clean(name, 60)
-    if count < least:
-        raise UsageError(f"{shown} needs a picture: give it, as in qwenimg PROMPT -i PICTURE -m {shown}")
-    if count > most:
-        others = (
-            "; several are for qwen-image-edit-2511 and -2509, qwen-image-2.1 and FLUX.2 klein" if most == 1 else ""
-        )
-        raise UsageError(
-            f"{count} pictures are given, {shown} takes {'one' if most == 1 else f'at most {most}'}{others}"
-        )
-
-
 def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
     """Return the pictures of the request, encoded, and the noise. Raises UsageError and NumericsError."""
     pictures = control_pictures.prepared(request)
@@ -129,47 +94,30 @@ def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGe
     started = partial(Initial, controls=controls, control_pictures=pictures)
     if request.image is None:
         return started(noise=noise(model, request, generator))
-    references = tuple(_encode(model, values, generator) for values in model.references(request))
+    inputs, encode = model.inputs, partial(_encode, model, generator=generator)
+    for line in inputs.notes(request):
+        model.runtime.notify("stage", line)
+    references = tuple(encode(values) for values in inputs.seen(request))
     if references and request.starts_from_noise:
         return started(noise=noise(model, request, generator), references=references)
     width, height = sizes.render_size(request.width, request.height, model.multiple)
     picture = pixels.fit(request.image, request.width, request.height)
     if request.mask is not None and request.mask_fill != "original":
         picture = masks.filled(picture, pixels.fit(request.mask, request.width, request.height))
-    picture = pixels.with_alpha(picture) if model.sees_alpha else picture
-    values = pixels.from_uint8(pixels.extend(picture, width, height))
-    unused = model.sees_mask and request.mask is not None and request.strength == 1
-    if unused and model.sees_mask > 1:  # like diffusers, which encodes it here too
-        generator.normal(_noise_shape(model, request))
-    latents = None if unused else _encode(model, values, generator)
-    initial = noise(model, request, generator)
+    values = pixels.from_uint8(pixels.extend(inputs.in_channels(picture), width, height))
     if request.mask is None:
-        return started(noise=initial, latents=latents, references=references)
+        latents = encode(values)
+        return started(noise=noise(model, request, generator), latents=latents, references=references)
+    draw = partial(generator.normal, _noise_shape(model, request))
+    start = inputs.mask.started(request, partial(encode, values), draw)
+    initial = noise(model, request, generator)
     hole = control_pictures.hole(request, width, height)
-    masked = _encode(model, values * ~hole, generator) if model.sees_mask else None
-    inside = _scaled(hole, model.scale) if model.soft_masks else _in_latents(hole, model.scale, max(1, model.sees_mask))
-    filling = {"noise": initial, "nothing": np.zeros_like(initial)}.get(request.mask_fill)
-    mask = Mask(inside=inside, masked=masked, filling=filling)
-    return started(noise=initial, latents=latents, references=references, mask=mask)
-
-
-def _scaled(hole: NDArray[np.bool_], scale: int) -> Latents:
-    """Return `hole` [H, W] scaled to latents [1, 1, h, w] bilinearly: of each the mean of its four pixels in the
-    middle."""
-    middle = scale // 2
-    above, below = (hole[at::scale].astype(np.float32) for at in (middle - 1, middle))
-    rows = above + below
-    mean = np.float32(0.25) * (rows[:, middle - 1 :: scale] + rows[:, middle::scale])
-    return mean[None, None]
-
-
-def _in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:
-    """Return `hole` [H, W] as [1, values * values, h, w] of latents of `scale` pixels a side: the first pixels of so
-    many equal parts along each side of a latent."""
-    rows = hole[:: scale // values, :: scale // values]
-    h, w = rows.shape[0] // values, rows.shape[1] // values
-    parts = rows.reshape(h, values, w, values).transpose(1, 3, 0, 2)
-    return parts.reshape(1, values**2, h, w).astype(np.float32)
+    mask = Mask(
+        inside=inputs.mask.in_latents(hole, model.scale),
+        masked=inputs.mask.masked(lambda: encode(values * ~hole)),
+        filling={"noise": initial, "nothing": np.zeros_like(initial)}.get(request.mask_fill),
+    )
+    return started(noise=initial, latents=start, references=references, mask=mask)
 
 
 def warnings(request: Request, plan: SamplingPlan) -> list[str]:

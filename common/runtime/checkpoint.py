@@ -92,6 +92,7 @@ class Checkpoint:
     distilled: bool = False  # True: made to draw in few steps without guidance
     reports: Reports = ()  # on its files, for whoever opens it to draw
     zeros_for_empty: bool = False  # True: the states of an empty negative prompt are zeros in place of encoded ones
+    refiner: Checkpoint | None = None  # of the last steps, by a model of its own
 
     def __getitem__(self, name: str) -> Component:
         return self.components[name]
@@ -164,3 +165,5 @@ class Checkpoint:
     def close(self) -> None:
         for part in self.components.values():
             part.plan.close()
+        if self.refiner is not None:
+            self.refiner.close()

@@ -141,16 +141,22 @@ def test_of_several_that_are_here_one_that_fits_is_taken(monkeypatch: pytest.Mon
 
 @pytest.mark.sample(1)
 def test_the_editors_are_the_models_that_see_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the inputs of their networks; Layered, which takes one apart, is none of them."""
+    """By the inputs of their networks; Layered, which takes one apart, is none of them. Messages name the models that
+    see several, and the one that describes a picture."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    engine, seeing = on_paper("cuda", 80 * 10**9, machine("h100")), set[str]()
+    engine, seeing, several = on_paper("cuda", 80 * 10**9, machine("h100")), set[str](), set[str]()
     for known in catalog.KNOWN.values():
-        if known.name in (*NO_MODELS, "qwen-image-layered", "flux-fill", "shapes-v1"):
+        if known.name in (*NO_MODELS, "shapes-v1"):
             continue
         with closing(plan_pipeline(Opening(model=known.name), engine)[0]) as pipe:
+            assert (pipe.model.inputs.describe is not None) == (known.name == catalog.DESCRIBING)
+            several |= {known.name} if pipe.model.inputs.most > 1 else set()
+            if known.name in (catalog.DESCRIBING, "flux-fill"):
+                continue
             more = {"steps": 4} if known.name == "sdxl-turbo" else {}
             request = pipe.check("x", image=np.zeros((64, 64, 3), np.uint8), **more)
             if isinstance(pipe.model, FlowModel) and pipe.model.reference_shapes(request):
                 seeing.add(known.name)
-    assert seeing == {*catalog.EDITORS}
+    assert seeing == {*catalog.EDITORS} and several == seeing - {"qwen-image-edit", "flux-kontext"}
+    assert all(name in catalog.SEVERAL for name in ("-edit-2511", "-2509", "qwen-image-2.1", "FLUX.2 klein"))
     assert {*catalog.INPAINTERS} <= catalog.KNOWN.keys()

@@ -82,7 +82,7 @@ def written(folder: Path, out: Path, layout: str) -> tuple[Path, Path]:
 
 def drawn(folder: Path, backend: str, lora: str = "", **options: Any) -> tuple[Result, Pipeline]:
     pipe = qwenimg.load(folder, backend=backend, **{"precision": "fp32"} | options)
-    pipe = given_a_picture(pipe) if pipe.model.images[0] else pipe
+    pipe = given_a_picture(pipe) if pipe.model.inputs.fewest else pipe
     return pipe(PROMPT, **ASKED, **({"lora": lora} if lora else {})), pipe
 
 

@@ -177,7 +177,7 @@ def test_a_picture_to_start_from_and_a_mask(shared: Callable[[str], Pipeline], b
     assert first.recipe["mask_sha256"] == noise.sha256(HOLE)
     left = made.latents.shape[3] // 2 - 1  # columns that the mask leaves as they are, on every scale
     same = np.array_equal(first.latents[..., :left], second.latents[..., :left])
-    assert same or pipe.model.sees_mask
+    assert same or pipe.model.inputs.mask.is_input
     assert not np.array_equal(first.latents, second.latents)
 
 
@@ -194,7 +194,7 @@ def test_only_masked_is_the_part_drawn_alone_and_put_back(shared: Callable[[str]
         np.asarray(processor.resize(Image.fromarray(one).crop(box), 36, 52, "fill").convert(mode))
         for one, mode in ((whole, "RGB"), (mask, "L"))
     )
-    more = [SEEN] if pipe.model.images[1] > 1 else []
+    more = [SEEN] if pipe.model.inputs.most > 1 else []
     asked = ASKED | {"strength": 0.7}
     alone = pipe(PROMPT, **asked, image=[part, *more], mask=hole)
     made = pipe(PROMPT, **asked, image=[whole, *more], mask=mask, only_masked=6)

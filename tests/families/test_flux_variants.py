@@ -31,11 +31,13 @@ from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import VARIANTS, Choices
 from qwenimg.common.families.flux import mflux, references, variants
-from qwenimg.common.families.flux.model import Flux
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_conditioning
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit_options, start
+from qwenimg.common.pipeline.models import inputs
+from qwenimg.common.pipeline.models.inputs import PictureInputs
+from qwenimg.common.pipeline.steps.inpaint import Mask
 from qwenimg.common.runtime.residents import Residents
 
 BACKENDS = ("cpu", "mlx")
@@ -385,7 +387,7 @@ def a_reference_at_0(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_reference(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flux, "references", lambda self, request: [])
+    patch.setattr(PictureInputs, "seen", lambda self, request: [])
 
 
 def a_sampled_reference(patch: pytest.MonkeyPatch) -> None:
@@ -399,28 +401,25 @@ def a_sampled_reference(patch: pytest.MonkeyPatch) -> None:
 
 
 def mask_before_the_picture(patch: pytest.MonkeyPatch) -> None:
-    from qwenimg.common.families.flux import model
-
-    channels = model._mask_channels
-    patch.setattr(model, "_mask_channels", lambda initial: channels(initial)[::-1])
+    patch.setattr(Mask, "channels", property(lambda mask: [mask.masked, mask.inside]))
 
 
 def one_value_of_the_mask_for_each_latent(patch: pytest.MonkeyPatch) -> None:
-    in_latents = start._in_latents
+    in_latents = inputs.in_latents
     patch.setattr(
-        start, "_in_latents", lambda hole, scale, values: in_latents(hole, scale, 1).repeat(values**2, axis=1)
+        inputs, "in_latents", lambda hole, scale, values: in_latents(hole, scale, 1).repeat(values**2, axis=1)
     )
 
 
 def pixels_of_the_mask_transposed(patch: pytest.MonkeyPatch) -> None:
-    in_latents = start._in_latents
+    in_latents = inputs.in_latents
 
     def transposed(hole: Any, scale: int, values: int) -> Any:
         made = in_latents(hole, scale, values)
         order = np.arange(values**2).reshape(values, values).T.reshape(-1)
         return made[:, order]
 
-    patch.setattr(start, "_in_latents", transposed)
+    patch.setattr(inputs, "in_latents", transposed)
 
 
 def no_numbers_drawn_for_the_picture(patch: pytest.MonkeyPatch) -> None:
@@ -428,12 +427,11 @@ def no_numbers_drawn_for_the_picture(patch: pytest.MonkeyPatch) -> None:
     draw = start.initial_state
 
     def drew(model: Any, request: Any, generator: Any) -> Any:
-        seen, model.sees_mask = model.sees_mask, model.sees_mask
         normal, generator.normal = generator.normal, lambda shape: np.zeros(shape, np.float32)
         try:
             made = draw(model, request, generator)
         finally:
-            generator.normal, model.sees_mask = normal, seen
+            generator.normal = normal
         return replace(made, noise=generator.normal(made.noise.shape))
 
     patch.setattr(start, "initial_state", drew)

@@ -112,7 +112,7 @@ def test_a_file_is_what_its_name_or_the_user_says(
     result = said("make it red", **ASKED)
     assert np.array_equal(result.latents, right) and result.recipe["variant"] == "2511"
     assert relative(of_folder("make it red", **ASKED).latents, right) > 0.05
-    assert in_text.model.images == (0, 1)
+    assert (in_text.model.inputs.fewest, in_text.model.inputs.most) == (0, 1)
     with pytest.raises(UsageError, match="give --variant edit, 2509 or 2511"):
         opened(folder, transformer=weights("my-edit.safetensors"))
 

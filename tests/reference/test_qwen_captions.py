@@ -144,7 +144,7 @@ def opened(folder: Path, backend: str) -> Pipeline:
 
 def caption(pipe: Pipeline, language: str = "en") -> str:
     request = pipe.check("", caption=language, **ASKED)
-    return pipe.model.with_prompt(request).prompt
+    return pipe.model.inputs.described(request).prompt
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

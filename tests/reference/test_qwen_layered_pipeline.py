@@ -225,5 +225,5 @@ def test_the_vae_takes_the_pixels_of_diffusers(opened: Callable[[str], Pipeline]
     asked = opened("cpu").check("a ring", image=PICTURE, width=80, height=48)
     processor = VaeImageProcessor(vae_scale_factor=16)
     theirs = processor.preprocess(processor.resize(Image.fromarray(PICTURE), 48, 80), 48, 80).numpy()
-    [ours] = opened("cpu").model.references(asked)
+    [ours] = opened("cpu").model.inputs.seen(asked)
     assert np.array_equal(ours, theirs)

@@ -65,7 +65,7 @@ def opener(kind: str, folder: Path, tiny: dict[str, Path]) -> Opener:
 
     def opened(backend: str, precision: str = "fp32", **options: Any) -> Pipeline:
         pipe = qwenimg.load(folder, backend=backend, precision=precision, **(more | options))
-        return given_a_picture(pipe) if pipe.model.images[0] else pipe
+        return given_a_picture(pipe) if pipe.model.inputs.fewest else pipe
 
     return opened
 

@@ -249,7 +249,7 @@ def latents(row: Row, backend: str) -> dict[str, Any]:
     except (qwenimg.ModelError, qwenimg.UsageError) as error:
         return {"refused": str(error)}
     with opened:
-        pipe = given_a_picture(opened) if opened.model.images[0] else opened
+        pipe = given_a_picture(opened) if opened.model.inputs.fewest else opened
         asked = ASKED | ({"steps": 8} if row["model"] == "qwen21-turbo" else {})  # which draws in no other number
         made = np.ascontiguousarray(pipe("a red circle", negative_prompt="blue", **asked).latents, np.float32)
     some = [float(value) for value in made.ravel()[:: max(1, made.size // 8)][:8]]

@@ -26,7 +26,8 @@ from qwenimg.common.networks.encoders import t5
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline import start
+from qwenimg.common.pipeline.models import inputs
+from qwenimg.common.pipeline.steps.inpaint import Mask
 from qwenimg.common.weights.keys import Place, Rows
 from support import oracle_flux
 from support.mutant import Judge, Mutant, Patch, PictureJudge, Plant, Scenes
@@ -303,7 +304,7 @@ def reference_in_the_size_of_the_image(patch: Patch) -> None:
 
 
 def mask_before_the_picture(patch: Patch) -> None:
-    patch.around(model, "_mask_channels", lambda made, initial: made(initial)[::-1])
+    patch.set(Mask, "channels", property(lambda mask: [mask.masked, mask.inside]))
 
 
 def mask_columns_first(patch: Patch) -> None:
@@ -314,12 +315,12 @@ def mask_columns_first(patch: Patch) -> None:
         parts = inside.reshape(1, values, values, *inside.shape[2:])
         return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(inside.shape)
 
-    patch.around(start, "_in_latents", turned)
+    patch.around(inputs, "in_latents", turned)
 
 
 def mask_of_whole_latents(patch: Patch) -> None:
     """Each with its first pixel's."""
-    patch.around(start, "_in_latents", lambda made, *given: 0 * made(*given) + made(*given)[:, :1])
+    patch.around(inputs, "in_latents", lambda made, *given: 0 * made(*given) + made(*given)[:, :1])
 
 
 def hole_black(patch: Patch) -> None:

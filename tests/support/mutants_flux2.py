@@ -16,6 +16,7 @@ from qwenimg.common.networks.denoisers import flux2_conditioning
 from qwenimg.common.numbers import noise, packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.pictures import pixels
+from qwenimg.common.pipeline.models.inputs import PictureInputs
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
 from support import oracle_flux2
 from support.mutant import Judge, Mutant, Patch, PictureJudge, Scenes
@@ -251,7 +252,7 @@ def text_not_numbered(patch: Patch) -> None:
 
 
 def references_exchanged(patch: Patch) -> None:
-    patch.around(Flux2, "references", lambda made, model, request: made(model, request)[::-1])
+    patch.around(PictureInputs, "seen", lambda made, own, request: made(own, request)[::-1])
 
 
 def reference_stretched(patch: Patch) -> None:

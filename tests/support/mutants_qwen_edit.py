@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from qwenimg.common.families.qwen_image import references, variants
-from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.encoders import qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.parts.texts.picture_texts import VISION, PictureTexts
 from qwenimg.common.pictures import patches
+from qwenimg.common.pipeline.models.inputs import PictureInputs
 from support.mutant import Judge, Mutant, Patch
 from support.mutants_qwen import template_one_token_off, with_template
 from support.mutants_shared import ARITHMETIC, by_pairs, reference_a_sample, velocity_of_other_tokens
@@ -340,7 +340,7 @@ def text_counts_from_the_image(patch: Patch) -> None:
 
 
 def references_exchanged(patch: Patch) -> None:
-    patch.around(QwenImageEdit, "references", lambda made, model, request: made(model, request)[::-1])
+    patch.around(PictureInputs, "seen", lambda made, own, request: made(own, request)[::-1])
 
 
 SMALL = ("bf16",)  # what it changes is less than a bfloat16 passport allows a step or a text

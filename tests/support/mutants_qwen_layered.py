@@ -22,6 +22,7 @@ from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline import finish, start
 from qwenimg.common.pipeline.models import flow_model
+from qwenimg.common.pipeline.models.inputs import PictureInputs
 from qwenimg.common.pipeline.steps.guidance import cfg_with_norm
 from qwenimg.common.sampling.flow_match import USUAL, FlowLevels
 from support import oracle_layered
@@ -266,7 +267,7 @@ def picture_not_seen(patch: Patch) -> None:
 
 
 def no_frame_for_the_composite(patch: Patch) -> None:
-    patch.set(QwenImageLayered, "frames", lambda own, request: request.layers)
+    patch.set(PictureInputs, "frames", lambda own, request: request.layers)
 
 
 def one_noise_for_all_frames(patch: Patch) -> None:

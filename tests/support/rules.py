@@ -18,6 +18,7 @@ AT_IMPORT = {
     "TypeVar": "a type",
     "abstractmethod": "describes a method that a subclass has",
     "get_args": "a constant",
+    "each_picture": "a constant: a frozen dataclass",
     "ParamSpec": "a type",
     "found_once": "describes a function, whose results are kept",
     "ContextVar": "a name for what each context has of its own",

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.components import open_component, read_config
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps import inpaint
 from qwenimg.common.pipeline.steps.denoiser import Denoiser, phases
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
@@ -39,7 +40,7 @@ from qwenimg.common.request.request import Defaults, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 
@@ -79,6 +80,7 @@ NETWORK = Network(
 
 class ToyVAE:
     samples = False
+    scale = SCALE
 
     def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
         b, c, h, w = pixels.shape
@@ -92,39 +94,19 @@ class ToyVAE:
         return latents.repeat(SCALE, 2).repeat(SCALE, 3)
 
 
-class ToyModel:
+class ToyModel(DiffusionModel):
     """A latent is the mean of its pixels; the prompt is how often each letter comes in it."""
 
-    multiple = scale = SCALE
-    options: ClassVar[frozenset[str]] = frozenset()
-    sees_alpha = False
-    repeats_images = False
-    writes_prompts = False
-    sees_mask = 0
-    soft_masks = False
-    images = (0, 1)
+    multiple = SCALE
     guidance = Guidance(formula=cfg)
-    lora_names = ()
-    few_steps: ClassVar[dict[str, Any]] = {}
-    nets: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None):
-        self.runtime, self.checkpoint = runtime, checkpoint
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        super().__init__(runtime, checkpoint, Residents(runtime), ToyVAE())  # type: ignore[arg-type]
         self.component = checkpoint["denoiser"]
         self.channels = self.component.config.channels
-        self.residents, self.vae = Residents(runtime), ToyVAE()
 
     def plan(self, request: Request) -> SamplingPlan:
         return flow_plan(self.checkpoint.scheduler, request, request.width * request.height // SCALE**2)
-
-    def warnings(self, request: Request) -> list[str]:
-        return []
-
-    def frames(self, request: Request) -> int:
-        return 1
-
-    def references(self, request: Request) -> list[Latents]:
-        return []
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         step = 4 * shape.count * self.component.config.width
@@ -132,16 +114,10 @@ class ToyModel:
         work = plan.evaluations * step
         return [Stage(name="denoise", resident="toy", component=self.component, splits=splits, operations=work)]
 
-    def variant(self, change: Change) -> ToyModel:
-        return ToyModel(*self.runtime.changed(self.checkpoint, change, self.residents.weights), None)
-
     def adapt(self, deltas: Any) -> None:
         assert not deltas
 
     def check_weights(self) -> None: ...
-
-    def with_prompt(self, request: Request) -> Request:
-        return request
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Any] = ()) -> None: ...
 
@@ -151,10 +127,6 @@ class ToyModel:
         yield ToyRun(self, network, request, plan, shape)
 
     def forget(self) -> None: ...
-
-    def close(self) -> None:
-        self.residents.free()
-        self.checkpoint.close()
 
 
 class ToyRun:
@@ -221,6 +193,7 @@ FAMILY = Family(
     ),
     open=open_toy,
     model=ToyModel,
+    lora_names=lambda checkpoint: (),  # its network has no file in common/networks
     defaults=lambda checkpoint: Defaults(width=32, height=24, steps=3, guidance=2.0, negative_prompt="dull"),
     described=lambda folder: "the Toy, text to image",
     part=lambda header: "transformer" if "letters.weight" in header.tensors else None,

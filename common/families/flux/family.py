@@ -150,7 +150,7 @@ FAMILY = Family(
         "vae": KL_VAE,
     },
     model_of=model_of,
-    model=lambda runtime, checkpoint, refiner: Flux(runtime, checkpoint),
+    model=Flux,
     small_files=lambda checkpoint: known_configs.small_files(known_name(checkpoint)),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,

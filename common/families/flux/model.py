@@ -23,10 +23,11 @@ from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.pipeline.models.flow_model import FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.models.inputs import MaskInput, PictureInputs, each_picture
 from qwenimg.common.pipeline.models.pooled_flow_model import PooledFlowModel
 from qwenimg.common.pipeline.steps.denoiser import Phase, phases
 from qwenimg.common.pipeline.steps.guidance import Guidance
-from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.inpaint import Initial
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request.request import Request
@@ -37,6 +38,9 @@ from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights.plan import LoadPlan
 
+REFERENCES = each_picture(
+    lambda image: references.size(image), lambda image: references.values(image), lambda i: "the picture"
+)
 LENGTHS = {True: 256, False: 512}  # tokens of T5, of schnell and of all others
 
 
@@ -59,33 +63,17 @@ class Flux(PooledFlowModel):
         texts, kind = FluxTexts(residents, checkpoint, LENGTHS[checkpoint.distilled]), checkpoint.variant
         halves = vae.scaled_halves(residents, checkpoint["vae"], samples=kind != KONTEXT.name)
         super().__init__(runtime, checkpoint, residents, texts, halves)
-        self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
-        self.sees_references = kind == KONTEXT.name
-        self.sees_mask = self.scale if kind == FILL.name else 0
+        self.channels = self.vae.config.latent_channels
+        if kind == KONTEXT.name:
+            self.inputs = PictureInputs(references=REFERENCES)
+        elif kind == FILL.name:
+            self.inputs = PictureInputs(mask=MaskInput(side=self.scale, samples_unused=True))
         self.few_steps = variants.few_steps(guided=guided) if kind == TEXT.name else {}
 
     def warnings(self, request: Request) -> list[str]:
         unguided = request.guidance and not self.config.guidance_embeds
         lines = ["guidance has no effect: this model is not told it; give true-cfg"] if unguided else []
         return lines + super().warnings(request)
-
-    # Images that the model sees
-
-    def references(self, request: Request) -> list[Latents]:
-        if not self.sees_references:
-            return []
-        for image in request.images:
-            width, height = references.size(image)
-            self.runtime.notify("stage", f"the picture is seen at {width}x{height}, whatever the size of the result")
-        return [references.values(image) for image in request.images]
-
-    def reference_shapes(self, request: Request) -> list[LatentShape]:
-        images = request.images if self.sees_references else ()
-        return [self.shape_of(*references.size(image)) for image in images]
-
-    def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
-        empty = [shape] if self.sees_mask and request.mask is None else []
-        return [*super().encoded(request, shape), *empty]
 
     # The transformer
 
@@ -108,7 +96,7 @@ class Flux(PooledFlowModel):
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid, branches = shape.grid(PATCH), self.guidance.branches(request)
-        empty = self._empty_mask(shape) if self.sees_mask and request.mask is None else []
+        everything = [] if request.mask is not None else self.inputs.mask.everything(self.vae, shape)
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
         modulation, first = self.modulate(request, plan, stages[0], partial(self._modulation, request, plan))
@@ -118,8 +106,9 @@ class Flux(PooledFlowModel):
         def make_phases(initial: Initial) -> list[Phase]:
             grids = [grid, *((one.shape[2] // PATCH, one.shape[3] // PATCH) for one in initial.references)]
             tokens = [self.engine.array(packing.pack(latents)) for latents in initial.references]
-            channels = _mask_channels(initial) or empty
-            mask = self.engine.array(np.concatenate(list(map(packing.pack, channels)), axis=-1)) if channels else None
+            channels = everything if initial.mask is None else initial.mask.channels
+            packed = [packing.pack(one) for one in reversed(channels)]  # the picture's first
+            mask = self.engine.array(np.concatenate(packed, axis=-1)) if packed else None
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 [position] = positions
@@ -138,22 +127,8 @@ class Flux(PooledFlowModel):
             unpack=partial(packing.unpack, h=shape.rows, w=shape.columns),
         )
 
-    def _empty_mask(self, shape: LatentShape) -> list[Latents]:
-        """Return the further channels of a run without a mask, which draws everything: the latents of a gray image,
-        and a mask of ones."""
-        height, width = shape.rows * self.scale, shape.columns * self.scale
-        latents, _ = self.vae.encode(np.zeros((1, 3, height, width), np.float32))
-        return [latents, np.ones((1, self.sees_mask**2, shape.rows, shape.columns), np.float32)]
-
     def _modulation(self, request: Request, plan: SamplingPlan, transformer: Any, prompts: Sequence[str]) -> Modulation:
         """Compute the modulation of a run's schedule for `prompts`."""
         pooled, dtype = self.texts.pooled(prompts), self.runtime.precision.time_dtype()
         times, guidance = time_rows(self.timesteps(plan), dtype), guidance_row(request.guidance, dtype)
         return transformer.modulate(times, guidance, pooled)
-
-
-def _mask_channels(initial: Initial) -> list[Latents]:
-    """Return the further channels of Fill: the latents of the image without its masked part, and each pixel of the
-    mask; nothing for other models and runs."""
-    mask = initial.mask
-    return [] if mask is None or mask.masked is None else [mask.masked, mask.inside]

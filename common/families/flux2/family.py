@@ -98,7 +98,7 @@ FAMILY = Family(
         "text_encoder": QWEN3,
     },
     model_of=lambda transformer, choices: model_of(transformer),
-    model=lambda runtime, checkpoint, refiner: Flux2(runtime, checkpoint),
+    model=Flux2,
     # an image is a reference, and the run starts from noise
     defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",

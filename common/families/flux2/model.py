@@ -21,9 +21,10 @@ from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.models.inputs import BlendedMask, PictureInputs, each_picture
 from qwenimg.common.pipeline.steps.denoiser import Phase, phases
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
-from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.inpaint import Initial
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts.qwen import Template
@@ -59,8 +60,11 @@ class Flux2(FlowModel):
     """A Flux.2 model for `Pipeline`."""
 
     options = frozenset({"step_cache", "cached_calls"})
-    images = (0, references.MOST)
-    soft_masks = True
+    inputs = PictureInputs(
+        most=references.MOST,
+        mask=BlendedMask(soft=True),
+        references=each_picture(lambda image: references.size(*image.shape[1::-1]), references.values),
+    )
     levels = FlowLevels(mu=shift)
     texts: TemplateTexts
     config: Flux2Config
@@ -76,16 +80,8 @@ class Flux2(FlowModel):
             samples=False,
         )
         super().__init__(runtime, checkpoint, residents, TemplateTexts(residents, checkpoint, TEMPLATE), halves)
-        self.scale, self.channels = halves.scale, self.config.in_channels
+        self.channels = self.config.in_channels
         self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
-
-    # References
-
-    def references(self, request: Request) -> list[Latents]:
-        return [references.values(image) for image in request.images]
-
-    def reference_shapes(self, request: Request) -> list[LatentShape]:
-        return [self.shape_of(*references.size(*image.shape[1::-1])) for image in request.images]
 
     # The transformer
 

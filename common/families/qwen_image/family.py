@@ -78,11 +78,10 @@ SIZES = {
 }
 
 
-def _model(runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None) -> QwenImage:
-    assert refiner is None
+def _model(runtime: Runtime, checkpoint: Checkpoint) -> QwenImage:
     kind = variants.VARIANTS[checkpoint.variant]
     cls = QwenImageEdit if kind.edits else QwenImageLayered if kind.layered else QwenImage
-    return cls(runtime, checkpoint, kind)
+    return cls(runtime, checkpoint)
 
 
 def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:

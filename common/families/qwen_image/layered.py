@@ -14,7 +14,6 @@ from dataclasses import replace
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image import captions, references
 from qwenimg.common.families.qwen_image.model import QwenImage
-from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.captions import CaptionTexts
@@ -22,10 +21,11 @@ from qwenimg.common.parts.texts.picture_texts import SeenPicture, SeenPictures
 from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.models.inputs import PictureInputs, References
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg, cfg_with_norm
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
@@ -46,22 +46,50 @@ def guided(engine: Engine, request: Request, predictions: Sequence[Array]) -> Ar
     return (cfg_with_norm if request.cfg_normalization else cfg)(engine, request, predictions)
 
 
+# The picture, in the size of the layers
+
+
+def _sizes(request: Request) -> list[tuple[int, int]]:
+    return [sizes.render_size(request.width, request.height, MULTIPLE) for _ in request.images]
+
+
+def _values(request: Request) -> list[Latents]:
+    fitted = (pixels.fit(pixels.with_alpha(one), request.width, request.height) for one in request.images)
+    extended = (pixels.extend(one, *size) for one, size in zip(fitted, _sizes(request), strict=True))
+    return [pixels.from_uint8(one) for one in extended]
+
+
+def _notes(request: Request) -> list[str]:
+    usual, larger = trained_sizes(request.images[0])
+    if (request.width, request.height) != usual:
+        return []
+    texts = ["x".join(map(str, size)) for size in (usual, larger)]
+    return [f"layers of {texts[0]}; --size {texts[1]} makes larger ones"]
+
+
+REFERENCES = References(sizes=_sizes, values=_values, notes=_notes)
+
+
 class QwenImageLayered(QwenImage):
     """A Qwen-Image-Layered model for `Pipeline`."""
 
-    sees_alpha = True
     levels = FlowLevels(mu=shift)
     guidance = Guidance(formula=guided)
     options = QwenImage.options | {"layers", "cfg_normalization", "caption"}
-    writes_prompts = True
     texts: CaptionTexts
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
-        super().__init__(runtime, checkpoint, kind)
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        super().__init__(runtime, checkpoint)
         self._seen = SeenPictures(described)
-
-    def frames(self, request: Request) -> int:
-        return request.layers + 1
+        fewest, most = self.kind.images
+        self.inputs = PictureInputs(
+            fewest=fewest,
+            most=most,
+            alpha=True,
+            references=REFERENCES,
+            layers=lambda request: request.layers,
+            describe=self._with_caption,
+        )
 
     def plan(self, request: Request) -> SamplingPlan:
         if request.mask is not None or request.strength != 1:
@@ -75,19 +103,6 @@ class QwenImageLayered(QwenImage):
         if not has_prompt(request):
             captions.check(self.checkpoint["text_encoder"])
         return super().plan(request)
-
-    def references(self, request: Request) -> list[Latents]:
-        usual, large = trained_sizes(request.images[0])
-        if (request.width, request.height) == usual:
-            larger, usual_size = (f"{width}x{height}" for width, height in (large, usual))
-            self.runtime.notify("stage", f"layers of {usual_size}; --size {larger} makes larger ones")
-        width, height = sizes.render_size(request.width, request.height, self.multiple)
-        fitted = (pixels.fit(pixels.with_alpha(one), request.width, request.height) for one in request.images)
-        return [pixels.from_uint8(pixels.extend(one, width, height)) for one in fitted]
-
-    def reference_shapes(self, request: Request) -> list[LatentShape]:
-        size = sizes.render_size(request.width, request.height, self.multiple)
-        return [self.shape_of(*size) for _ in request.images]
 
     # The prompt, if the model writes it
 
@@ -104,7 +119,7 @@ class QwenImageLayered(QwenImage):
     def writing(self, request: Request) -> list[Stage]:
         return [] if has_prompt(request) else [self.texts.writing(self._picture(request), request.caption)]
 
-    def with_prompt(self, request: Request) -> Request:
+    def _with_caption(self, request: Request) -> Request:
         if has_prompt(request):
             return request
         request = replace(request, prompt=self.texts.caption(self._picture(request), request.caption))

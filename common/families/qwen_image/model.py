@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Self
 
 from qwenimg.common.families.qwen_image import captions, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
-from qwenimg.common.families.qwen_image.variants import QwenVariant
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers import qwen_conditioning
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
@@ -49,8 +49,9 @@ class QwenImage(FlowModel):
     texts: TemplateTexts | PictureTexts
     config: QwenDiTConfig
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, kind: QwenVariant):
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, vae_config = Residents(runtime), checkpoint["vae"].config
+        kind = variants.VARIANTS[checkpoint.variant]
         statistics = vae.standardized(vae_config.latents_mean, vae_config.latents_std)
         halves = VAEHalves(residents, checkpoint["vae"], vae_config.base_dim, statistics, samples=not kind.images[0])
         texts: TemplateTexts | PictureTexts
@@ -61,9 +62,9 @@ class QwenImage(FlowModel):
         else:
             texts = TemplateTexts(residents, checkpoint, kind.template)
         super().__init__(runtime, checkpoint, residents, texts, halves)
-        self.kind, self.images = kind, kind.images
+        self.kind = kind
         self.controls = ControlNetworks(residents, self.config.num_layers)
-        self.scale, self.channels = vae_config.scale, vae_config.z_dim
+        self.channels = vae_config.z_dim
         self.few_steps = variants.few_steps(str(checkpoint.source), kind)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
@@ -140,8 +141,8 @@ class QwenImage(FlowModel):
         gains = self.engine.on_gpu and tokens <= BATCHED_TOKENS
         return list(dict.fromkeys([count, 1])) if gains else [1]
 
-    def variant(self, change: Change) -> QwenImage:
-        variant = type(self)(*self.runtime.changed(self.checkpoint, change, self.residents.weights), self.kind)
+    def variant(self, change: Change) -> Self:
+        variant = super().variant(change)
         variant.control({name: variant._own(net) for name, net in self.nets.items()})
         return variant
 

@@ -104,7 +104,7 @@ FAMILY = Family(
         "vae": PartFile(title=_vae, network=qwen21_vae.NETWORK, is_in=_has_vae),
     },
     model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
-    model=lambda runtime, checkpoint, refiner: QwenImage21(runtime, checkpoint),
+    model=QwenImage21,
     defaults=_defaults,
     described=_described,
 )

@@ -36,9 +36,10 @@ from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pictures.patches import QWEN3_VL
 from qwenimg.common.pipeline.models.diffusion_model import Image
 from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
+from qwenimg.common.pipeline.models.inputs import PictureInputs, each_picture
 from qwenimg.common.pipeline.steps.denoiser import Phase, phases
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg
-from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
+from qwenimg.common.pipeline.steps.inpaint import Initial
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.precision.precision import BYTES
@@ -57,6 +58,9 @@ def _before(pictures: int) -> str:
     return " ".join(f"<image{i}>{VISION}" for i in range(1, pictures + 1))
 
 
+REFERENCES = each_picture(
+    lambda image: references.size(image), lambda image: references.values(image), lambda i: f"image{i}"
+)
 AROUND = PictureTemplate(
     template=Template(
         text="<|im_start|>system\nComprehend and analyze the provided prompt.<|im_end|>\n"
@@ -74,8 +78,6 @@ class QwenImage21(FlowModel):
     """A Qwen-Image-2.1 model for `Pipeline`."""
 
     multiple = MULTIPLE
-    sees_alpha = True
-    repeats_images = True
     options = frozenset({"step_cache", "cached_calls"})
     texts: PictureTexts
     config: Qwen21Config
@@ -86,10 +88,15 @@ class QwenImage21(FlowModel):
         halves = VAEHalves(residents, component, component.config.base_dim, statistics, samples=False)
         texts = PictureTexts(residents, checkpoint, AROUND, without_tower)
         super().__init__(runtime, checkpoint, residents, texts, halves)
-        self.scale, self.channels = component.config.scale, component.config.z_dim
+        self.channels = component.config.z_dim
         self.guidance = Guidance(formula=cfg, off=inf if checkpoint.distilled else 1.0)
         self.sees = texts.encoder.network != qwen3_vl.NETWORK.name  # it has its vision tower
-        self.images = (0, references.MOST if self.sees else 1)
+        self.inputs = PictureInputs(
+            most=references.MOST if self.sees else 1,
+            alpha=True,
+            repeats=True,
+            references=REFERENCES if self.sees else None,
+        )
         self._seen = SeenPictures(references.copy)
 
     @property
@@ -97,29 +104,17 @@ class QwenImage21(FlowModel):
         """Zero: ranks share its branches of guidance only."""
         return 0
 
-    # References
+    def plan(self, request: Request) -> SamplingPlan:
+        if request.images and not self.sees and request.starts_from_noise:
+            raise UsageError(
+                "the text encoder has no vision tower, by which the model sees pictures: give a whole one, or its "
+                "tower too (--text-encoder FILE --text-encoder mmproj.gguf), or a strength below 1, to start from "
+                "the picture"
+            )
+        return super().plan(request)
 
     def prompt(self, text: str, images: Sequence[Image]) -> PicturePrompt:
         return PicturePrompt(text or " ", tuple(map(self._seen.of, images)) if self.sees else ())
-
-    def references(self, request: Request) -> list[Latents]:
-        if not self.sees:
-            return []
-        for i, image in enumerate(request.images, 1):
-            width, height = references.size(image)
-            self.runtime.notify("stage", f"image{i} is seen at {width}x{height}, whatever the size of the result")
-        return [references.values(image) for image in request.images]
-
-    def reference_shapes(self, request: Request) -> list[LatentShape]:
-        if request.images and not self.sees:
-            if request.starts_from_noise:
-                raise UsageError(
-                    "the text encoder has no vision tower, by which the model sees pictures: give a whole one, or its "
-                    "tower too (--text-encoder FILE --text-encoder mmproj.gguf), or a strength below 1, to start from "
-                    "the picture"
-                )
-            return []
-        return [self.shape_of(*references.size(image)) for image in request.images]
 
     def forget(self) -> None:
         super().forget()

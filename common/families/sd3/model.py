@@ -7,10 +7,9 @@ only make its modulation, a third of it. The branches of guidance run in turn, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from math import nextafter
 
-from qwenimg.common.families.sd3 import lora_names, memory
+from qwenimg.common.families.sd3 import memory
 from qwenimg.common.families.sd3.texts import SD3Texts
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.sd3_conditioning import time_rows, window
@@ -33,7 +32,6 @@ from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling.flow_match import SHIFTED_TWICE
-from qwenimg.common.weights.loras.lora_names import Names
 from qwenimg.common.weights.plan import LoadPlan
 
 HYPER = "ByteDance/Hyper-SD/Hyper-SD3-8steps-CFG-lora.safetensors"
@@ -77,12 +75,8 @@ class SD3(PooledFlowModel):
         residents = Residents(runtime)
         texts = SD3Texts(residents, checkpoint, checkpoint["transformer"].config.joint_attention_dim)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
-        self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
+        self.channels = self.vae.config.latent_channels
         self.few_steps = _few_steps(self.config)
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_names.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)

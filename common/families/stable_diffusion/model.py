@@ -7,10 +7,9 @@ the refiner's is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache, partial
-from types import MappingProxyType
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -21,9 +20,9 @@ from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, gu
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import lora_layers, vae
-from qwenimg.common.parts.control_net import Controller
-from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.parts import vae
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, Image
+from qwenimg.common.pipeline.models.inputs import MaskInput, PictureInputs
 from qwenimg.common.pipeline.steps import inpaint
 from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase, phases
 from qwenimg.common.pipeline.steps.evaluation import strategy
@@ -32,49 +31,34 @@ from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.prompts import composed, scheduled
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime import group
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, TimeStep
-from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.sampling import discrete, table
 from qwenimg.common.sampling import schedules as noise_schedules
 from qwenimg.common.weights.loras.lora import Deltas
-from qwenimg.common.weights.loras.lora_names import Names
 
 
-class StableDiffusion:
-    """A Stable Diffusion model for `Pipeline`, and its refiner if one is given."""
+class StableDiffusion(DiffusionModel):
+    """A Stable Diffusion model for `Pipeline`, and its refiner if the checkpoint has one."""
 
     guidance = GUIDANCE
-    images: tuple[int, int] = (0, 1)
-    sees_alpha = False
-    repeats_images = False
-    soft_masks = False
-    writes_prompts = False
-    nets: Mapping[str, Controller] = MappingProxyType({})
     options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, refiner: Checkpoint | None = None):
-        self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
-        self.residents = Residents(runtime)
-        self.base = Expert(checkpoint, self.residents)
-        self.refiner = None if refiner is None else Expert(refiner, self.residents)
-        vae_config = checkpoint["vae"].config
-        self.scale = self.multiple = vae_config.scale
-        self.channels = vae_config.latent_channels
-        self.sees_mask = int(self.base.facts.sees_mask)
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
+        residents = Residents(runtime)
+        super().__init__(runtime, checkpoint, residents, vae.scaled_halves(residents, checkpoint["vae"]))
+        self.base = Expert(checkpoint, residents)
+        self.refiner = None if checkpoint.refiner is None else Expert(checkpoint.refiner, residents)
+        self.multiple, self.channels = self.scale, self.vae.config.latent_channels
+        if self.base.facts.sees_mask:
+            self.inputs = PictureInputs(mask=MaskInput())
         config: UNetConfig = checkpoint["unet"].config
         self.few_steps = few_steps.few_steps(
             config.cross_attention_dim, sdxl=self.base.facts.sdxl, predicts=checkpoint.scheduler.prediction_type
         )
-        self.vae = vae.scaled_halves(self.residents, checkpoint["vae"])
-
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_layers.names(self.checkpoint)
 
     def plan(self, request: Request) -> SamplingPlan:
         self.sharing(request)  # only for its errors
@@ -89,24 +73,12 @@ class StableDiffusion:
         schedules(request, plan)  # only for its errors
         return plan
 
-    def sharing(self, request: Request) -> Sharing:
-        return group.sharing(self.engine.group, len(GUIDANCE.branches(request)), heads=0)
-
-    def warnings(self, request: Request) -> list[str]:
-        return []
-
-    def frames(self, request: Request) -> int:
-        return 1
-
-    def references(self, request: Request) -> list[Latents]:
-        return []
-
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         encoding = [self.vae.encoding(shape)]
         return [
             *(encoding if request.image is not None else []),
             *(stage for expert in self.experts() for stage in expert.encoding(request, plan, counted)),
-            *(encoding if self.sees_mask and request.mask is None else []),  # an empty image: `_extra`
+            *(encoding if self.inputs.mask.is_input and request.mask is None else []),  # an empty image: `_extra`
             *self.steps(request, plan, shape).values(),
             self.vae.decoding(shape),
         ]
@@ -115,20 +87,10 @@ class StableDiffusion:
         """Return the stage of each UNet."""
         return {expert: expert.steps(request, shape, plan, i) for i, expert in enumerate(self.experts())}
 
-    def variant(self, change: Change) -> StableDiffusion:
-        base = self.runtime.changed(self.checkpoint, change, self.residents.weights)
-        return StableDiffusion(*base, None if self.refiner is None else self.refiner.checkpoint)
-
-    def control(self, nets: Mapping[str, Controller]) -> None:
-        assert not nets, "no row of this family opens any"
-
     def check_weights(self) -> None:
-        self.vae.check_weights()
+        super().check_weights()
         if self.refiner is not None:
             self.refiner.check_weights()
-
-    def with_prompt(self, request: Request) -> Request:
-        return request
 
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
         texts = [text for prompt in prompts for text in _unchanging(prompt)]
@@ -137,6 +99,7 @@ class StableDiffusion:
 
     def adapt(self, deltas: Deltas) -> None:
         self.base.adapt(deltas)  # LoRAs are made for the base; the refiner's layers only have similar names
+        self.checkpoint = self.base.checkpoint
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[DiffusionRun]:
@@ -156,10 +119,9 @@ class StableDiffusion:
             expert.texts.forget()
 
     def close(self) -> None:
-        self.residents.free()
         for expert in self.experts():
             expert.texts.close()
-            expert.checkpoint.close()
+        super().close()
 
 
 class DiffusionRun:
@@ -172,6 +134,7 @@ class DiffusionRun:
         self.schedules, self.calls = schedules(request, plan), 0
         for expert in model.experts():
             expert.texts.arrays(expert.keys(request, plan))  # before a UNet is loaded
+        self.shape = shape
         first = model.base.conditioning(request, self._texts(0))
         self.shapes = {"text": str(list(first.texts.shape))}
 
@@ -228,9 +191,7 @@ class DiffusionRun:
         image."""
         if initial.mask is not None and initial.mask.channels:
             return initial.mask.channels
-        everything = np.ones_like(initial.noise[:, :1])
-        height, width = (side * self.model.scale for side in initial.noise.shape[2:])
-        return [everything, self.model.vae.encode(np.zeros((1, 3, height, width), np.float32))[0]]
+        return self.model.inputs.mask.everything(self.model.vae, self.shape)
 
     def array(self, latents: Latents) -> Array:
         return self.model.engine.array(latents)

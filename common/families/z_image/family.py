@@ -70,7 +70,7 @@ FAMILY = Family(
     reads_file=_is_model,
     open_parts=open_parts,
     model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
-    model=lambda runtime, checkpoint, refiner: ZImage(runtime, checkpoint),
+    model=ZImage,
     defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
     described=purpose,
     small_files=lambda checkpoint: known_configs.small_files(BASE.name, shift=checkpoint.scheduler.shift),

@@ -55,7 +55,7 @@ class ZImage(FlowModel):
         residents = Residents(runtime)
         texts = TemplateTexts(residents, checkpoint, TEMPLATE)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
-        self.scale, self.channels = self.vae.config.scale, self.vae.config.latent_channels
+        self.channels = self.vae.config.latent_channels
 
     @property
     def heads(self) -> int:

@@ -1,90 +1,66 @@
 """The common code of flow-match models with one transformer: sampling, stages, LoRAs, and the run of one image.
 
-A family defines the stages of its transformer (`steps`), and
-`start`: it encodes the texts, opens the transformer and returns a `FlowRun`. The transformer's configuration has its
-width as `dim`, and its heads as `num_attention_heads`, unless the family defines `heads`.
+A family defines the stages of its transformer (`steps`), and `start`: it encodes the texts, opens the transformer and
+returns a `FlowRun`. The transformer's configuration has its width as `dim`, and its heads as `num_attention_heads`,
+unless the family defines `heads`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from math import isinf
-from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts import lora_layers
 from qwenimg.common.parts.control_net import Controller, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
-from qwenimg.common.pipeline.models.diffusion_model import Image
+from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, Image
 from qwenimg.common.pipeline.steps import inpaint
 from qwenimg.common.pipeline.steps.denoiser import Denoiser, Phase
 from qwenimg.common.pipeline.steps.evaluation import Evaluate, serial, strategy
-from qwenimg.common.pipeline.steps.guidance import Branch, Guidance
+from qwenimg.common.pipeline.steps.guidance import Branch
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment, flow_plan
 from qwenimg.common.prompts import web_syntax
-from qwenimg.common.request.few_steps import FewSteps
-from qwenimg.common.request.request import MULTIPLE, Request
-from qwenimg.common.runtime import group
+from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Control
 from qwenimg.common.runtime.group import Sharing
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 from qwenimg.common.sampling.flow_match import USUAL
 from qwenimg.common.weights.loras.lora import Deltas
-from qwenimg.common.weights.loras.lora_names import Names
 
 TOKEN = 16  # pixels along a side of an image's token, in every family
 Denoised: TypeAlias = Callable[[Array, float, Array], Array]
 Controlling: TypeAlias = Callable[[Array, float], Control]
 
 
-class FlowModel(ABC):
+class FlowModel(DiffusionModel):
     """A flow-match model for `Pipeline`; `DiffusionModel` explains the methods."""
 
-    multiple = MULTIPLE
-    sees_alpha = False
-    repeats_images = False
-    writes_prompts = False
-    sees_mask = 0
-    soft_masks = False
-    images: tuple[int, int] = (0, 1)
-    guidance: Guidance
     levels = USUAL  # of noise
-    options: frozenset[str] = frozenset()
-    scale: int
-    channels: int
-    few_steps: Mapping[str, FewSteps] = MappingProxyType({})
-    nets: Mapping[str, Controller] = MappingProxyType({})
 
     def __init__(
         self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, texts: ModelTexts, vae: VAEHalves
     ):
-        self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
-        self.residents, self.texts, self.vae = residents, texts, vae
-        self.modulations = Modulations(residents)
+        super().__init__(runtime, checkpoint, residents, vae)
+        self.texts, self.modulations = texts, Modulations(residents)
         self.schedule_config = checkpoint.scheduler
         self.config: Any = checkpoint["transformer"].config
 
-    @cached_property
-    def lora_names(self) -> Names:
-        return lora_layers.names(self.checkpoint)
-
     @property
     def heads(self) -> int:
-        """The number of the transformer's attention heads, if ranks can share its tokens; else 0."""
         return int(self.config.num_attention_heads)
 
     @abstractmethod
@@ -112,27 +88,19 @@ class FlowModel(ABC):
             lines.append("guidance has no effect: this model is distilled to draw without it")
         return lines
 
-    def frames(self, request: Request) -> int:
-        return 1
-
-    # Images that the model sees beside the text
-
-    def references(self, request: Request) -> list[Latents]:
-        return []
+    # Pictures
 
     def reference_shapes(self, request: Request) -> list[LatentShape]:
-        """Return the shape of the latents of each reference. Raises UsageError."""
-        return []
-
-    def shape_of(self, width: int, height: int) -> LatentShape:
-        """Return the shape of the latents of a reference of width x height pixels."""
-        return LatentShape(1, height // self.scale, width // self.scale)
+        """Return the shape of the latents of each picture that the model sees. Raises UsageError."""
+        sizes = self.inputs.sizes(request)
+        return [LatentShape(1, height // self.scale, width // self.scale) for width, height in sizes]
 
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
-        """Return the shape of the latents of each image that is encoded."""
+        """Return the shape of the latents of each picture that is encoded, an empty one for a mask included."""
         references, controls = self.reference_shapes(request), [shape for _ in request.controls]
         starts_from_image = request.image is not None and not (references and request.starts_from_noise)
-        return [*controls, *references, *([shape] if starts_from_image else [])]
+        empty = self.inputs.mask.is_input and request.mask is None
+        return [*controls, *references, *([shape] if starts_from_image else []), *([shape] if empty else [])]
 
     def prompt(self, text: str, images: Sequence[Image]) -> Hashable:
         """Return the key of the states of a prompt in a request with `images`."""
@@ -148,9 +116,6 @@ class FlowModel(ABC):
         """Return the stages in which the model writes the prompt of `request`."""
         return []
 
-    def with_prompt(self, request: Request) -> Request:
-        return request
-
     # A run
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
@@ -162,9 +127,6 @@ class FlowModel(ABC):
             *self.steps(request, plan, shape, self.texts.lengths(prompts, counted)),
             self.vae.decoding(shape),
         ]
-
-    def sharing(self, request: Request) -> Sharing:
-        return group.sharing(self.engine.group, len(self.guidance.branches(request)), self.heads)
 
     def timesteps(self, plan: SamplingPlan) -> tuple[float, ...]:
         """Return the timesteps of the transformer's evaluations, in their order."""
@@ -197,16 +159,8 @@ class FlowModel(ABC):
             ),
         )
 
-    def variant(self, change: Change) -> Self:
-        cls: Any = type(self)  # a family's, made of a runtime and a checkpoint
-        variant: Self = cls(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
-        return variant
-
-    def check_weights(self) -> None:
-        self.vae.check_weights()
-
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
-        if len(images) >= self.images[0]:  # else the prompts of no image
+        if len(images) >= self.inputs.fewest:  # else the prompts of no image
             self.texts.announce([self.prompt(one, images) for one in prompts])
 
     def adapt(self, deltas: Deltas) -> None:
@@ -241,8 +195,7 @@ class FlowModel(ABC):
     def close(self) -> None:
         self.modulations.clear()
         self.texts.close()
-        self.residents.free()
-        self.checkpoint.close()
+        super().close()
 
 
 def shapes_of(texts: Sequence[Array], grid: tuple[int, int]) -> dict[str, str]:
