@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from qwenimg.common.families.opening import OPENING, Opening
+from qwenimg.common.request.family_options import FamilyOptions
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
 
@@ -22,7 +23,8 @@ POSITIONAL = ("model", "backend", "precision")  # of `qwenimg.load`
 HEAD = '''\
 """The keywords of a call of a pipeline, for type checkers and editors.
 
-Written by tools/write_asked.py from the fields of `Request`: a type checker reads this and runs nothing.
+Written by tools/write_asked.py from the fields of `Request` and of `FamilyOptions`: a type checker reads this and runs
+nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class CallOptions(TypedDict, total=False):
 
 
 def text() -> str:
-    plain = {one.name: str(one.type).removesuffix(" | None") for one in fields(Request)}
+    plain = {one.name: str(one.type).removesuffix(" | None") for one in (*fields(Request), *fields(FamilyOptions))}
     types = {name: one.python or plain[one.field] for name, one in OPTIONS.items()}
     return HEAD + "".join(f"    {name}: {kind} | None\n" for name, kind in types.items() if name != "prompt")
 

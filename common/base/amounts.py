@@ -52,3 +52,22 @@ def duration(seconds: float) -> str:
     unit, length = next(((u, n) for u, n in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * n), ("s", 1))
     amount = seconds / length
     return f"roughly {float(f'{amount:.2g}' if amount < 20 else f'{amount:.1g}'):.0f} {unit}"
+
+
+# Numbers and ranges
+
+_RANGE = re.compile(r"\s*([0-9]{1,4})\s*(?:-\s*([0-9]{1,4})\s*)?", re.ASCII)
+
+
+def parse_ranges(text: str) -> tuple[int, ...] | None:
+    """Return the numbers of a text such as `3-5,7` in order, each once and at most 9,999; None if it is no such list.
+
+    A range costs the same whatever its length: a text of 20,000 times `1-9999` is read in milliseconds."""
+    bits = 0
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
+        if first > last:
+            return None
+        bits |= (1 << last + 1) - (1 << first)
+    return tuple(number for number, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")

@@ -44,7 +44,7 @@ class Family:
     parts: Mapping[str, Network] = field(default_factory=dict)  # of its known models, by folder
     # Completes a known model without files from the folder of its published configurations
     published: Callable[[Checkpoint, Path], Checkpoint] = lambda checkpoint, folder: checkpoint
-    options: frozenset[str] = frozenset()  # the special options of `Request` that some of its models take
+    options: frozenset[str] = frozenset()  # of some families, see `FamilyOptions`, that some of its models take
     choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
     reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family

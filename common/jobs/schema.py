@@ -8,6 +8,7 @@ from typing import Any
 from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.jobs.fields import SAID
 from qwenimg.common.numbers.sizes import MAX_SIDE
+from qwenimg.common.request.family_options import FAMILY_OPTIONS
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import Defaults
 
@@ -40,7 +41,7 @@ def _property(one: Option) -> dict[str, Any]:
     about: dict[str, Any] = {"description": one.said(one.help)}
     if one.kind is not str and not one.several and one.name not in models_own and one.default is not None:
         about["default"] = one.default
-    if one.special:
+    if one.name in FAMILY_OPTIONS:
         about["x-families"] = [family.name for family in FAMILIES if one.name in family.options]
     return about | kind
 

@@ -378,7 +378,7 @@ class Pipeline:
     ) -> Recipe:
         rng = "torch-cpu" if request.latents is None else "given"
         about = {"model": self.model_name, "rng": rng, **recorded_runtime(self.runtime)}
-        asked = recorded(OPTIONS.values(), request, start.met(self.model, request, self.options))
+        asked = recorded(OPTIONS.values(), request.value, start.met(self.model, request, self.options))
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
         asked |= self.loras.recorded(request.loras)
         asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}

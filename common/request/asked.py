@@ -1,6 +1,7 @@
 """The keywords of a call of a pipeline, for type checkers and editors.
 
-Written by tools/write_asked.py from the fields of `Request`: a type checker reads this and runs nothing.
+Written by tools/write_asked.py from the fields of `Request` and of `FamilyOptions`: a type checker reads this and runs
+nothing.
 """
 
 from __future__ import annotations

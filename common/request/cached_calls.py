@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qwenimg.common.base.amounts import parse_ranges
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.request import number_ranges
 
 NONE = "none"
 
@@ -15,7 +15,7 @@ def parse(text: str) -> frozenset[int]:
     """Return the numbers of `text`, from 1. Raises UsageError."""
     if text == NONE:
         return frozenset()
-    numbers = number_ranges.parse(text)
+    numbers = parse_ranges(text)
     if numbers is None or numbers[0] == 0:
         raise UsageError(f"cached-calls is {clean(text, 60)!r}; expected numbers of calls, as 3-5,7, or {NONE}")
     return frozenset(numbers)

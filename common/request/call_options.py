@@ -17,6 +17,7 @@ from qwenimg.common.base.arguments import shown, texts
 from qwenimg.common.base.errors import UnknownOption, UsageError, not_built
 from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.request import given
+from qwenimg.common.request.family_options import FamilyOptions
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
 
@@ -108,7 +109,7 @@ def _keywords() -> dict[str, Option]:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     plain = inspect.signature(function)
     parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    hints = get_type_hints(Request, localns={"np": np, "NDArray": NDArray})
+    hints = get_type_hints(Request, localns={"np": np, "NDArray": NDArray}) | get_type_hints(FamilyOptions)
     options = [
         inspect.Parameter(
             name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
@@ -51,8 +51,9 @@ class Option:
     recorded: Literal["", "always", "changed", "used"] = ""
     """When a recipe has it: always, if it is not the default, or if the run has what it `needs`."""
     needs: Literal["", "guidance", "image", "mask", "refiner"] = ""  # without this it has no effect
-    special: bool = False  # True: it has an effect only on models that name it, see `DiffusionModel.options`
-    elsewhere: str = ""  # why it has no effect on others
+    # Of an option that only some families take, see `FamilyOptions`
+    unsupported: str = ""  # why it has no effect on other models
+    after: str = ""  # the option that it follows in help and recipes
 
     name: str = ""  # if it is not that of its field
     field: str = ""  # of the dataclass
@@ -178,16 +179,39 @@ def options_of(cls: Any) -> dict[str, Option]:
     }
 
 
+def inserted(options: Mapping[str, Option], more: Mapping[str, Option]) -> dict[str, Option]:
+    """Return `options` and each of `more` behind the option that it follows."""
+    names = list(options)
+    for name, one in more.items():
+        names.insert(names.index(one.after) + 1, name)
+    known = {**options, **more}
+    return {name: known[name] for name in names}
+
+
+def converted_fields(request: object) -> None:
+    """Convert each option of a dataclass to its own type. Raises UsageError."""
+    for one in options_of(type(request)).values():
+        object.__setattr__(request, one.field, one.converted(getattr(request, one.field)))
+
+
+def checked_fields(request: object) -> None:
+    """Raise UsageError for an option of a dataclass with a value that no model accepts."""
+    for one in options_of(type(request)).values():
+        value = getattr(request, one.field)
+        if one.kind is not None and value != one.default:
+            one.check(value)
+
+
 def _kind(annotation: str) -> type | None:
     """Return the type of one value: the first that `annotation` names. None for an array."""
     first = re.match(r"(?:tuple\[)?(\w+)", annotation)
     return None if first is None else _KINDS.get(first[1])
 
 
-def recorded(options: Iterable[Option], request: object, there: frozenset[str]) -> dict[str, Any]:
-    """Return the values of a `request` for its image's recipe, but for those that are parsed: these may have paths.
-    `there`: the `needs` that the run has."""
-    values = [(one, getattr(request, one.field)) for one in options if one.parse is None]
+def recorded(options: Iterable[Option], value: Callable[[Option], Any], there: frozenset[str]) -> dict[str, Any]:
+    """Return the values of options for an image's recipe, but for those that are parsed: these may have paths. `value`:
+    returns that of an option. `there`: the `needs` that the run has."""
+    values = [(one, value(one)) for one in options if one.parse is None]
     return {
         one.name: value
         for one, value in values
@@ -197,14 +221,14 @@ def recorded(options: Iterable[Option], request: object, there: frozenset[str]) 
     }
 
 
-def no_effect(one: Option, asked: object, special: Collection[str], there: frozenset[str], guidance: str) -> str | None:
-    """Return a warning if `asked`, the value of an option in a call, changes nothing, else None. `special`: the
-    special options that the model takes. `there`: the `needs` that the run has. `guidance`: why there is none, in
+def no_effect(one: Option, asked: object, taken: Collection[str], there: frozenset[str], guidance: str) -> str | None:
+    """Return a warning if `asked`, the value of an option in a call, changes nothing, else None. `taken`: the options
+    of some families that the model takes. `there`: the `needs` that the run has. `guidance`: why there is none, in
     words."""
     if asked is None or (one.recorded == "changed" and asked == one.default):
         return None
-    if one.elsewhere and one.special and one.name not in special:
-        return f"{one.label} has no effect: {one.elsewhere}"
+    if one.unsupported and one.name not in taken:
+        return f"{one.label} has no effect: {one.unsupported}"
     if not one.needs or one.needs in there:
         return None
     lacking = {"guidance": guidance, "image": "without a picture to start from"}

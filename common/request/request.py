@@ -16,10 +16,20 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import cached_calls, control_text, lora_text, names, skip_layers
+from qwenimg.common.request import control_text, lora_text, names
 from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.family_options import FAMILY_OPTIONS, MAX_GUIDANCE, FamilyOptions
 from qwenimg.common.request.lora_text import Lora
-from qwenimg.common.request.option import Option, option, options_of, required, whole
+from qwenimg.common.request.option import (
+    Option,
+    checked_fields,
+    converted_fields,
+    inserted,
+    option,
+    options_of,
+    required,
+    whole,
+)
 from qwenimg.common.sampling.types import MAX_STEPS
 
 if TYPE_CHECKING:
@@ -28,9 +38,6 @@ if TYPE_CHECKING:
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_SEED = 2**64 - 1
-MAX_GUIDANCE = 100
-MAX_CLIP_SKIP = 11
-MAX_LAYERS = 20
 MAX_BLUR = 256
 ONLY_MASKED = 32  # pixels around a mask
 
@@ -39,11 +46,6 @@ def _check_seed(seed: int) -> None:
     from qwenimg.common.numbers import noise
 
     noise.check_seed(seed)
-
-
-def _check_layers(count: int) -> None:
-    if not 1 <= count <= MAX_LAYERS:
-        raise UsageError(f"layers is {count}; choose 1 to {MAX_LAYERS}, as in --layers 4")
 
 
 def random_seed() -> int:
@@ -65,11 +67,6 @@ class Request:
         section="Prompt", metavar="TEXT", flags=("-n",),
         title="the negative prompt", longest=MAX_CHARACTERS, checks=check_prompt, config=True, recorded="always",
         needs="guidance",
-    ))  # fmt: skip
-    caption: str = option("en", Option(
-        help="the language, en or zh, in which qwen-image-layered describes a picture if you give no prompt",
-        section="Prompt", metavar="en|zh", checks=names.check_caption, names=names.captions, config=True, special=True,
-        elsewhere="this model describes no picture",
     ))  # fmt: skip
     width: int = option(1024, Option(  # pixels
         help="width; default the model's", call="pixels; beside image, in its proportions", section="Picture",
@@ -103,43 +100,6 @@ class Request:
         metavar="X",
         least=0, most=1, open="least", config=True, recorded="changed", needs="guidance",
     ))  # fmt: skip
-    step_cache: float = option(0.0, Option(
-        help="{bounds}, skip most of a step if its first block barely changed; 0.1 takes about half the time, 0 is off",
-        section="Picture", metavar="X", least=0, most=1, config=True, recorded="changed", special=True,
-        elsewhere="this model is always computed whole",
-    ))  # fmt: skip
-    cached_calls: str = option("", Option(
-        help="the model calls to skip, such as 3-5,7, instead of --step-cache",
-        call="the model calls to skip, as 3-5,7, in place of step_cache", section="Picture", metavar="CALLS",
-        longest=8_000, checks=cached_calls.parse, recorded="changed", special=True,
-        elsewhere="this model is always computed whole",
-    ))  # fmt: skip
-    guidance_rescale: float = option(0.0, Option(
-        help="{bounds}, reduce overexposure at high guidance; 0.7 is usual", section="Picture", metavar="X",
-        least=0, most=1,
-        recorded="changed", needs="guidance", special=True,
-        elsewhere="this model's guidance always keeps the prediction's norm",
-    ))  # fmt: skip
-    cfg_normalization: float = option(0.0, Option(
-        help="{bounds}, limit the norm of the guided prediction to this multiple of the prompt's; 1 is usual, 0 off",
-        section="Picture", metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance",
-        special=True, elsewhere="this model's guidance has no such limit",
-    ))  # fmt: skip
-    cfg_truncation: float = option(1.0, Option(
-        help="{bounds}, end guidance when this share of the noise is gone", section="Picture", metavar="X",
-        least=0, most=1, recorded="changed", needs="guidance", special=True,
-        elsewhere="this model's guidance ends by --cfg-end",
-    ))  # fmt: skip
-    skip_layers: str = option("", Option(
-        help="skip-layer guidance: the layers that a third prediction skips, such as 7-9 for SD 3.5 medium",
-        section="Picture", metavar="LAYERS", longest=2_000, checks=skip_layers.parse, recorded="changed",
-        needs="guidance", special=True, elsewhere="this model has no guidance by skipped layers",
-    ))  # fmt: skip
-    skip_layer_scale: float = option(2.8, Option(
-        help="{bounds}, the strength of --skip-layers", call="{bounds}, how far skip_layers leads", section="Picture",
-        metavar="X", least=0, most=MAX_GUIDANCE, recorded="changed", needs="guidance", special=True,
-        elsewhere="this model has no guidance by skipped layers",
-    ))  # fmt: skip
     sampler: str = option("", Option(  # "": the model's own
         help="the sampler; qwenimg samplers lists all. Default the model's", section="Picture", metavar="NAME",
         aliases=("sampling-method",), checks=names.check_sampler, names=names.samplers, config=True, recorded="always",
@@ -170,12 +130,6 @@ class Request:
     few_steps: str = option("", Option(
         help="draw in 1 to 8 steps: lightning, lcm, hyper, hyper-cfg, hyper-unified, hyper-unet, turbo",
         section="Model", metavar="NAME[:STEPS]", checks=names.check_few_steps, config=True,
-    ))  # fmt: skip
-    layers: int = option(4, Option(
-        help="{bounds}, the number of layers into which qwen-image-layered takes the -i picture apart",
-        call="{bounds}, layers that image is taken apart into, for qwen-image-layered", section="Picture",
-        metavar="N", least=1, most=MAX_LAYERS, checks=_check_layers, recorded="changed", special=True,
-        elsewhere="this model draws one picture",
     ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
         help="start from the noise in a .npy or .safetensors file instead of the seed's",
@@ -227,18 +181,8 @@ class Request:
         python="Controls", section="Control", metavar="MODEL=PICTURE[:SCALE[:START-END]]",
         longest=8_000, parse=control_text.parse, checks=control_text.check, recorded="changed",
     ))  # fmt: skip
-    refine_at: float = option(0.8, Option(
-        help="{bounds}, the share of the steps after which the refiner takes over; 0.8 leaves it the last fifth",
-        section="Model", metavar="X",
-        least=0,
-        most=1, open="both", recorded="used", needs="refiner", special=True,
-    ))  # fmt: skip
-    clip_skip: int = option(0, Option(
-        help="{bounds}, skip this many of CLIP's last layers", section="Model", metavar="N", least=0,
-        most=MAX_CLIP_SKIP, config=True, recorded="changed", special=True,
-        elsewhere="this model's text encoder is not CLIP",
-    ))  # fmt: skip
 
+    family_options: FamilyOptions = FamilyOptions()  # noqa: RUF009  (it is frozen)
     more_images: tuple[NDArray[np.uint8], ...] = ()  # behind the first; a tuple of all may be given as `image`
     template: str = ""  # that the seed chose `prompt` from
     negative_template: str = ""  # likewise
@@ -248,14 +192,9 @@ class Request:
             first, *more = self.image
             object.__setattr__(self, "image", first)
             object.__setattr__(self, "more_images", tuple(more))
-        options = options_of(type(self)).values()
-        for one in options:
-            object.__setattr__(self, one.field, one.converted(getattr(self, one.field)))
+        converted_fields(self)
         sizes.render_size(self.width, self.height, MULTIPLE)
-        for one in options:
-            value = getattr(self, one.field)
-            if one.kind is not None and value != one.default:
-                one.check(value)
+        checked_fields(self)
         self._check_pictures()
 
     def _check_pictures(self) -> None:
@@ -310,10 +249,14 @@ class Request:
         first, *more = map(pixels.over_white, self.images)
         return replace(self, image=first, more_images=tuple(more))
 
+    def value(self, one: Option) -> Any:
+        """Return the value of an option."""
+        return getattr(self.family_options if one.name in FAMILY_OPTIONS else self, one.field)
+
     @property
     def caches(self) -> bool:
         """True if calls of the model may reuse results of an earlier call."""
-        return self.step_cache > 0 or bool(self.cached_calls)
+        return self.family_options.caches
 
     @property
     def starts_from_noise(self) -> bool:
@@ -321,13 +264,15 @@ class Request:
         return self.mask is None and self.strength == 1
 
 
-OPTIONS = options_of(Request)
-"""Every option of an image, by its name."""
+OPTIONS = inserted(options_of(Request), FAMILY_OPTIONS)
+"""Every option of an image, by its name, in the order of help and recipes."""
 
 
 def request_of(values: Mapping[str, Any]) -> Request:
     """Return the request whose options, by their names, have `values`. Raises UsageError."""
-    return Request(**{OPTIONS[name].field if name in OPTIONS else name: value for name, value in values.items()})
+    family = {name: value for name, value in values.items() if name in FAMILY_OPTIONS}
+    fields = {OPTIONS[name].field if name in OPTIONS else name: values[name] for name in values.keys() - family.keys()}
+    return Request(**fields, family_options=FamilyOptions(**family))
 
 
 @dataclass(frozen=True, kw_only=True)

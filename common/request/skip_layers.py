@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from qwenimg.common.base.amounts import parse_ranges
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.request import number_ranges
 
 MOST = 999
 
 
 def parse(text: str) -> tuple[int, ...]:
     """Return the numbers of `text` in order; none of an empty text. Raises UsageError."""
-    numbers = number_ranges.parse(text) if text else ()
+    numbers = parse_ranges(text) if text else ()
     if numbers is None or (numbers and numbers[-1] > MOST):
         raise UsageError(f"skip-layers is {clean(text, 60)!r}; expected numbers of layers from 0, as 7-9 or 7,8,9")
     return numbers

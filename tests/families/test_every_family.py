@@ -43,6 +43,7 @@ from qwenimg.common.hub.describe import describe
 from qwenimg.common.numbers import noise
 from qwenimg.common.pipeline import preview
 from qwenimg.common.prompts.wildcards import Wildcards
+from qwenimg.common.request.family_options import FAMILY_OPTIONS
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.recipe import png_text
 
@@ -163,6 +164,24 @@ def test_repeats_bit_for_bit(load: Opener, shared: Callable[[str], Pipeline], ba
     first = bits(pipe)
     assert first == bits(pipe) == bits(load(backend))
     assert first != bits(pipe, seed=8) and first != bits(pipe, "a blue square")
+
+
+OF_FAMILIES = {
+    "caption": "zh", "step_cache": 0.9, "cached_calls": "2", "guidance_rescale": 0.7, "cfg_normalization": 1.0,
+    "cfg_truncation": 0.5, "skip_layers": "0", "skip_layer_scale": 5.0, "layers": 2, "refine_at": 0.5, "clip_skip": 1,
+}  # fmt: skip
+
+
+@one_of_each_family
+def test_options_of_other_families_change_nothing(shared: Callable[[str], Pipeline]) -> None:
+    """`guidance_rescale` changed the pictures of FLUX.2 and Qwen-Image-2.1, while a warning said that it does not."""
+    pipe = shared("cpu")
+    assert OF_FAMILIES.keys() == FAMILY_OPTIONS.keys()
+    others = {name: value for name, value in OF_FAMILIES.items() if name not in pipe.model.options}
+    plain, made = (pipe(PROMPT, **BRIEF, **more) for more in ({}, others))
+    assert np.array_equal(plain.latents, made.latents)
+    lines = "\n".join(made.warnings)
+    assert {name for name in others if f"{FAMILY_OPTIONS[name].label} has no effect" in lines} == others.keys()
 
 
 @each(STARTING)

@@ -70,7 +70,7 @@ def test_the_caption_is_the_prompt(tiny_layered: Path, backend: str) -> None:
     with opened(tiny_layered, backend) as pipe:
         result = pipe("", **ASKED)
         prompt = result.recipe["prompt"]
-        assert prompt == pipe.model.texts.known(pipe.model._picture(pipe.check("", **ASKED)), "en")  # type: ignore[attr-defined]
+        assert prompt == pipe.model.texts.known(*pipe.model._to_describe(pipe.check("", **ASKED)))  # type: ignore[attr-defined]
         assert np.array_equal(pipe(prompt, **ASKED).latents, result.latents)
         assert pipe("", caption="zh", **ASKED).recipe["prompt"] != prompt
     with opened(tiny_layered, backend) as pipe:  # whose encoder has neither head nor vision tower

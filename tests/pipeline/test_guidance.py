@@ -18,7 +18,7 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import normal
 from qwenimg.common.pipeline.steps.guidance import Branch, Guidance, cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.request import Request, request_of
 from qwenimg.common.sampling import table
 from qwenimg.common.sampling.types import Schedule
 
@@ -50,7 +50,7 @@ def skipped(request: Request) -> tuple[Branch, ...]:
 FROM_THE_PROMPT = Guidance(formula=from_the_prompt, off=0.0)
 WITH_SKIPPED = Guidance(formula=with_skipped, more=skipped)
 EMBEDDED = Guidance(formula=cfg, off=float("inf"))
-TWO_NUMBERS = Guidance(formula=cfg, scale=lambda request: request.guidance_rescale, off=0.5)
+TWO_NUMBERS = Guidance(formula=cfg, scale=lambda request: request.family_options.guidance_rescale, off=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_the_scale_may_be_another_number() -> None:
     """As of a model that is told one number and has a scale of its own for the unconditional branch."""
     told = {"prompt": "x", "guidance": 3.5}
     assert len(TWO_NUMBERS.branches(Request(**told))) == 1
-    assert len(TWO_NUMBERS.branches(Request(**told, guidance_rescale=0.7))) == 2
+    assert len(TWO_NUMBERS.branches(request_of(told | {"guidance_rescale": 0.7}))) == 2
 
 
 def test_stretches_of_the_steps() -> None:

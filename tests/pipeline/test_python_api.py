@@ -78,7 +78,8 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
     assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
     assert {*CallOptions.__annotations__} | {"prompt"} == {*OPTIONS}
     fields = {one.field for one in OPTIONS.values()}
-    assert Request.__dataclass_fields__.keys() - fields == {"more_images", "template", "negative_template"}
+    more = {"more_images", "template", "negative_template", "family_options"}
+    assert Request.__dataclass_fields__.keys() - fields == more
 
 
 def test_a_pipeline_is_called_by_what_its_signature_says(pipe: Pipeline) -> None:

@@ -24,7 +24,7 @@ from qwenimg.common.jobs.fields import merged
 from qwenimg.common.pictures.pixels import psnr
 from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.request import cached_calls
-from qwenimg.common.request.request import Request
+from qwenimg.common.request.request import request_of
 from qwenimg.common.sampling.table import SAMPLERS
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 8, "guidance": 3.0, "seed": 7}
@@ -365,7 +365,7 @@ def test_what_a_run_says(opened: Opened) -> None:
 
 def test_seconds_that_are_saved() -> None:
     """By the median of what whole calls took under the same guidance."""
-    cache = StepCache(SimpleNamespace(), Request(prompt="x", step_cache=0.1))  # type: ignore[arg-type]
+    cache = StepCache(SimpleNamespace(), request_of({"prompt": "x", "step_cache": 0.1}))  # type: ignore[arg-type]
     for phase, calls, reused, seconds in (
         (1, 1, 0, 9.0),
         (1, 1, 0, 2.0),
@@ -388,7 +388,7 @@ def test_lists_of_calls(text: str) -> None:
 @pytest.mark.parametrize("text", ["0", "3-2", "x", "1,,2", "12345", "2-", "-3"])
 def test_lists_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match=r"cached-calls is .*expected numbers of calls"):
-        Request(prompt="x", cached_calls=text)
+        request_of({"prompt": "x", "cached_calls": text})
 
 
 def test_psnr() -> None:

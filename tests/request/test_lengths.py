@@ -14,13 +14,14 @@ import pytest
 from support.cli_runner import cli
 
 from qwenimg.cli import config
+from qwenimg.common.base.amounts import parse_ranges
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import LONGEST, short
 from qwenimg.common.jobs.fields import SAID, check, fields, parse_seeds
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.jobs.schema import request_schema
-from qwenimg.common.request import cached_calls, number_ranges, skip_layers
+from qwenimg.common.request import cached_calls, skip_layers
 from qwenimg.common.request.request import OPTIONS, request_of
 
 TEXTS = {name: one for name, one in SAID.items() if one.kind is str or one.several}
@@ -98,12 +99,12 @@ def test_ranges_are_those_of_a_plain_count() -> None:
             for ends in [[int(end) for end in part.split("-")]]
             for number in range(ends[0], ends[-1] + 1)
         }
-        assert number_ranges.parse(text) == tuple(sorted(plain)) == skip_layers.parse(text)
+        assert parse_ranges(text) == tuple(sorted(plain)) == skip_layers.parse(text)
     for text in ("", ",", "1,", "a", "2-1", "-1", "1-", "1--2", "12345", "1.5", "²", "1-2-3"):
-        assert number_ranges.parse(text) is None
+        assert parse_ranges(text) is None
         with pytest.raises(UsageError):
             cached_calls.parse(text)
-    assert number_ranges.parse("0") == (0,) and number_ranges.parse("9999") == (9999,)
+    assert parse_ranges("0") == (0,) and parse_ranges("9999") == (9999,)
     for text in ("0", "0-4", "3,0"):
         with pytest.raises(UsageError):
             cached_calls.parse(text)

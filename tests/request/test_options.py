@@ -23,17 +23,20 @@ from qwenimg.common.families.registry import FAMILIES
 from qwenimg.common.jobs.fields import ALL, SAID, check, fields, seeds
 from qwenimg.common.jobs.prompt_file import _fields_of
 from qwenimg.common.jobs.schema import request_schema
+from qwenimg.common.request.family_options import FAMILY_OPTIONS
 from qwenimg.common.request.option import Option, no_effect, recorded
-from qwenimg.common.request.request import OPTIONS, Request
+from qwenimg.common.request.request import OPTIONS, Request, request_of
 
 # A new option
 
 FIELD = """\
     glow: float = option(0.5, Option(
         help="{bounds}, how much it glows", section="Picture", metavar="X", flags=("--shine",), least=0, most=2,
-        open="least", config=True, recorded="changed", needs="guidance",
+        open="least", config=True, recorded="changed", needs="guidance",{more}
     ))
 """
+OF_A_FAMILY = """
+        unsupported="this model is dark", after="schedule","""
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -43,7 +46,7 @@ from qwenimg.cli import config
 from qwenimg.cli.main import run
 from qwenimg.common.request.call_options import check_names
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.request.request import OPTIONS, Request
+from qwenimg.common.request.request import OPTIONS, request_of
 from qwenimg.common.request.option import recorded, no_effect
 from qwenimg.common.request.recipe import check_recipe
 from support.recipe_cases import RECIPE, saved
@@ -76,27 +79,34 @@ draw("--from", "old.png")
 Path("config.toml").write_text("glow = 1\\n")
 draw("a ring")
 check_names(["glow"])
-request = Request(prompt="a ring", glow=2)
+request = request_of({"prompt": "a ring", "glow": 2})
 print(codes, asked, "glow: above 0 to 2" in Pipeline.__call__.__doc__)
-print(recorded(OPTIONS.values(), request, frozenset())["glow"], check_recipe(RECIPE | {"glow": 1}, Path("x"))["glow"])
-print(no_effect(OPTIONS["glow"], 2.0, (), frozenset(), "at guidance 1"))
+recipe = check_recipe(RECIPE | {"glow": 1}, Path("x"))
+print(recorded(OPTIONS.values(), request.value, frozenset())["glow"], recipe["glow"])
+print(no_effect(OPTIONS["glow"], 2.0, ("glow",), frozenset(), "at guidance 1"))
+print(no_effect(OPTIONS["glow"], 2.0, (), frozenset(["guidance"]), "at guidance 1"))
 run(["--help-all"])
 run(["--help", "--json"])
 """
 
 
 @pytest.mark.sample(0)
-def test_a_new_option_is_one_field(tmp_path: Path) -> None:
-    """A field is added to `Request` in a copy of the source, and nothing else: the command line, config.toml, prompt
-    files, recipes, --from, calls from Python, their help, the schema, the bounds and a warning know it."""
+@pytest.mark.parametrize(
+    ("file", "before", "more"),
+    [("request.py", "    sampler: str = option(", ""), ("family_options.py", "    layers: int = option(", OF_A_FAMILY)],
+)
+def test_a_new_option_is_one_field(tmp_path: Path, file: str, before: str, more: str) -> None:
+    """A field is added to `Request`, or for an option of one family to `FamilyOptions`, in a copy of the source, and
+    nothing else: the command line, config.toml, prompt files, recipes, --from, calls from Python, their help, the
+    schema, the bounds and a warning know it."""
     for folder in ("common", "backends", "cli"):
         ignored = shutil.ignore_patterns("__pycache__", "data")
         shutil.copytree(ROOT / folder, tmp_path / "src" / "qwenimg" / folder, ignore=ignored)
     shutil.copy(ROOT / "src" / "qwenimg" / "__init__.py", tmp_path / "src" / "qwenimg")
-    path = tmp_path / "src" / "qwenimg" / "common" / "request" / "request.py"
+    path = tmp_path / "src" / "qwenimg" / "common" / "request" / file
     text = path.read_text()
-    assert text.count("    sampler: str = option(") == 1
-    path.write_text(text.replace("    sampler: str = option(", f"{FIELD}    sampler: str = option("))
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, FIELD.replace("{more}", more) + before))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path / "src"), str(ROOT / "tests")))}
     command = [sys.executable, "-c", SCRIPT]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -105,10 +115,12 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     print(*lines[:3], sep="\n")
     assert lines[0] == "[0, 0, 2, 2, 0, 5, 0, 0] [1.5, 0.25, 2, 0.75, 1] True"
     assert lines[1:3] == ["2.0 1.0", "glow has no effect at guidance 1"]
+    assert lines[3] == ("glow has no effect: this model is dark" if more else "None")
     assert ran.stderr.count("glow is 0.0; choose above 0 to 2") == 1 and "glow is 3; choose above 0 to 2" in ran.stderr
     shown = "\n".join(lines)
     assert re.search(r"--glow, --shine X +Above 0 to 2, how much it glows\.", shown)
     schema = json.loads(shown[shown.index("\n{\n") :])["properties"]["glow"]
+    assert schema.pop("x-families", []) == []
     assert schema == {
         "type": "number",
         "exclusiveMinimum": 0,
@@ -125,13 +137,13 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
         (path.relative_to(ROOT).as_posix(), line.strip())
         for path in files
         for line in path.read_text(encoding="utf-8").splitlines()
-        if "guidance_rescale" in line or "guidance-rescale" in line
+        if ("guidance_rescale" in line or "guidance-rescale" in line) and not line.strip().startswith("after=")
     }
     print(len(lines), "lines of", len({name for name, _ in lines}), "files")
     assert dict(lines) == {
-        "common/request/request.py": "guidance_rescale: float = option(0.0, Option(",
+        "common/request/family_options.py": "guidance_rescale: float = option(0.0, Option(",
         "common/request/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
-        "common/pipeline/steps/guidance.py": "share = request.guidance_rescale",
+        "common/pipeline/steps/guidance.py": "share = request.family_options.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
         # The families that take it
         "common/families/sd3/model.py": 'options = frozenset({"step_cache", "cached_calls", "guidance_rescale", '
@@ -169,8 +181,8 @@ def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
 def test_an_option_is_whole(one: Option) -> None:
     assert one.help and one.section and one.metavar and not one.help.endswith(".")
     assert (one.least is None) == (one.most is None) == (one.kind not in (int, float))
-    assert one.special == any(one.name in family.options for family in FAMILIES)
-    assert not one.elsewhere or one.special
+    assert (one.name in FAMILY_OPTIONS) == bool(one.after) == any(one.name in family.options for family in FAMILIES)
+    assert not one.unsupported or one.after
     [param] = [param for param in generate.params if param.name == one.name]
     assert {f"--{one.dashed}", *one.flags} == set(param.opts)
     if one.config and one.kind is not None:
@@ -207,11 +219,11 @@ def test_what_has_no_effect_is_told(name: str, asked: Any, family: str, has: str
 
 
 def test_a_recipe_has_what_was_changed_or_used() -> None:
-    plain = recorded(OPTIONS.values(), Request(prompt="x"), frozenset())
+    plain = recorded(OPTIONS.values(), Request(prompt="x").value, frozenset())
     assert {"prompt", "seed", "steps", "guidance", "sampler"} <= plain.keys()
     assert not plain.keys() & {"strength", "refine_at", "clip_skip", "guidance_rescale", "image", "latents"}
-    more = Request(prompt="x", clip_skip=1, guidance_rescale=0.5, strength=0.3)
-    found = recorded(OPTIONS.values(), more, frozenset({"refiner"}))
+    more = request_of({"prompt": "x", "clip_skip": 1, "guidance_rescale": 0.5, "strength": 0.3})
+    found = recorded(OPTIONS.values(), more.value, frozenset({"refiner"}))
     assert {name: found[name] for name in found.keys() - plain.keys()} == {
         "clip_skip": 1,
         "guidance_rescale": 0.5,

@@ -176,7 +176,7 @@ def shift_without_the_root(patch: Patch) -> None:
 
 def shift_of_all_frames(patch: Patch) -> None:
     def more(made: Any, config: Any, request: Any, tokens: int, *rest: Any) -> Any:
-        return made(config, request, tokens * (request.layers + 1), *rest)
+        return made(config, request, tokens * (request.family_options.layers + 1), *rest)
 
     patch.around(flow_model, "flow_plan", more)
 
@@ -267,7 +267,7 @@ def picture_not_seen(patch: Patch) -> None:
 
 
 def no_frame_for_the_composite(patch: Patch) -> None:
-    patch.set(PictureInputs, "frames", lambda own, request: request.layers)
+    patch.set(PictureInputs, "frames", lambda own, request: request.family_options.layers)
 
 
 def one_noise_for_all_frames(patch: Patch) -> None:

@@ -256,7 +256,7 @@ def encoders_exchanged(patch: Patch) -> None:
 
 def guidance_sign(patch: Patch) -> None:
     def other_sign(combined: Any, guidance: Any, engine: Any, request: Any, predictions: Any) -> Any:
-        wrong = SimpleNamespace(guidance=-request.guidance, guidance_rescale=request.guidance_rescale)
+        wrong = SimpleNamespace(guidance=-request.guidance, family_options=request.family_options)
         return combined(guidance, engine, wrong, predictions)
 
     patch.around(Guidance, "combined", other_sign)

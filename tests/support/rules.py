@@ -39,6 +39,7 @@ AT_IMPORT = {
     "option": "a field of a dataclass, with what is known of it",
     "required": "the same",
     "options_of": "a table of constants",
+    "inserted": "a table of constants",
     "by_name": "a table turned round",
     "Path": "a path, which asks the file system nothing",
     "dataclass": "a decorator",

@@ -43,7 +43,7 @@ def shift(config: FlowMatchConfig, tokens: int, steps: int) -> float:
 
 def guided(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
     """Apply classifier-free guidance; with --cfg-normalization 1 each token keeps the norm of the prompt's."""
-    return (cfg_with_norm if request.cfg_normalization else cfg)(engine, request, predictions)
+    return (cfg_with_norm if request.family_options.cfg_normalization else cfg)(engine, request, predictions)
 
 
 # The picture, in the size of the layers
@@ -87,7 +87,7 @@ class QwenImageLayered(QwenImage):
             most=most,
             alpha=True,
             references=REFERENCES,
-            layers=lambda request: request.layers,
+            layers=lambda request: request.family_options.layers,
             describe=self._with_caption,
         )
 
@@ -97,8 +97,8 @@ class QwenImageLayered(QwenImage):
             raise UsageError(f"{option} is for models that draw from a picture; this one takes all of it apart")
         if request.controls:
             raise UsageError("--control is for Qwen-Image, text to image; this model takes a picture apart")
-        if request.cfg_normalization not in (0, 1):
-            raise UsageError(f"cfg-normalization is {request.cfg_normalization:g}; this model takes 0, without, or 1")
+        if (most := request.family_options.cfg_normalization) not in (0, 1):
+            raise UsageError(f"cfg-normalization is {most:g}; this model takes 0, without, or 1")
         trained_sizes(request.images[0])  # only for its errors
         if not has_prompt(request):
             captions.check(self.checkpoint["text_encoder"])
@@ -112,23 +112,24 @@ class QwenImageLayered(QwenImage):
             super().announce([prompt for prompt in prompts if prompt], clip_skip, images)
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
-        caption = None if has_prompt(request) else self.texts.known(self._picture(request), request.caption)
+        caption = None if has_prompt(request) else self.texts.known(*self._to_describe(request))
         request = request if caption is None else replace(request, prompt=caption)
         return super().stages(request, plan, shape, counted and has_prompt(request))
 
     def writing(self, request: Request) -> list[Stage]:
-        return [] if has_prompt(request) else [self.texts.writing(self._picture(request), request.caption)]
+        return [] if has_prompt(request) else [self.texts.writing(*self._to_describe(request))]
 
     def _with_caption(self, request: Request) -> Request:
         if has_prompt(request):
             return request
-        request = replace(request, prompt=self.texts.caption(self._picture(request), request.caption))
+        request = replace(request, prompt=self.texts.caption(*self._to_describe(request)))
         if self.texts.has(self.prompts(request)):
             self.residents.free("text")
         return request
 
-    def _picture(self, request: Request) -> SeenPicture:
-        return self._seen.of(request.images[0], request.width, request.height)
+    def _to_describe(self, request: Request) -> tuple[SeenPicture, str]:
+        """Return the picture and the language of its description."""
+        return self._seen.of(request.images[0], request.width, request.height), request.family_options.caption
 
     def forget(self) -> None:
         super().forget()

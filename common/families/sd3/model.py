@@ -20,7 +20,7 @@ from qwenimg.common.parts import vae
 from qwenimg.common.pipeline.models.flow_model import FlowRun, shapes_of
 from qwenimg.common.pipeline.models.pooled_flow_model import PooledFlowModel
 from qwenimg.common.pipeline.steps.denoiser import phases
-from qwenimg.common.pipeline.steps.guidance import Branch, Guidance, cfg
+from qwenimg.common.pipeline.steps.guidance import Branch, Guidance, rescaled_cfg
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.pipeline.steps.step_cache import Pass
 from qwenimg.common.request import skip_layers
@@ -47,15 +47,15 @@ def _few_steps(config: SD3Config) -> dict[str, FewSteps]:
 
 def _with_skipped(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
     """Apply classifier-free guidance, and where there is a third prediction, of fewer layers, guidance away from it."""
-    guided = cfg(engine, request, predictions[:2])
+    guided = rescaled_cfg(engine, request, predictions[:2])
     if len(predictions) == 2:
         return guided
-    return guided + request.skip_layer_scale * (predictions[0] - predictions[2])
+    return guided + request.family_options.skip_layer_scale * (predictions[0] - predictions[2])
 
 
 def _skipping(request: Request) -> tuple[Branch, ...]:
     """Return the branch of the prompt without the layers that the user chose, as long as there is guidance."""
-    layers, (start, end) = skip_layers.parse(request.skip_layers), SKIPPING
+    layers, (start, end) = skip_layers.parse(request.family_options.skip_layers), SKIPPING
     start, end = nextafter(start, 1.0), min(end, request.cfg_end)
     if not layers or end <= start:
         return ()
@@ -81,7 +81,7 @@ class SD3(PooledFlowModel):
     def plan(self, request: Request) -> SamplingPlan:
         width, height = sizes.render_size(request.width, request.height, MULTIPLE)
         window(self.config, height // MULTIPLE, width // MULTIPLE)
-        skip_layers.check(request.skip_layers, self.config.num_layers, request.caches)
+        skip_layers.check(request.family_options.skip_layers, self.config.num_layers, request.caches)
         return super().plan(request)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:

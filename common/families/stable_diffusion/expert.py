@@ -18,7 +18,7 @@ from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.numbers import timesteps
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts.texts.clip_texts import ClipKey, ClipTexts
-from qwenimg.common.pipeline.steps.guidance import Guidance, cfg, cfg_of_sum
+from qwenimg.common.pipeline.steps.guidance import Guidance, cfg_of_sum, rescaled_cfg
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.prompts import composed, scheduled
@@ -54,7 +54,7 @@ def _parts(request: Request) -> list[str]:
     return [part.text for part in composed.parts(request.prompt)]
 
 
-GUIDANCE = Guidance(formula=cfg, parts=_parts)
+GUIDANCE = Guidance(formula=rescaled_cfg, parts=_parts)
 
 
 def guidance(request: Request) -> Guidance:
@@ -80,7 +80,7 @@ class Expert:
 
     def conditioning(self, request: Request, texts: Sequence[str]) -> Conditioning:
         """Return the conditioning of the branches' `texts`."""
-        states, pooled = self.texts.states(texts, request.clip_skip)
+        states, pooled = self.texts.states(texts, request.family_options.clip_skip)
         if self.checkpoint.zeros_for_empty and request.negative_prompt == "" and len(texts) > 1:
             states[1], pooled[1] = 0, 0
         return Conditioning(texts=states, added=self._added(request, pooled))
@@ -114,7 +114,7 @@ class Expert:
     def keys(self, request: Request, plan: SamplingPlan) -> list[ClipKey]:
         """Return the keys of all texts of a run. Raises UsageError."""
         texts = dict.fromkeys(one.text for schedule in schedules(request, plan) for one in schedule)
-        return self.texts.keys(list(texts), request.clip_skip)
+        return self.texts.keys(list(texts), request.family_options.clip_skip)
 
     def encoding(self, request: Request, plan: SamplingPlan, counted: bool) -> list[Stage]:
         """Return the stages that encode the texts of a run; if not `counted`, for one chunk of each. Raises

@@ -68,7 +68,7 @@ class StableDiffusion(DiffusionModel):
             )
         for expert in self.experts():
             for text in expert.checkpoint.texts.values():
-                clip.used_states(text.config, expert.facts.sdxl, request.clip_skip)
+                clip.used_states(text.config, expert.facts.sdxl, request.family_options.clip_skip)
         plan = _plan(self.checkpoint, request, self.engine, refined=self.refiner is not None)
         schedules(request, plan)  # only for its errors
         return plan
@@ -219,7 +219,8 @@ def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: 
     schedule = noise_schedules.build(config, sampler.rule, request.schedule, request.steps, sdxl=sdxl)
     if request.image is not None:
         schedule = noise_schedules.part(schedule, noise_schedules.skipped(request.steps, request.strength))
-    parts = noise_schedules.split(schedule, request.refine_at, config.num_train_timesteps) if refined else (schedule,)
+    share = request.family_options.refine_at
+    parts = noise_schedules.split(schedule, share, config.num_train_timesteps) if refined else (schedule,)
     solver = partial(sampler.function, to_host=engine.numpy) if sampler.adaptive else sampler.function
     segments = tuple(Segment(schedule=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
     whole = request.image is None or request.strength == 1

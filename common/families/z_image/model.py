@@ -39,14 +39,14 @@ def _from_conditional(engine: Engine, request: Request, predictions: Sequence[Ar
     The result may have a largest length, in lengths of the prompt's prediction."""
     conditional, unconditional = predictions
     guided = conditional + request.guidance * (conditional - unconditional)
-    most = request.cfg_normalization
+    most = request.family_options.cfg_normalization
     return engine.shortened(guided, conditional, most) if most else guided
 
 
 class ZImage(FlowModel):
     """A Z-Image model for `Pipeline`."""
 
-    guidance = Guidance(formula=_from_conditional, off=0.0, until=lambda request: request.cfg_truncation)
+    guidance = Guidance(formula=_from_conditional, off=0.0, until=lambda request: request.family_options.cfg_truncation)
     options = frozenset({"step_cache", "cached_calls", "cfg_normalization", "cfg_truncation"})
     texts: TemplateTexts
     config: ZImageConfig

@@ -56,7 +56,7 @@ class DiffusionModel(ABC):
     channels: int  # of the latents
     guidance: Guidance
     inputs = PictureInputs()
-    options: frozenset[str] = frozenset()  # the special options of `Request` that it takes
+    options: frozenset[str] = frozenset()  # of some families, see `FamilyOptions`, that it takes
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})  # by name
     nets: Mapping[str, Controller] = MappingProxyType({})  # of the present request, by their names in it
 

@@ -92,9 +92,14 @@ class Guidance:
 
 
 def cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
-    """Apply classifier-free guidance, with the deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
+    """Apply classifier-free guidance."""
     conditional, unconditional = predictions
-    return _guided(engine, request, conditional, unconditional, request.guidance)
+    return unconditional + request.guidance * (conditional - unconditional)
+
+
+def rescaled_cfg(engine: Engine, request: Request, predictions: Sequence[Array]) -> Array:
+    """Apply classifier-free guidance, with the deviation moved to the prompt's by a share (S. Lin et al., 2023)."""
+    return _rescaled(engine, request, predictions[0], cfg(engine, request, predictions))
 
 
 def cfg_of_sum(weights: Sequence[float]) -> Formula:
@@ -106,14 +111,14 @@ def cfg_of_sum(weights: Sequence[float]) -> Formula:
         conditional = unconditional
         for weight, part in zip(weights, (first, *others), strict=True):
             conditional = conditional + weight * (part - unconditional)
-        return _guided(engine, request, conditional, unconditional, max(request.guidance, 1.0))
+        guided = unconditional + max(request.guidance, 1.0) * (conditional - unconditional)
+        return _rescaled(engine, request, conditional, guided)
 
     return formula
 
 
-def _guided(engine: Engine, request: Request, conditional: Array, unconditional: Array, scale: float) -> Array:
-    guided = unconditional + scale * (conditional - unconditional)
-    share = request.guidance_rescale
+def _rescaled(engine: Engine, request: Request, conditional: Array, guided: Array) -> Array:
+    share = request.family_options.guidance_rescale
     return engine.rescale(guided, conditional, share) if share else guided
 
 

@@ -52,8 +52,9 @@ class StepCache:
     """The cache of one run. Calls are counted from 1, over all its segments."""
 
     def __init__(self, engine: Engine, request: Request):
-        self.engine, self.threshold = engine, request.step_cache
-        self.listed = cached_calls.parse(request.cached_calls) if request.cached_calls else None
+        self.engine, options = engine, request.family_options
+        self.threshold = options.step_cache
+        self.listed = cached_calls.parse(options.cached_calls) if options.cached_calls else None
         self.calls, self.reused = 0, list[int]()
         self._steps: list[_Step] = []
         self._phase = 0  # of the present passes
