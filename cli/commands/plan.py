@@ -200,7 +200,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     memory = needs(pipe.model, request, counted)
     search = FitOptions(pipe.model, request, memory.budget, counted=counted)
     now = _row(pipe.model, request, "as it is", memory, memory.fits(memory.budget))
-    ways = [(way, _row(way.model, request, way.text, way.needs, way.fits)) for way in search.listed()]
+    ways = [(way, _row(way.model, request, way.text, way.needs, way.fits)) for way in search.all_changes()]
     few = _few(pipe, given, counted)
     in_eight = any(row.fits and way.options in ("", "-q 8") for way, row in ways)
     converted = None if now.fits or in_eight else _converted(pipe, request, counted)
@@ -216,7 +216,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
         few=few,
         converted=converted,
         others=[] if fast else _others(pipe, engine, fits),
-        sentence="" if fits else search.sentence(),
+        sentence="" if fits else search.message(),
     )
 
 

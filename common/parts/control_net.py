@@ -35,7 +35,7 @@ class ControlNet:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ControlLora:
-    """A LoRA with which a denoiser keeps to a picture that it sees beside the image, as tokens of their own. Its file
+    """A LoRA with which a denoiser keeps to a picture that it sees as further tokens. Its file
     is open; without one it is on paper."""
 
     name: str
@@ -65,5 +65,5 @@ Controller: TypeAlias = ControlNet | ControlLora
 
 
 def networks(controllers: Iterable[Controller]) -> list[ControlNet]:
-    """Return those of `controllers` that are networks."""
+    """Return the networks among `controllers`, without LoRAs."""
     return [one for one in controllers if isinstance(one, ControlNet)]

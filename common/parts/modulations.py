@@ -23,7 +23,7 @@ Prompts: TypeAlias = tuple[str, ...]
 
 
 class Modulations:
-    """The kept modulations of one transformer. Each belongs to a schedule, the key of all that it depends on beside
+    """The kept modulations of one transformer. Each belongs to a schedule, the key of all that it depends on besides
     weights and texts, and to the prompts whose rows follow each other in it; to none if it does not depend on texts."""
 
     def __init__(self, residents: Residents, resident: str = "transformer"):
@@ -49,12 +49,12 @@ class Modulations:
         block: str,
         steps: Sequence[int],
         counts: Sequence[int] = (1,),
-        beside: frozenset[str] = frozenset(),
+        co_resident: frozenset[str] = frozenset(),
     ) -> Stage:
         """Return the stage that computes a modulation, with the weights of one block in memory at a time. block: the
         prefix of the largest block's names. rows: the bytes of the result for one prompt. counts: the numbers of
         prompts that it may be computed for at once. steps: the bytes that later steps take in each of their splits,
-        which stay free. beside: see `Stage`."""
+        which stay free. co_resident: see `Stage`."""
         weights = block_bytes(self.runtime.load_plan(component), block)
         called = self.runtime.call_bytes(component, weights, once=True)
         splits = (
@@ -72,7 +72,7 @@ class Modulations:
             resident=self.resident,
             component=component,
             splits=tuple(splits),
-            beside=beside,
+            co_resident=co_resident,
             calls_blocks=False,
         )
 

@@ -30,7 +30,7 @@ def prepared(request: Request) -> tuple[Uint8, ...]:
 def latents(
     model: DiffusionModel, request: Request, pictures: Sequence[Uint8], generator: TorchCPUGenerator
 ) -> tuple[Latents, ...]:
-    """Return the latents of each control's picture, with the mask behind them where the network takes one. Random
+    """Return the latents of each control's picture, followed by the mask where the network takes one. Random
     numbers are drawn in the order of diffusers: before the noise."""
     nets = (model.nets[control.network] for control in request.controls)
     return tuple(_latents(model, request, net, picture, generator) for net, picture in zip(nets, pictures, strict=True))

@@ -37,7 +37,7 @@ class FitCheck:
             raise DoesNotFit(
                 f"{stage.title} takes {size_text(stage.peak)} in {self.runtime.precision.name}, "
                 f"{self.runtime.budget_text(budget)} ({size_text(stage.weights)} are weights); "
-                f"{FitOptions(model, request, budget).sentence()}"
+                f"{FitOptions(model, request, budget).message()}"
             )
         return plan
 
@@ -53,7 +53,7 @@ class FitCheck:
         return DoesNotFit(
             f"memory ran out on {self.engine.device}: {stage.title} was planned with {size_text(stage.peak)} in "
             f"{self.runtime.precision.name} ({size_text(stage.weights)} are weights); "
-            f"{'close other programs; ' if options.fitting else ''}{options.sentence()}"
+            f"{'close other programs; ' if options.fitting_changes else ''}{options.message()}"
         )
 
     def estimate(self, request: Request, model: DiffusionModel) -> Estimate:

@@ -28,7 +28,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class OptionChange:
-    """Options to give in place of the command's, and the image's needs within `budget` bytes."""
+    """A change of options, and the memory plan of the image with it."""
 
     change: Change
     size: Size | None
@@ -80,7 +80,7 @@ class FitOptions:
         self._models: dict[Change, DiffusionModel] = {Change(): model}
         self._planned: dict[tuple[Change, Size | None], OptionChange] = {}
 
-    def listed(self) -> list[OptionChange]:
+    def all_changes(self) -> list[OptionChange]:
         """Return each change of weights that takes less than the one before, whether it fits or not. If the request
         does not fit, the other changes that fit follow."""
         unchanged, listed = self._plan(Change()), list[OptionChange]()
@@ -91,11 +91,11 @@ class FitOptions:
                 if option.peak < least:
                     listed.append(option)
                     least = option.peak
-        more = [] if unchanged.fits else self.fitting
+        more = [] if unchanged.fits else self.fitting_changes
         return listed + [option for option in more if option not in listed]
 
     @cached_property
-    def fitting(self) -> list[OptionChange]:
+    def fitting_changes(self) -> list[OptionChange]:
         """The first change of each kind that fits; if there are fewer than ENOUGH, also changes of weights combined
         with a smaller size."""
         sizes = [*self._smaller_sizes()]
@@ -109,10 +109,10 @@ class FitOptions:
             return single
         return single + self._with_size(sizes[: sizes.index(size)] if size else sizes)
 
-    def sentence(self) -> str:
+    def message(self) -> str:
         """Return the changes that make the request fit, for a message."""
-        if self.fitting:
-            return "it fits " + " or ".join(f"{option.text} ({size_text(option.peak)})" for option in self.fitting)
+        if fitting := self.fitting_changes:
+            return "it fits " + " or ".join(f"{option.text} ({size_text(option.peak)})" for option in fitting)
         total, limit = self.model.runtime.engine.machine()
         if min(option.peak for option in [self._plan(Change()), *self._planned.values()]) > total:
             return "no bits and no size make it fit: it takes another machine"

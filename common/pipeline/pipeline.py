@@ -22,6 +22,7 @@ from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures.pixels import blank_warning
 from qwenimg.common.pipeline import finish, masked_area, preview, start
 from qwenimg.common.pipeline.controls import Controls
+from qwenimg.common.pipeline.fair_lock import FairLock
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
 from qwenimg.common.pipeline.fit import FitCheck, with_inputs
 from qwenimg.common.pipeline.masked_area import MaskedArea
@@ -31,7 +32,6 @@ from qwenimg.common.pipeline.result import Result, Step, recorded_runtime
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import StepCache
-from qwenimg.common.pipeline.turns import Turns
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request import call_options, few_steps, given
@@ -91,12 +91,12 @@ class Pipeline:
         self.loras, self.controls, self.others = loras or Loras(()), controls or Controls(), others
         self.wildcards, self._advise = wildcards or Wildcards(), advise
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
-        self._turns: Turns[Step | Result] = Turns()
+        self._lock: FairLock[Step | Result] = FairLock()
         self._fit = FitCheck(model)
         self._preview: preview.PreviewMap | None = None
 
     def __repr__(self) -> str:
-        return f"<Pipeline {'closed · ' if self._turns.closed else ''}{self.headline()}>"
+        return f"<Pipeline {'closed · ' if self._lock.closed else ''}{self.headline()}>"
 
     @property
     def precision(self) -> Precision:
@@ -122,12 +122,12 @@ class Pipeline:
         The pipeline is taken from the first `next` until the stream ends or is closed; `wait` waits in that `next`."""
         patience = given.patience(wait)
         if not patience:
-            self._turns.check_free()
+            self._lock.check_free()
         converted, notes = given.asked(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
         notes += start.picture_warnings(self.model, request, converted, given.noises(asked))
         notes += start.no_effects(self.model, request, asked, self.options)
-        return self._turns.driven(self._generate(request, notes), patience)
+        return self._lock.run(self._generate(request, notes), patience)
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
@@ -155,14 +155,14 @@ class Pipeline:
     def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call with the settings of its `few_steps`: steps, sampler, schedule, guidance and
         LoRA, unless the call gives them itself. Raises UsageError."""
-        self._turns.check_open()
+        self._lock.check_open()
         options = few_steps.settled(self.model.guidance.settled(call_options.converted(asked)), self.model.few_steps)
         return options | {"lora": self._find_loras(options["lora"])} if options.get("lora") else options
 
     @call_options.described
     def estimate(self, prompt: str, **asked: Unpack[CallOptions]) -> Estimate:
         """Return the memory and time of the image. Loads no weight. Raises as `check` does, and DoesNotFit."""
-        self._turns.check_process()
+        self._lock.check_process()
         request = masked_area.split(self.check(prompt, **asked)).drawn
         return self._fit.estimate(request, self._with_inputs(request))
 
@@ -186,13 +186,13 @@ class Pipeline:
             self.model.check_weights()
             self.model.announce(texts, skipped, images)
 
-        with self._turns.taken(), self._in_memory():
+        with self._lock.acquired(), self._in_memory():
             self.fallback.retried(announced)
 
     def fit_preview(self) -> None:
         """Fit the map from latents to colours that `Step.preview` applies: read it if this machine has it, else decode
         one small picture of noise. From then on it learns from each picture. Raises QwenimgError."""
-        with self._turns.taken(), self._in_memory():
+        with self._lock.acquired(), self._in_memory():
             if self._preview is None:
                 vae = None if self.checkpoint is None else self.checkpoint.components.get("vae")
                 self._preview = preview.fitted(self.model, vae)
@@ -208,7 +208,7 @@ class Pipeline:
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:
         """Decide whether the denoiser is compiled when it is next loaded: `on`, `off`, or by the preset and by the time
         that it would save in a run whose steps take about `seconds`. Raises UsageError."""
-        self._turns.check_open()
+        self._lock.check_open()
         wanted, kinds = self.runtime.choice.wishes.compiled, compiling.kinds(self.checkpoint)
         decision = compiling.decide(mode, self.engine.compiler(), seconds, kinds=kinds, wanted=wanted)
         self.runtime.compiles = decision.on
@@ -216,25 +216,25 @@ class Pipeline:
 
     def free_transformer(self) -> None:
         """Free the transformer, some two thirds of all memory; the next image loads it again."""
-        with self._turns.taken():
+        with self._lock.acquired():
             self.model.residents.free(DENOISERS)
 
     def close(self, *, wait: bool | float = False) -> None:
         """Free everything and close the model's files. Every later call but `close` and `headline` raises UsageError,
         and so does every call that waits in line. `wait`: for the image that is being drawn, as in a call."""
-        with self._turns.closing(given.patience(wait)) as is_open:
+        with self._lock.closing(given.patience(wait)) as is_open:
             if is_open:
                 self.model.close()
                 self.loras.close()
                 self.controls.close()
 
     def __enter__(self) -> Self:
-        self._turns.check_open()
+        self._lock.check_open()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Close the pipeline, once the image of another thread is done; a stream of this thread ends here."""
-        self._turns.end_mine()
+        self._lock.end_mine()
         self.close(wait=True)
 
     # The run
@@ -355,7 +355,7 @@ class Pipeline:
         denoiser.cache = cache
         steps = segment.solver(x, segment.schedule, denoiser, lambda: run.array(generator.normal(initial.noise.shape)))
         for i in count():
-            self._turns.check_process()  # a stream that the parent process began
+            self._lock.check_process()  # a stream that the parent process began
             begun = time.perf_counter()
             try:
                 x = steps.send(state)

@@ -79,7 +79,7 @@ class RankPipeline(Pipeline):
     def follow(self, request: Request) -> None:
         """Compute the steps of a request that rank 0 draws, with LoRAs by the same names. Raises QwenimgError."""
         with suppress(StepsDone):
-            for _ in self._turns.driven(self._generate(request, []), 0.0):
+            for _ in self._lock.run(self._generate(request, []), 0.0):
                 pass
 
     def hashes(self, request: Request) -> dict[str, object]:

@@ -36,7 +36,7 @@ def check_size(model: DiffusionModel, request: Request) -> None:
 
 
 def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
-    """Return whether an image of width x height needs as many numbers of noise as can be drawn at a time."""
+    """Return whether the latents have FEWEST values or more, the least that torch's generator vectorizes."""
     rows, columns = sizes.render_size(width, height, model.multiple)
     return rows * columns // model.scale**2 * model.channels >= FEWEST
 

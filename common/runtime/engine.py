@@ -78,7 +78,7 @@ class DenoiserNetwork(Protocol):
     skipping: Skipping  # if its row names deep blocks
 
     def condition(self, texts: Any, extra: Any) -> Condition:
-        """Prepare texts once for a prompt. `extra`, what else the network is told of the image, has its own form.
+        """Prepare texts once for a prompt. extra: further inputs of this network (grid, references, sizes).
 
         Qwen-Image takes texts [1, S_i, C], shapes (frames, rows, columns in tokens) and then references [1, L_i, C],
         Z-Image one text [1, S, C] and rows and columns, a UNet texts [B, S, C] and for SDXL pooled text and sinusoids

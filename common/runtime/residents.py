@@ -1,6 +1,6 @@
 """The components of a model in memory: which of them is opened, used again, streamed or freed for the stages of a run.
 
-The rule is `Occupancy.arrange`. `Residents.plan` applies it to a copy of the state of memory, `Residents.enter` to the
+The rule is `Occupancy.place`. `Residents.plan` applies it to a copy of the state of memory, `Residents.enter` to the
 memory itself, so that a run does what its plan says.
 """
 
@@ -21,8 +21,8 @@ DENOISERS = "transformer"  # the role of transformers and UNets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrangement:
-    """The way to run a stage: its component with the blocks streamed that do not fit, and the split of the work."""
+class Placement:
+    """The form in which a stage runs: the component, with blocks that do not fit streamed, and the chosen split."""
 
     component: Component
     split: Split
@@ -41,8 +41,8 @@ class Occupancy:
         self.opened: dict[str, Component] = {}
         self.results = 0  # bytes of results that stay in memory
 
-    def arrange(self, stage: Stage) -> Arrangement:
-        """Free the other components if they do not fit beside `stage`. Return how it is run."""
+    def place(self, stage: Stage) -> Placement:
+        """Free the other components if they do not fit together with `stage`. Return how it runs."""
         opened = self.opened.get(stage.resident)
         self._make_room(stage, self.runtime.weight_bytes(opened or stage.component) + stage.frees_for)
         component, split = self._chosen(stage, opened, self._left(stage))
@@ -52,7 +52,7 @@ class Occupancy:
             weights = self.runtime.opened_bytes(component)
         activations = max(split.activations, self.runtime.loading_bytes(component) if opens else 0)
         self._make_room(stage, weights + activations)
-        return Arrangement(component=component, split=split, opens=opens, weights=weights, activations=activations)
+        return Placement(component=component, split=split, opens=opens, weights=weights, activations=activations)
 
     def _chosen(self, stage: Stage, opened: Component | None, left: int) -> tuple[Component, Split]:
         """Return the first split that fits into `left` bytes with all weights in memory, else the first that fits with
@@ -69,7 +69,7 @@ class Occupancy:
             return opened
         return self.runtime.with_streaming(component, budget)
 
-    def settle(self, stage: Stage, component: Component) -> None:
+    def commit(self, stage: Stage, component: Component) -> None:
         """Note whether the component of `stage` stays in memory."""
         if stage.keeps:
             self.opened[stage.resident] = component
@@ -79,13 +79,13 @@ class Occupancy:
     @property
     def weights(self) -> int:
         """The bytes of the weights in memory."""
-        return self._weights_beside("")
+        return self._weights_without("")
 
-    def beside(self, name: str) -> int:
+    def without(self, name: str) -> int:
         """Return the bytes in memory without those of the component `name`."""
-        return self._weights_beside(name) + self.results
+        return self._weights_without(name) + self.results
 
-    def _weights_beside(self, name: str) -> int:
+    def _weights_without(self, name: str) -> int:
         return sum(self.runtime.weight_bytes(part) for other, part in self.opened.items() if other != name)
 
     def _left(self, stage: Stage) -> int:
@@ -94,11 +94,11 @@ class Occupancy:
         missing = {one.resident: one.component for one in stage.partners if one.resident not in self.opened}
         least = sum(self.runtime.weight_bytes(self.runtime.with_streaming(one, 0)) for one in missing.values())
         results = sum(max(split.results for split in one.splits) for one in stage.partners)
-        return self._budget(self.weights + self.results) - self.beside(stage.resident) - least - results
+        return self._budget(self.weights + self.results) - self.without(stage.resident) - least - results
 
     def _make_room(self, stage: Stage, needed: int) -> None:
         """Free all components that `stage` does not call if fewer than `needed` bytes are left for it."""
-        others = [other for other in self.opened if other != stage.resident and other not in stage.beside]
+        others = [other for other in self.opened if other != stage.resident and other not in stage.co_resident]
         if others and needed > self._left(stage):
             self._free(others)
             for other in others:
@@ -126,17 +126,17 @@ class Residents:
         memory.opened |= self._memory.opened
         plan = MemoryPlan(budget=budget, loaded=self.weights)
         for stage in stages:
-            use = memory.arrange(stage)
+            use = memory.place(stage)
             plan.add(
                 StageMemory(
                     name=stage.name,
                     title=self._title(stage),
-                    weights=memory.beside(stage.resident) + use.weights,
+                    weights=memory.without(stage.resident) + use.weights,
                     activations=use.activations,
                     about=use.split.about,
                 )
             )
-            memory.settle(stage, use.component)
+            memory.commit(stage, use.component)
             memory.results += use.split.results
             plan.streamed += use.split.passes * self.runtime.streamed_bytes(use.component)
             if stage.name == DECODE:
@@ -153,20 +153,20 @@ class Residents:
     def enter(self, stage: Stage) -> tuple[Any, Split]:
         """Return the network of `stage`, opened or used again, and the split of the work. Only the caller has the
         network of a stage that does not keep it. Raises DoesNotFit."""
-        use, name = self._memory.arrange(stage), stage.resident
+        use, name = self._memory.place(stage), stage.resident
         self._memory.results += use.split.results
         needed = use.split.needed if stage.checked else 0
         if not use.opens:
             if stage.checked:
                 self.runtime.check_fit(self._title(stage), needed)
             network = self._networks[name] if stage.keeps else self._networks.pop(name)
-            self._memory.settle(stage, use.component)
+            self._memory.commit(stage, use.component)
             return network, use.split
         self._drop([name])
         network = self.runtime.open(use.component, name, needed)
         if stage.keeps:
             self._networks[name] = network
-        self._memory.settle(stage, use.component)
+        self._memory.commit(stage, use.component)
         return network, use.split
 
     def _title(self, stage: Stage) -> str:

@@ -41,7 +41,7 @@ class Stage:
     wanted: int | None = None  # bytes beside the weights for which others are freed; None: those of the first split
     keeps: bool = True  # True: the component stays in memory for later stages
     calls_blocks: bool = True  # True: it calls the blocks, so that streamed ones take memory
-    beside: frozenset[str] = frozenset()  # names of components in memory that it calls too, and so never frees
+    co_resident: frozenset[str] = frozenset()  # names of components that it also calls; never freed during it
     partners: tuple[Stage, ...] = ()  # later stages, beside whose components and results it stays in memory
     checked: bool = True  # False: it is refused only if it must be opened and its weights do not fit
     operations: float = 0.0  # multiplications and additions

@@ -22,7 +22,7 @@ from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit
 from qwenimg.common.pipeline.models.diffusion_model import renew
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
+from qwenimg.common.runtime.residents import Occupancy, Placement, Residents
 from qwenimg.common.runtime.runtime import limit_for, plannable
 from qwenimg.common.runtime.stages import Stage
 
@@ -77,10 +77,10 @@ def denoising(pipe: Pipeline, **asked: Any) -> StageMemory:
     return next(s for s in fit.needs(pipe.model, pipe.check("a red circle", **asked)).stages if s.name == "denoise")
 
 
-def arranged(pipe: Pipeline, asked: Request, room: int) -> Arrangement:
+def arranged(pipe: Pipeline, asked: Request, room: int) -> Placement:
     """How the steps are run in so many bytes with nothing else in memory."""
     [stage] = pipe.model.steps(asked, pipe.model.plan(asked), LatentShape(1, *SHAPE)).values()  # type: ignore[attr-defined]
-    return Occupancy(pipe.runtime, lambda loaded: room, lambda names: None).arrange(stage)
+    return Occupancy(pipe.runtime, lambda loaded: room, lambda names: None).place(stage)
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -19,7 +19,7 @@ from support.toy_family import add_toy, write_toy
 from qwenimg import Pipeline
 from qwenimg.common.pipeline import fit_options
 from qwenimg.common.pipeline.steps.step_cache import Pass
-from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
+from qwenimg.common.runtime.residents import Occupancy, Placement, Residents
 from qwenimg.common.runtime.runtime import Change, limit_for
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights import streaming
@@ -56,16 +56,16 @@ def load(kind: str, backend: str, toy: Path, tiny: dict[str, Path]) -> Callable[
 def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
     """The stages as `fit_options.needs` simulates them."""
     rows: list[Row] = []
-    arrange = Occupancy.arrange
+    place = Occupancy.place
 
-    def noted(memory: Occupancy, stage: Stage) -> Arrangement:
-        way = arrange(memory, stage)
+    def noted(memory: Occupancy, stage: Stage) -> Placement:
+        way = place(memory, stage)
         held = streaming.held(pipe.runtime.load_plan(way.component), None)
         rows.append((stage.name, stage.resident, way.opens, held, way.split.size))
         return way
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Occupancy, "arrange", noted)
+        patch.setattr(Occupancy, "place", noted)
         plan = fit_options.needs(pipe.model, pipe.check(**asked))
     assert plan.fits(plan.budget)
     return once(rows)

@@ -29,7 +29,7 @@ from qwenimg.common.families.qwen_image.control_files import open_control
 from qwenimg.common.pictures import canny, pixels
 from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.residents import Arrangement, Occupancy, Residents
+from qwenimg.common.runtime.residents import Occupancy, Placement, Residents
 from qwenimg.common.runtime.runtime import Change, limit_for
 from qwenimg.common.runtime.stages import Stage
 from qwenimg.common.weights import streaming
@@ -197,17 +197,17 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[tuple[str, str, bool,
     """The stages of the networks and of the transformer as a plan simulates them: each with its component, whether that
     is opened, and its bytes in memory."""
     rows: list[tuple[str, str, bool, int]] = []
-    arrange = Occupancy.arrange
+    place = Occupancy.place
 
-    def noted(memory: Occupancy, stage: Stage) -> Arrangement:
-        way = arrange(memory, stage)
+    def noted(memory: Occupancy, stage: Stage) -> Placement:
+        way = place(memory, stage)
         if stage.component.role == "transformer":
             held = streaming.held(pipe.runtime.load_plan(way.component), None)
             rows.append((stage.name, stage.resident, way.opens, held))
         return way
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Occupancy, "arrange", noted)
+        patch.setattr(Occupancy, "place", noted)
         plan = with_nets(pipe, asked)
     assert plan.fits(plan.budget)
     return rows

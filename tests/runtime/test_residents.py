@@ -71,7 +71,7 @@ def stage(name: str, part: Part, *sizes: int, **more: Any) -> Stage:
 def alone(part: Part, *sizes: int, budget: int = BUDGET, streams: bool = True) -> tuple[int | None, int]:
     """The split that is chosen and the bytes that are streamed, with nothing else in memory."""
     memory = Occupancy(Sizes(streams), lambda loaded: budget, lambda names: None)  # type: ignore[arg-type]
-    way = memory.arrange(stage("unet", part, *sizes))
+    way = memory.place(stage("unet", part, *sizes))
     return way.split.size, way.component.streamed  # type: ignore[attr-defined]
 
 
@@ -90,7 +90,7 @@ def test_a_split_may_ask_for_more_than_it_takes() -> None:
     part, splits = Part(10), (Split(activations=30, required=60, size=1), Split(activations=50, size=2))
     for budget, size in ((70, 1), (69, 2)):
         memory = Occupancy(Sizes(), lambda loaded, budget=budget: budget, lambda names: None)  # type: ignore
-        way = memory.arrange(stage("decode", part, 0, splits=splits))
+        way = memory.place(stage("decode", part, 0, splits=splits))
         assert (way.split.size, way.activations) == (size, {1: 30, 2: 50}[size])
 
 

@@ -1,7 +1,7 @@
 """Flux.1: text states and the prediction for the denoise loop.
 
-dev is told its guidance, and predicts with it at once. A negative prompt needs a second prediction, by guidance of its
-own (`true_cfg`). The branches run in turn, since each has its own modulation. Kontext sees the image of a request as a
+dev is guidance-distilled: its scale is an input. A negative prompt needs a second prediction, by guidance of its own
+(`true_cfg`). The branches run in turn, since each has its own modulation. Kontext sees the image of a request as a
 reference; below a strength of 1, and with a mask, the run starts from it too. Fill has the mask as an input.
 """
 

@@ -1,4 +1,4 @@
-"""The picture that FLUX.1 Kontext sees beside the text, in one of the sizes that it was trained with."""
+"""The picture that FLUX.1 Kontext sees besides the text, in one of the sizes that it was trained with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture that Flux.2 sees beside the text, in a size that its VAE takes."""
+"""The picture that Flux.2 sees besides the text, in a size that its VAE takes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class _Active:
 
 
 class ControlNetworks:
-    """The control networks of one model with a transformer of so many `blocks`."""
+    """The control networks of one model, whose transformer has `blocks` blocks."""
 
     def __init__(self, residents: Residents, blocks: int):
         self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
@@ -88,7 +88,7 @@ class ControlNetworks:
         nets = [(self.nets[control.network], control.scale) for control in request.controls]
         return [i for i, (net, scale) in enumerate(nets) if isinstance(net, ControlLora) and scale]
 
-    def beside(self, request: Request) -> frozenset[str]:
+    def co_resident(self, request: Request) -> frozenset[str]:
         """Return the names of the networks in memory that a step of the transformer calls too."""
         return frozenset(net.name for net in self._nets(request))
 
@@ -100,7 +100,7 @@ class ControlNetworks:
         return sum(tokens * config.dim * (4 + itemsize * config.num_layers * timed) for config, timed in configs)
 
     def stages(self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]) -> list[Stage]:
-        """Return the stages of the networks of a request. steps: those of the transformer, which come after them."""
+        """Return the stages of a request's control networks. steps: the later stages, of the transformer."""
         return [stage for stages in self._by_net(request, schedule, steps).values() for stage in stages]
 
     def open(
@@ -165,8 +165,8 @@ class ControlNetworks:
         later = list(steps)
         nets = self._nets(request)
         for i, net in reversed(list(enumerate(nets))):
-            beside = frozenset(one.name for one in nets[:i])
-            stages[net.name] = self._stages(request, net, schedule, beside, tuple(later))
+            co_resident = frozenset(one.name for one in nets[:i])
+            stages[net.name] = self._stages(request, net, schedule, co_resident, tuple(later))
             later = [*stages[net.name], *later]
         return {net.name: stages[net.name] for net in nets}
 
@@ -187,7 +187,7 @@ class ControlNetworks:
         request: Request,
         net: ControlNet,
         schedule: ControlSchedule,
-        beside: frozenset[str],
+        co_resident: frozenset[str],
         later: tuple[Stage, ...],
     ) -> list[Stage]:
         """Return the stages of one network: its modulation, unless it is kept or it has none, and all steps."""
@@ -202,7 +202,7 @@ class ControlNetworks:
             resident=net.name,
             component=component,
             splits=(Split(activations=activations, required=required, size=1, passes=passes),),
-            beside=beside,
+            co_resident=co_resident,
             partners=later,
             checked=kept,
             operations=passes * operations,
@@ -211,7 +211,7 @@ class ControlNetworks:
             return [control]
         rows = memory.modulation_rows(config, self.runtime.load_plan(component), len(schedule.timesteps))
         modulations = self._modulations[net.name]
-        first = modulations.stage(component, rows, "transformer_blocks.0.", [required], beside=beside)
+        first = modulations.stage(component, rows, "transformer_blocks.0.", [required], co_resident=co_resident)
         return [replace(first, name=control.name, partners=later), control]
 
     def _needs(self, net: ControlNet, schedule: ControlSchedule) -> tuple[int, float]:

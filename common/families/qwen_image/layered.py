@@ -1,6 +1,6 @@
 """Qwen-Image-Layered: Qwen-Image that takes a picture apart into layers, each of which has alpha.
 
-All layers are drawn at once, as frames behind one more that is their composite and is dropped. The transformer sees the
+All layers are drawn at once, as frames after a first one, their composite, which is dropped. The transformer sees the
 picture as tokens of its own, in the size of the layers. The text encoder sees it only to describe it, if there is no
 prompt.
 """

@@ -15,9 +15,9 @@ def step_peak(config: QwenDiTConfig, branches: int, tokens: int) -> int:
 
 
 def reference_bytes(config: QwenDiTConfig, branches: int, seen: int, tokens: int) -> int:
-    """Return the bytes of a step beside those of `step_peak` for a model that sees images of `seen` of the image
-    `tokens`: the start of their stream for each of `branches`; and if it sees them at timestep 0, six vectors of
-    modulation for each image token."""
+    """Return the extra bytes of a step, on top of `step_peak`, if `seen` of the image `tokens` are of references: their
+    first stream for each of `branches`; and with references at timestep 0, six vectors of modulation for each image
+    token."""
     rows = 6 * tokens if config.zero_cond_t and seen else 0
     return (branches * seen + rows) * config.dim * 4
 

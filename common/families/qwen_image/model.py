@@ -93,7 +93,7 @@ class QwenImage(FlowModel):
         tokens = shape.count // self.config.patch_size**2 + seen
         count, text, sharing = len(branches), max(lengths), self.sharing(request)
         sizes = self._batches(count, tokens) if sharing == ALONE else [1]
-        beside, more = self.controls.beside(request), self.controls.kept_bytes(request, tokens)
+        co_resident, more = self.controls.co_resident(request), self.controls.kept_bytes(request, tokens)
         more += memory.reference_bytes(self.config, count, seen, tokens)
         more += kept_bytes(self.config.dim, [tokens] * count) if request.caches else 0
         operations = [memory.step_operations(self.config, tokens + length) for length in lengths]
@@ -109,7 +109,7 @@ class QwenImage(FlowModel):
                 )
                 for size in sizes
             ),
-            beside=beside,
+            co_resident=co_resident,
             checked=self.modulations.has(timesteps),
             operations=sharing.operations(
                 plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
@@ -121,7 +121,7 @@ class QwenImage(FlowModel):
         rows = memory.modulation_rows(self.config, self.runtime.load_plan(denoise.component), steps)
         activations = [split.activations for split in denoise.splits]
         modulation = self.modulations.stage(
-            denoise.component, rows, "transformer_blocks.0.", activations, beside=beside
+            denoise.component, rows, "transformer_blocks.0.", activations, co_resident=co_resident
         )
         return [modulation, denoise]
 

@@ -6,7 +6,7 @@ picture of the request is always a reference; below a strength of 1, and with a 
 too. With a text encoder without its vision tower a picture is a start only.
 
 Text and references do not depend on the step, so their keys and values are kept between the steps if memory allows;
-else they are computed anew in each, with the same bits.
+else they are computed again in each, with the same bits.
 """
 
 from __future__ import annotations

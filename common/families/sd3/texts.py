@@ -1,4 +1,4 @@
-"""Text states of Stable Diffusion 3: two CLIPs side by side, then T5's behind them, and both CLIPs' pooled vectors."""
+"""Text states of Stable Diffusion 3: two CLIPs' joined by channels, then T5's, and both CLIPs' pooled vectors."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ AESTHETIC, POOR_AESTHETIC = 6.0, 2.5  # the refiner's aesthetic score for the pr
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conditioning:
-    """The inputs of the UNet beside latents and time. `added`: rows of SDXL's pooled text and sizes, else None."""
+    """The inputs of the UNet besides latents and time. `added`: rows of SDXL's pooled text and sizes, else None."""
 
     texts: Latents  # [B, S, C]; the prompt's first, then the negative one's
     added: Latents | None

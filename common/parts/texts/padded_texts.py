@@ -57,7 +57,7 @@ class PaddedTexts(Texts[str]):
         return self.run(stage, self._encoded, [self.fill(key).ids for key in keys])
 
     def more(self) -> int:
-        """Return the bytes of activations beside those of any text encoder."""
+        """Return the bytes of activations that other text encoders do not have."""
         return 0
 
     def _encoded(self, encoder: Any, ids: Sequence[int]) -> States:

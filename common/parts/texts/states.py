@@ -48,7 +48,7 @@ class Texts(ABC, Generic[Key]):
 
     @abstractmethod
     def tokens(self, key: Key) -> list[object]:
-        """Return all that the states of `key` depend on beside weights: its tokens, and which states are used."""
+        """Return all that the states of `key` depend on besides weights: its tokens, and which states are used."""
 
     @abstractmethod
     def encode(self, keys: Sequence[Key]) -> Iterable[States]:

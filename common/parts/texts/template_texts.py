@@ -77,7 +77,7 @@ class TemplateTexts(PromptTexts[str]):
         return self.run(self._encoding(max(len(prompt.ids) for prompt in prompts)), self._encoded, prompts)
 
     def _encoded(self, encoder: TextEncoder, prompt: PromptTokens) -> States:
-        """Return the states that condition an image, without those of the template's start."""
+        """Return the states that condition an image, without the template's start."""
         asked = (prompt.ids, prompt.pads) if prompt.pads else (prompt.ids,)
         states = encoder.encode(*asked)
         self.runtime.check_finite(states, "text encoder", "text", lambda: encoder.encode(*asked))

@@ -147,8 +147,8 @@ class FlowModel(DiffusionModel):
         activations: int,
         operations: Iterable[float],
     ) -> Stage:
-        """Return the stage of all steps with one branch after the other, each of which takes `activations` bytes.
-        operations: those of an evaluation of each branch."""
+        """Return the stage of all steps, one branch after the other, with `activations` bytes at a time. operations: of
+        one evaluation, for each branch."""
         return Stage(
             name="denoise",
             resident="transformer",

@@ -24,10 +24,10 @@ class PooledFlowModel(FlowModel):
 
     @abstractmethod
     def modulation_rows(self, plan: LoadPlan, rows: int) -> int:
-        """Return the bytes of so many rows of modulation. plan: the transformer's, as it is in memory."""
+        """Return the bytes of `rows` rows of modulation. plan: the transformer's, as it is in memory."""
 
     def schedule(self, request: Request, plan: SamplingPlan) -> Hashable:
-        """Return all that the modulation of a run depends on beside weights and texts."""
+        """Return the key of a run's modulation: all that it depends on besides weights and texts."""
         return self.timesteps(plan)
 
     def with_modulation(self, request: Request, plan: SamplingPlan, denoise: Stage) -> list[Stage]:
@@ -48,8 +48,8 @@ class PooledFlowModel(FlowModel):
         stage: Stage,
         compute: Callable[[Any, Sequence[str]], Modulation],
     ) -> tuple[Modulation, dict[str, int]]:
-        """Return the modulation of a run, and for each prompt its first row there. Unless one is kept, it is that of
-        `compute`, which takes the transformer and prompts, in `stage`."""
+        """Return the modulation of a run, a kept one or the result of compute(transformer, prompts) in `stage`, and the
+        first row of each prompt in it."""
         needed = self._prompts(request)
         announced = self.texts.pooled_already(self.texts.others(needed))
         modulation, prompts = self.modulations.get(self.schedule(request, plan), stage, compute, needed, announced)

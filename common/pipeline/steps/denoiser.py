@@ -56,7 +56,7 @@ class Denoiser:
         next_phases: Callable[[], Sequence[Phase]] | None = None,
     ):
         """Set the parts. phases: from the highest noise level on. denoised: makes the denoised latents of x,
-        sigma and a prediction. combined: makes the prediction of those of the branches, the prompt's first. control:
+        sigma and a prediction. combined: makes one prediction of the branches', the prompt's first. control:
         makes the changes by control networks for x and sigma, once for all branches. next_phases: called once for each
         evaluation, makes its phases where the texts change."""
         self.runtime, self.title, self.phases, self.denoised = runtime, title, phases, denoised

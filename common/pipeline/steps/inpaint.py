@@ -27,7 +27,7 @@ class Mask:
 
     @property
     def channels(self) -> list[Latents]:
-        """The channels beside the latents for a model that has the mask as an input."""
+        """Further channels of a model that has the mask as an input: the mask, then the masked picture."""
         return [] if self.masked is None else [self.inside, self.masked]
 
     def filled(self, latents: Latents) -> Latents:

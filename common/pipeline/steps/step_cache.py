@@ -1,10 +1,10 @@
 """First-block cache (`--step-cache`): calls of the model that reuse its deeper blocks' output from an earlier call.
 
 A call, as in `--cached-calls`, is one evaluation: one x at one noise level, in as many passes through the network as
-its branches need. The update of the first block predicts how much the others' work differs. It is compared with that of
-the last call that was computed whole, for the prompt's branch, and all branches follow: a call reuses the stored output
-if the update differs by at most T of its size; T is the value of `--step-cache`. Sizes are mean absolute values, of
-each row in float32 and of all rows in float64. Where ranks share the run, those of the prompt's branch decide for all.
+its branches need. The update of the first block predicts how much the others' work differs. It is compared with the
+last call that was computed whole, for the prompt's branch, and all branches follow: a call reuses the stored output if
+the update differs by at most T of its size; T is the value of `--step-cache`. Sizes are mean absolute values, of each
+row in float32 and of all rows in float64. Where ranks share the run, those of the prompt's branch decide for all.
 
 Backends round differently, so a difference that close to T may fall on either side, with this rule as with any other. A
 recipe therefore lists the cached calls, and a repeated image follows the list.

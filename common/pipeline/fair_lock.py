@@ -32,7 +32,7 @@ class Turn:
     gate: Lock = field(default_factory=Lock)
 
 
-class Turns(Generic[E]):
+class FairLock(Generic[E]):
     """The line of a pipeline: its head runs, the others wait. Its streams yield `E`."""
 
     def __init__(self) -> None:
@@ -57,18 +57,18 @@ class Turns(Generic[E]):
         self.check_open()
 
     @contextmanager
-    def taken(self, patience: float = 0.0) -> Iterator[Turn]:
-        """Hold the turn, after at most `patience` seconds of waiting. Raises PipelineBusy, and UsageError once the
+    def acquired(self, timeout: float = 0.0) -> Iterator[Turn]:
+        """Hold the turn, after at most `timeout` seconds of waiting. Raises PipelineBusy, and UsageError once the
         pipeline is closed."""
-        if not patience:
+        if not timeout:
             self.check_free()
-        with self._placed(patience, overtakes=False) as turn:
+        with self._placed(timeout, overtakes=False) as turn:
             self.check_open()
             yield turn
 
-    def driven(self, events: Generator[E, None, None], patience: float) -> Generator[E, None, None]:
+    def run(self, events: Generator[E, None, None], timeout: float) -> Generator[E, None, None]:
         """Return `events` as a stream that holds the turn from its first event to its end."""
-        stream = self._driven(events, patience)
+        stream = self._run(events, timeout)
         self._streams.add(stream)
         return stream
 
@@ -80,17 +80,17 @@ class Turns(Generic[E]):
                     stream.close()
 
     @contextmanager
-    def closing(self, patience: float) -> Iterator[bool]:
+    def closing(self, timeout: float) -> Iterator[bool]:
         """Hold the turn, before all that wait, and leave the pipeline closed. Yields whether it was open. Raises
         PipelineBusy."""
-        if self._line and not patience:
+        if self._line and not timeout:
             self.check_free()
-        with self._placed(patience, overtakes=True):
+        with self._placed(timeout, overtakes=True):
             was_open, self.closed = not self.closed, True
             yield was_open
 
-    def _driven(self, events: Generator[E, None, None], patience: float) -> Generator[E, None, None]:
-        with self.taken(patience) as turn, closing(events):
+    def _run(self, events: Generator[E, None, None], timeout: float) -> Generator[E, None, None]:
+        with self.acquired(timeout) as turn, closing(events):
             for event in events:
                 yield event
                 turn.thread = get_ident()
@@ -100,7 +100,7 @@ class Turns(Generic[E]):
         return [head.thread for head in self._line[:1]] == [get_ident()]
 
     @contextmanager
-    def _placed(self, patience: float, *, overtakes: bool) -> Iterator[Turn]:
+    def _placed(self, timeout: float, *, overtakes: bool) -> Iterator[Turn]:
         """Stand in line, at its end or behind its head, and hold the turn when it comes."""
         self.check_process()
         turn = Turn()
@@ -110,19 +110,19 @@ class Turns(Generic[E]):
                 self._line.insert(1, turn)
             else:
                 self._line.append(turn)
-            self._await(turn, patience)
+            self._await(turn, timeout)
             yield turn
         finally:
             self._leave(turn)
 
-    def _await(self, turn: Turn, patience: float) -> None:
-        end = time.monotonic() + patience
+    def _await(self, turn: Turn, timeout: float) -> None:
+        end = time.monotonic() + timeout
         while self._line[0] is not turn:
             if self._is_mine():
                 raise PipelineBusy(f"{BUSY}, which this same thread draws: end or close its stream first")
-            rest = -1 if math.isinf(patience) else max(0.0, end - time.monotonic())
+            rest = -1 if math.isinf(timeout) else max(0.0, end - time.monotonic())
             if not turn.gate.acquire(timeout=rest) and self._line[0] is not turn:
-                raise PipelineBusy(f"{BUSY}, still after {patience:g} s of waiting")
+                raise PipelineBusy(f"{BUSY}, still after {timeout:g} s of waiting")
 
     def _leave(self, turn: Turn) -> None:
         """Take `turn` out of the line, and open the gate of the place that is at the head now."""
