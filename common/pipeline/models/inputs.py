@@ -32,25 +32,22 @@ class BlendedMask:
     soft: bool = False  # True: a latent at its edge is regenerated in part; else each is wholly or not at all
 
     def started(self, request: Request, encode: Callable[[], Latents], draw: Callable[[], object]) -> Latents | None:
-        """Return the latents of the picture, which `encode` makes."""
         return encode()
 
     def masked(self, encode: Callable[[], Latents]) -> Latents | None:
-        """Return None: the model does not see the picture without its masked part."""
         return None
 
     def in_latents(self, hole: NDArray[np.bool_], scale: int) -> Latents:
-        """Return `hole` [H, W] for latents of `scale` pixels a side, as [1, 1, h, w]."""
         return scaled(hole, scale) if self.soft else in_latents(hole, scale, 1)
 
     def everything(self, vae: VAEHalves, shape: LatentShape) -> list[Latents]:
-        """Return no channels for a run without a mask."""
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskInput:
-    """A mask that is an input of the model, and with it the picture without its masked part."""
+    """A mask that is an input of the model, and with it the picture without its masked part. Its methods are those of
+    `BlendedMask` too."""
 
     is_input: ClassVar[bool] = True
     side: int = 1  # the values of the mask along a side of a latent
@@ -66,11 +63,12 @@ class MaskInput:
         return None
 
     def masked(self, encode: Callable[[], Latents]) -> Latents | None:
-        """Return the latents of the picture without its masked part, which `encode` makes."""
+        """Return the latents of the picture without its masked part, which `encode` makes; None if no input."""
         return encode()
 
     def in_latents(self, hole: NDArray[np.bool_], scale: int) -> Latents:
-        """Return `hole` [H, W] for latents of `scale` pixels a side, as [1, side * side, h, w]."""
+        """Return `hole` [H, W], True where the picture is drawn again, as [1, side * side, h, w] for latents of `scale`
+        pixels a side."""
         return in_latents(hole, scale, self.side)
 
     def everything(self, vae: VAEHalves, shape: LatentShape) -> list[Latents]:
@@ -106,17 +104,13 @@ Size: TypeAlias = tuple[int, int]
 """Width and height in pixels."""
 
 
-def _none(request: Request) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True, kw_only=True)
 class References:
     """The pictures of a request that a model sees besides the text."""
 
     sizes: Callable[[Request], list[Size]]  # in which it sees them, which the VAE takes. Raises UsageError
     values: Callable[[Request], list[Latents]]  # each [1, C, h, w] in -1..1, for the VAE
-    notes: Callable[[Request], list[str]] = _none  # lines about them for the user
+    notes: Callable[[Request], list[str]] = lambda request: []  # lines about them for the user
 
 
 def each_picture(
@@ -126,11 +120,10 @@ def each_picture(
     by its number, from 1 on, for a note on its size; None: there is no note."""
 
     def notes(request: Request) -> list[str]:
-        sizes = enumerate(map(size, request.images), 1) if name is not None else ()
-        return [
-            f"{name(i)} is seen at {width}x{height}, whatever the size of the result"  # type: ignore[misc]
-            for i, (width, height) in sizes
-        ]
+        if name is None:
+            return []
+        named = ((name(i), "x".join(map(str, size(image)))) for i, image in enumerate(request.images, 1))
+        return [f"{one} is seen at {shown}, whatever the size of the result" for one, shown in named]
 
     return References(
         sizes=lambda request: list(map(size, request.images)),
