@@ -18,15 +18,15 @@ from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import OPENING
-from qwenimg.common.jobs import fields
-from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.jobs import image_options
+from qwenimg.common.jobs.image_options import TEXT_OPTIONS
 from qwenimg.common.request.parts import PARTS
 
 MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.
 KEYS: Mapping[str, tuple[type, ...]] = {
     **{name: OPENING[name].types for name in OPENING if OPENING[name].config},
-    **{name: SAID[name].types for name in SAID if SAID[name].config},
+    **{name: TEXT_OPTIONS[name].types for name in TEXT_OPTIONS if TEXT_OPTIONS[name].config},
     "output": (str,),
     "no_metadata": (bool,),
     "quiet": (bool,),
@@ -34,7 +34,7 @@ KEYS: Mapping[str, tuple[type, ...]] = {
 MAY_BE_EMPTY = ("negative_prompt",)
 SIZES = {"size", "aspect", "width", "height"}
 PROMPTS = {"words", "prompt", "prompt_file"}
-RECIPE = {"model", "preset", "precision", *PARTS, *SAID}  # options that a repeated image's recipe sets
+RECIPE = {"model", "preset", "precision", *PARTS, *TEXT_OPTIONS}  # options that a repeated image's recipe sets
 
 
 def path() -> Path:
@@ -78,7 +78,7 @@ def _check(values: Mapping[str, Any]) -> None:
     backend = values.get("backend", "auto")
     if not isinstance(backend, str) or not known(backend):
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
-    fields.check(fields.fields({name: value for name, value in values.items() if name in SAID}))
+    image_options.check(image_options.parse(values))
     for name in (name for name in OPENING if name in values):
         OPENING[name].check(_as_option(name, values[name]))
     if "output" in values:
@@ -107,7 +107,7 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
     sized = any(given[name] is not None for name in SIZES)
     few = given["few_steps"] is not None
     for name, value in defaults().items():
-        if few and name in fields.FEW:
+        if few and name in image_options.FEW:
             continue
         if name in PARTS and source["model"] in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             continue  # they are parts of the file's own model

@@ -14,8 +14,8 @@ from qwenimg.cli import options
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import OPENING
-from qwenimg.common.jobs import fields
-from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.jobs import image_options
+from qwenimg.common.jobs.image_options import TEXT_OPTIONS
 
 PREFIX = "QWENIMG_"
 OTHERS = ("QWENIMG_TRACEBACK",)  # variables of no option
@@ -71,9 +71,9 @@ def _spelled(option: str) -> str:
 def _check(name: str, value: Any) -> None:
     """Raise UsageError for a value that its option would refuse."""
     if name == "seed":
-        fields.parse_seeds(value)
-    elif name in SAID:
-        fields.check(fields.fields({name: value}))
+        image_options.parse_seeds(value)
+    elif name in TEXT_OPTIONS:
+        image_options.check(image_options.parse({name: value}))
     elif name == "debug":
         options.parse_debug(value)
     elif name in OPENING:

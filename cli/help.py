@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from qwenimg.common.families.opening import OPENING
-from qwenimg.common.jobs.fields import ALL
+from qwenimg.common.jobs.image_options import ALL
 
 COMMANDS = {
     "generate": "draw pictures; needed if the prompt begins with a command's name",

@@ -14,7 +14,7 @@ from qwenimg.cli import foreign_words
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import ALL
+from qwenimg.common.jobs.image_options import ALL
 from qwenimg.common.request.option import Option
 
 _F = TypeVar("_F", bound=Callable[..., Any])

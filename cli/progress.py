@@ -17,7 +17,7 @@ from qwenimg.cli import failures, streams
 from qwenimg.common.base.amounts import counted, duration
 from qwenimg.common.base.errors import ModelError, QwenimgError
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.jobs.job import Job
 from qwenimg.common.memory import estimate
 from qwenimg.common.request.request import OPTIONS
 
@@ -99,12 +99,13 @@ class RunPrinter:
                 streams.say(line)
         self._bar.close()
 
-    def plan(self, pipe: Pipeline, pictures: Sequence[Picture]) -> None:
-        self.total = len(pictures)
+    def plan(self, pipe: Pipeline, jobs: Sequence[Job]) -> None:
+        self.total = len(jobs)
         images = [
-            {"index": p.index, "path": None if p.path is None else str(p.path)}
-            | {name: p.said(name) for name, one in OPTIONS.items() if one.kind is not None}
-            for p in pictures
+            {"index": job.index, "path": None if job.path is None else str(job.path)}
+            | {name: job.get(name) for name, one in OPTIONS.items() if one.kind is not None}
+            | {"seed": job.seed}
+            for job in jobs
         ]
         about = {"backend": pipe.backend, "device": pipe.device, "model": pipe.model_name}
         if "timing" in self.debug:
@@ -113,20 +114,18 @@ class RunPrinter:
 
     # Each image
 
-    def begin(self, picture: Picture) -> None:
+    def begin(self, job: Job) -> None:
         self._hidden = True
-        size = f"{picture.said('width')}x{picture.said('height')}"
+        size = f"{job.get('width')}x{job.get('height')}"
         self._line(
-            f"picture {picture.index} of {self.total}: seed {picture.seed}, {size}, "
-            f"{counted(picture.said('steps'), 'step')}, guidance {picture.said('guidance'):g}"
+            f"picture {job.index} of {self.total}: seed {job.seed}, {size}, "
+            f"{counted(job.get('steps'), 'step')}, guidance {job.get('guidance'):g}"
         )
-        if picture.said("template"):
-            self._line(f"its prompt: {clean(picture.prompt, 280)}")
+        if job.get("template"):
+            self._line(f"its prompt: {clean(job.prompt, 280)}")
 
-    def step(self, picture: Picture, step: Step) -> None:
-        self._event(
-            "step", index=picture.index, step=step.index, total=step.total, sigma=step.sigma, seconds=step.seconds
-        )
+    def step(self, job: Job, step: Step) -> None:
+        self._event("step", index=job.index, step=step.index, total=step.total, sigma=step.sigma, seconds=step.seconds)
         if not (self.as_json or self.quiet):
             self._shown(step)
         if self._preview is not None:
@@ -153,7 +152,7 @@ class RunPrinter:
             if telling:
                 self._line(f"as this step went, the rest takes {duration(rest)}", always=rest > estimate.LONG)
 
-    def image(self, picture: Picture, result: Result, seconds: float) -> None:
+    def image(self, job: Job, result: Result, seconds: float) -> None:
         for warning in result.warnings:
             self.notify("warning", warning)
         if "timing" in self.debug:
@@ -163,27 +162,27 @@ class RunPrinter:
         if self.as_json:
             self._event(
                 "image",
-                index=picture.index,
-                **_places(picture),
-                seed=picture.seed,
+                index=job.index,
+                **_places(job),
+                seed=job.seed,
                 seconds=seconds,
                 warnings=result.warnings,
                 timing=result.timing,
                 recipe=result.recipe,
             )
         else:
-            for path in picture.files:
+            for path in job.outputs:
                 streams.put(os.fsencode(path) + b"\n")
 
-    def failure(self, picture: Picture, error: Exception) -> int:
+    def failure(self, job: Job, error: Exception) -> int:
         """Print the error of an image that was not generated, and return its exit code."""
         self._bar.close()
-        where = f"picture {picture.index} (seed {picture.seed}): " if self.total > 1 else ""
-        where = f"{clean(picture.where, 80)}: {where}" if picture.where else where
+        where = f"picture {job.index} (seed {job.seed}): " if self.total > 1 else ""
+        where = f"{clean(job.where, 80)}: {where}" if job.where else where
         code, text = failures.report(error, where)
         self._hidden = False
         if self.as_json:
-            streams.put(failures.event(code, text, picture.index))
+            streams.put(failures.event(code, text, job.index))
         return code
 
     def fault(self, error: ModelError) -> int:
@@ -217,14 +216,14 @@ class RunPrinter:
             streams.put(failures.record(name, **fields))
 
 
-def _places(picture: Picture) -> dict[str, object]:
+def _places(job: Job) -> dict[str, object]:
     """Return the places of an image's files: its `path`, or its first layer's, `layers` and each view of all layers."""
-    files = [str(path) for path in picture.files]
+    files = [str(path) for path in job.outputs]
     places: dict[str, object] = {"path": files[0]}
-    if not picture.layers:
+    if not job.layers:
         return places
-    views = zip(picture.views, files[picture.layers :], strict=True)
-    return places | {"layers": files[: picture.layers]} | dict(views)
+    views = zip(job.views, files[job.layers :], strict=True)
+    return places | {"layers": files[: job.layers]} | dict(views)
 
 
 class Bar:

@@ -27,6 +27,7 @@ from qwenimg.cli.serve import workers as processes
 from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready, Settings
 from qwenimg.cli.serve.orders import PictureOrder
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.jobs.job import Job
 
 _PROCESS = """\
 import sys
@@ -94,7 +95,7 @@ def opened(engine: str, settings: Settings, size: int) -> Iterator[MakeWorker]:
 def measure(folder: Path, engine: str, pictures: int, count: int, size: int) -> float:
     """Return the seconds from the first picture to the last."""
     tasks = [
-        BatchTask(key=f"{i:064x}", where=f"r:{i}", fields={"prompt": f"a red circle {i}"}, seed=i)
+        BatchTask(key=f"{i:064x}", job=Job(options={"prompt": f"a red circle {i}"}, seeds=(i,), where=f"r:{i}"))
         for i in range(pictures)
     ]
     settings = Settings(models={"model": Opening()}, backends=("cpu",) * count, threads=1)

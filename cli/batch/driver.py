@@ -114,8 +114,7 @@ class Driver:
         worker.draw(
             PictureOrder(
                 model=self._model,
-                fields=task.fields,
-                seeds=(task.seed,),
+                job=task.job,
                 kind="job",
                 deadline=math.inf,
                 id=task.key[:16],
@@ -133,7 +132,7 @@ class Driver:
         for line in drawn.recipe.get("warnings", ()):
             if line not in self._warned:
                 self._warned.add(line)
-                self.say(f"warning: {task.where}: {line}")
+                self.say(f"warning: {task.job.where}: {line}")
         self.outcome.done += 1
         self.report(task, "", drawn.seconds)
 
@@ -142,7 +141,7 @@ class Driver:
         self._tries[task.key] += 1
         tries = self._tries[task.key]
         how = "was killed, most likely since memory ran out" if code == -signal.SIGKILL else "has ended"
-        self.say(f"{task.where}: its worker {how}; try {tries} of {TRIES}")
+        self.say(f"{task.job.where}: its worker {how}; try {tries} of {TRIES}")
         if tries < TRIES:
             self.waiting.append(task)
         else:

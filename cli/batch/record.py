@@ -132,7 +132,7 @@ class BatchJournal:
 
     def add(self, task: BatchTask, state: str, **more: Any) -> None:
         """Add a line. Raises DoesNotFit for a full disk, and UsageError for another fault of it."""
-        about = {"key": task.key, "state": state, "file": task.name, "line": task.where, "seed": task.seed}
+        about = {"key": task.key, "state": state, "file": task.name, "line": task.job.where, "seed": task.job.seed}
         data = json.dumps(about | more).encode() + b"\n"
         try:
             with self._writing:

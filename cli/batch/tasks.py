@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,13 @@ from fractions import Fraction
 from typing import Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.jobs.fields import Fields, check, plain, seeds
+from qwenimg.common.jobs.image_options import Options, plain
+from qwenimg.common.jobs.job import Job, jobs_of
 from qwenimg.common.jobs.naming import slug
 from qwenimg.common.jobs.prompt_file import Line
-from qwenimg.common.prompts.check import check_said
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request.request import Defaults
 
@@ -33,14 +33,12 @@ class BatchTask:
     """One picture."""
 
     key: str  # SHA-256: the same for the same pixels
-    where: str  # its line, `requests.jsonl:3`
-    fields: Fields  # without seed and number
-    seed: int
+    job: Job  # of one image
 
     @property
     def name(self) -> str:
         """The name of its file."""
-        return f"{slug(str(self.fields['prompt']), _NAME)}-{self.key[:16]}.png"
+        return f"{slug(self.job.prompt, _NAME)}-{self.key[:16]}.png"
 
 
 def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
@@ -60,33 +58,28 @@ def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
 
 
 def tasks_of(
-    lines: Sequence[Line], identity: Mapping[str, Any], defaults: Defaults, wildcards: Wildcards
+    lines: Sequence[Line],
+    identity: Mapping[str, Any],
+    defaults: Defaults,
+    wildcards: Wildcards,
+    options: Options | None = None,
 ) -> tuple[list[BatchTask], list[ModelError]]:
     """Return the pictures of all lines, each key once, with the texts that seeds choose, and the faults of lines. A
-    line without a seed has one that follows from what it asks for, so that the next run asks for the same."""
-    found_keys: dict[str, BatchTask] = {}
-    faults: list[ModelError] = []
+    line without a seed has one that follows from what it asks for, so that the next run asks for the same. defaults:
+    those of the model. options: those of lines that do not give them. Raises UsageError for these."""
     times: Counter[str] = Counter()  # that the same request without a seed was read
-    for where, line in lines:
-        if isinstance(line, ModelError):
-            faults.append(line)
-            continue
-        try:
-            if "prompt" not in line:
-                raise UsageError("no prompt")
-            check(line)
-            fields = {name: value for name, value in line.items() if name not in ("seed", "num_images")}
-            plain = _hash([_complete(fields, defaults), identity])
-            times[plain] += 1
-            chance = int(_hash([plain, times[plain]])[:8], 16) % (2**32 - 10_000)
-            for seed in seeds(line, chance):
-                chosen = wildcards.chosen(fields, seed)
-                check_said(chosen["prompt"])  # no line has a picture that a model could describe
-                key = _hash([_complete(chosen, defaults), identity, seed])
-                found_keys.setdefault(key, BatchTask(key=key, where=where, fields=chosen, seed=seed))
-        except (UsageError, ModelError) as error:
-            faults.append(bad(where, str(error)))
-    return list(found_keys.values()), faults
+
+    def chance(rest: Options) -> int:
+        request = _hash([_complete(rest, defaults), identity])
+        times[request] += 1
+        return int(_hash([request, times[request]])[:8], 16) % (2**32 - 10_000)
+
+    jobs, faults = jobs_of(options or {}, lines, wildcards, chance, most=math.inf)
+    keys: dict[str, BatchTask] = {}
+    for job in jobs:
+        key = _hash([_complete(job.options, defaults), identity, job.seed])
+        keys.setdefault(key, BatchTask(key=key, job=job))
+    return list(keys.values()), faults
 
 
 def shard_of(tasks: Sequence[BatchTask], shard: tuple[int, int]) -> list[BatchTask]:
@@ -121,9 +114,9 @@ def _number(name: str, default: str = "") -> int:
     return int(text)
 
 
-def _complete(fields: Fields, defaults: Defaults) -> dict[str, Any]:
-    """Return the fields with the model's defaults, as plain JSON."""
-    values = {name: value for name, value in plain(fields).items() if name not in TEMPLATES.values()}
+def _complete(options: Options, defaults: Defaults) -> dict[str, Any]:
+    """Return the options with the model's defaults, as plain JSON."""
+    values = {name: value for name, value in plain(options).items() if name not in TEMPLATES.values()}
     aspect = values.pop("aspect", None)
     if isinstance(aspect, Fraction):
         values["width"], values["height"] = defaults.size(aspect)

@@ -153,7 +153,7 @@ class BatchReport:
         self._ended += 1
         rest = (time.monotonic() - self._begun) / self._ended * (self.total - self._ended)
         if error:
-            self.say(f"error: {task.where}: {error}")
+            self.say(f"error: {task.job.where}: {error}")
         else:
             streams.put(os.fsencode(self.folder / task.name) + b"\n")
         if self._bar is not None:

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+import qwenimg
 from qwenimg.backends.ranks import MOST
 from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.opening import OPENING
-from qwenimg.common.jobs.fields import ALL, SAID
+from qwenimg.common.families.opening import OPENING, opening_of
+from qwenimg.common.jobs.image_options import ALL
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _SETTINGS = {
@@ -106,7 +107,8 @@ def _of_pictures(command: _F) -> _F:
 def generate(ctx: click.Context, /, **given: Any) -> int:
     """Generate images from text and print their paths."""
     from qwenimg.cli import config, environment
-    from qwenimg.cli.drawing import Flags, draw
+    from qwenimg.cli.drawing import Open, draw, parsed
+    from qwenimg.cli.progress import RunPrinter
 
     if not given["words"] and all(given[name] is None for name in ("prompt", "prompt_file", "replay")):
         if all(ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in given):
@@ -118,12 +120,27 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
     if given["output"] in streams.NAMES_OF_STDOUT:
         given["output"] = "-"
     environment.check(ctx, given)
-    opening = places.taken(given)
-    options_of_images = {name: None if given[name] == () else given[name] for name in SAID}
-    for name in SAID:
-        del given[name]
-    notes = environment.unknown(ctx.command)
-    if (text := options_of_images["negative_prompt"]) is not None and text.isdecimal():
-        notes.append(f"-n is what to steer away from, here {text}; for {text} pictures give -N {text}")
+    report = RunPrinter(as_json=given["json"], quiet=given["quiet"], debug=options.parse_debug(given["debug"]))
+    for line in environment.unknown(ctx.command):
+        report.notify("warning", line)
+    if (text := given["negative_prompt"]) is not None and text.isdecimal():
+        line = f"-n is what to steer away from, here {text}; for {text} pictures give -N {text}"
+        report.notify("warning", line)
+    keep_policy = given["preset"] is None and given["precision"] is None
+    opening = opening_of(places.taken(given))
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
-    return draw(Flags(options=options_of_images, opening=opening, **given), stop, notes)
+
+    def drawn(opens: Open) -> int:
+        run = parsed(given, opening)
+        if given["replay"] is not None:
+            from qwenimg.cli.replaying import with_recipe
+
+            run = with_recipe(run, given["replay"], report.notify, keep_policy=keep_policy)
+        return draw(run, opens, stop, report)
+
+    if given["devices"] == 1:
+        return drawn(qwenimg.open_pipeline)
+    from qwenimg.cli.ranks.lead import leading
+
+    with leading(given["devices"], opening, stop) as leader:
+        return drawn(leader.open_pipeline)

@@ -19,7 +19,7 @@ from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.jobs.fields import ALL, typed
+from qwenimg.common.jobs.image_options import ALL, typed
 from qwenimg.common.request.parts import components_of
 
 if TYPE_CHECKING:

@@ -274,33 +274,30 @@ def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     """Return the request of `generate` with the same options, and whether it has a prompt. Raises UsageError and
     ModelError."""
     from qwenimg.common.hub.outlook import PROMPT, without_missing_loras
-    from qwenimg.common.jobs import fields as image_fields
-    from qwenimg.common.jobs.pictures import Picture
+    from qwenimg.common.jobs import image_options
+    from qwenimg.common.jobs.job import InputFiles, Job
+    from qwenimg.common.jobs.legal import read_pictures
     from qwenimg.common.jobs.replay import read_replay
-    from qwenimg.common.jobs.run import Job, completed
-    from qwenimg.common.pictures.input import read_image
+    from qwenimg.common.jobs.run import completed
     from qwenimg.common.pipeline import masked_area
-    from qwenimg.common.request.request import OPTIONS
 
-    texts = {name: given[name] or None if given[name] == () else given[name] for name in image_fields.SAID}
-    asked = image_fields.fields({**texts, "seed": None, "num_images": None})
-    recorded = {} if given["replay"] is None else read_replay(given["replay"]).fields
+    options = image_options.parse(given)
+    recorded = {} if given["replay"] is None else read_replay(given["replay"]).options
     if given["mask"] is None:  # the part is then unknown, and what is drawn has the recorded size
         recorded.pop("only_masked", None)
-    asked = image_fields.merged(recorded, asked)
-    counted = "prompt" in asked
-    asked.setdefault("prompt", "" if given["image"] and pipe.model.inputs.describe else PROMPT)
-    image_fields.check(asked)
-    job = Job(images=tuple(read_image(path)[0] for path in given["image"]))
-    images: dict[str, Any] = {"image": job.images} if job.images else pipe.model.inputs.placeholder()
-    masked = given["mask"] is not None and (job.images or asked.get("control"))
+    options = image_options.merged(recorded, options)
+    counted = "prompt" in options
+    options.setdefault("prompt", "" if given["image"] and pipe.model.inputs.describe else PROMPT)
+    image_options.check(options)
+    inputs, _ = read_pictures(InputFiles(images=tuple(given["image"])))
+    images: dict[str, Any] = {"image": inputs.images} if inputs.images else pipe.model.inputs.placeholder()
+    masked = given["mask"] is not None and (inputs.images or options.get("control"))
     images |= {"mask": given["mask"]} if masked else {}
-    known = {name: asked[name] for name in OPTIONS if name in asked and name != "seed"}
-    picture = completed(Picture(index=1, where="", asked=known, aspect=asked.get("aspect"), path=None), pipe, job)
-    asked = picture.asked
+    known = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
+    options = completed(pipe, Job(options=known, seeds=(0,)), inputs).options
     if given["few_steps"] and not given["lora"]:
-        asked = without_missing_loras(asked)
-    return masked_area.split(pipe.check(**asked, **images)).drawn, counted
+        options = without_missing_loras(options)
+    return masked_area.split(pipe.check(**options, **images)).drawn, counted
 
 
 def _as_json(planned: _Plan) -> dict[str, object]:

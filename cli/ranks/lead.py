@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.backends import ranks
+from qwenimg.cli.ranks import follow
 from qwenimg.cli.ranks.identity import identity
 from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, Hub, Open
 from qwenimg.cli.signals import Stop
@@ -128,6 +129,21 @@ class Leader:
         self._stop.last = self._hub.leave
         engine.group.failing = lambda: time.sleep(_VERDICT)  # by then the end of a rank has ended this process
         return engine
+
+
+@contextmanager
+def leading(devices: int, opening: Opening, stop: Stop) -> Iterator[Leader]:
+    """Yield rank 0 of several devices, and end the others behind the context. Never returns on another rank of a
+    launcher, which follows that one. Raises QwenimgError."""
+    place = ranks.place(devices)
+    if place is not None and place.rank:
+        check(opening)
+        follow.follow(place, ranks.check_backend(opening.backend, launched_by_mlx=ranks.by_mlx()), tuple(sys.argv[1:]))
+    leader = Leader(devices, place, opening, stop)
+    try:
+        yield leader
+    finally:
+        leader.leave()
 
 
 def check(opening: Opening) -> None:

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
@@ -19,14 +20,13 @@ from qwenimg.cli import failures
 from qwenimg.cli.serve import messages
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
-from qwenimg.common.base.safe_files import in_memory
+from qwenimg.common.jobs.job import Inputs, Job
+from qwenimg.common.jobs.legal import read_pictures
 from qwenimg.common.jobs.pace import PreviewPace, is_due
-from qwenimg.common.jobs.pictures import Picture
-from qwenimg.common.jobs.run import Job, completed, estimated, prepare
+from qwenimg.common.jobs.run import completed, estimated, prepare
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import layer_files
-from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
-from qwenimg.common.request.request import OPTIONS, Defaults
+from qwenimg.common.request.request import Defaults
 
 if TYPE_CHECKING:
     from qwenimg.common.pictures.pixels import Uint8
@@ -147,20 +147,19 @@ class DrawingProcess:
         try:
             pipe = self._opened(order.model)
             is_checking = True
-            _check_count(pipe, order)
-            job = _job(order)
-            indices = range(len(order.seeds))
-            wanted = [completed(_picture(order, index, pipe.wildcards), pipe, job) for index in indices]
-            wanted = wanted[order.first // max(1, wanted[0].layers) :]  # layers are kept one by one
-            if wanted:  # else a server was killed between the last picture and the end of the job
-                _check(pipe, job, wanted[0], order.suffix)
-                prepare(pipe, wanted, job)
+            _check_count(pipe, order.job)
+            inputs, notes = _inputs(order.job)
+            jobs = [completed(pipe, job, inputs) for job in order.job.split(pipe.wildcards)]
+            jobs = jobs[order.first // max(1, jobs[0].layers) :]  # layers are kept one by one
+            if jobs:  # else a server was killed between the last picture and the end of the job
+                _check(pipe, jobs[0], inputs, order.suffix)
+                prepare(pipe, jobs, inputs)
             is_checking = False
-            for picture in wanted:
+            for job in jobs:
                 if order.order in self._halts:
                     break
                 self._skips.discard(order.order)
-                self._draw_one(pipe, job, order, picture)
+                self._draw_one(pipe, job, inputs, order, notes)
         except Exception as error:
             code, text = failures.explain(error)
             # The model is open: a file that is wrong now is a LoRA or a control network that the request names.
@@ -171,12 +170,12 @@ class DrawingProcess:
         finished = messages.Finished(order=order.order, error=text, exit_code=code, refused=refused, peak=_peak())
         self._send(finished)
 
-    def _draw_one(self, pipe: Pipeline, job: Job, order: messages.Draw, picture: Picture) -> None:
-        """Draw one picture and send it, unless a halt comes between two steps."""
+    def _draw_one(self, pipe: Pipeline, job: Job, inputs: Inputs, order: messages.Draw, notes: Sequence[str]) -> None:
+        """Draw the image of a job and send it, unless a halt comes between two steps. notes: more warnings."""
         from qwenimg.common.pipeline.result import Result
 
-        seconds, index = 0.0, (picture.index - 1) * max(1, picture.layers)
-        size, drawn = job.size(picture), (picture.said("width"), picture.said("height"))
+        seconds, index = 0.0, (job.index - 1) * max(1, job.layers)
+        size, drawn = inputs.size(job), (job.get("width"), job.get("height"))
         previews = Previews(order.preview_suffix, order.partial, pipe.model.scale, drawn)
 
         def check() -> None:
@@ -184,10 +183,11 @@ class DrawingProcess:
                 raise Halted
 
         pipe.runtime.interrupt = check
-        with suppress(Halted), closing(pipe.stream(**job.asked(picture))) as events:
+        with suppress(Halted), closing(pipe.stream(**inputs.call(job))) as events:
             for event in events:
                 if isinstance(event, Result):
-                    self._send_pictures(job, order, index, event, seconds)
+                    event.warn(notes)
+                    self._send_pictures(order, index, event, seconds)
                     return
                 seconds += event.seconds
                 seen = previews.after(event) if self._previews else b""
@@ -204,12 +204,11 @@ class DrawingProcess:
         """Return whether the current picture of an order is not drawn any further."""
         return order.order in self._halts or order.order in self._skips
 
-    def _send_pictures(self, job: Job, order: messages.Draw, first: int, result: Result, seconds: float) -> None:
+    def _send_pictures(self, order: messages.Draw, first: int, result: Result, seconds: float) -> None:
         """Send the image, or each layer as a picture of its own; not those that an earlier server has kept."""
         from qwenimg.common.pipeline.encode import encode
 
         # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
-        result.warn(job.notes)
         recipe = json.loads(json.dumps(result.recipe))
         pictures = result.layers or (result.pixels,)
         for index, pixels in enumerate(pictures, first):
@@ -270,57 +269,30 @@ def _thumbnail(pixels: Uint8) -> bytes:
     return encode(fit(pixels, max(1, round(width * share)), max(1, round(height * share))), None, ".jpg")
 
 
-def _picture(order: messages.Draw, index: int, wildcards: Wildcards) -> Picture:
-    """Return a picture of the order, with its choices made. Raises UsageError and ModelError."""
-    seed = order.seeds[index]
-    fields = wildcards.chosen(order.fields, seed)
-    asked = {name: fields[name] for name in (*OPTIONS, *TEMPLATES.values()) if name in fields} | {"seed": seed}
-    return Picture(index=index + 1, where="", asked=asked, aspect=fields.get("aspect"), path=None)
-
-
-def _check_count(pipe: Pipeline, order: messages.Draw) -> None:
+def _check_count(pipe: Pipeline, job: Job) -> None:
     """Raise UsageError for pictures that the model does not take, before one is decoded: each can take 108 MB."""
-    pipe.model.inputs.check_count(len(order.images), pipe.model_name, pipe.others)
-    for one in order.fields.get("control", ()):
+    pipe.model.inputs.check_count(len(job.files.images), pipe.model_name, pipe.others)
+    for one in job.get("control") or ():
         pipe.controls.check_taken(one.network)
 
 
-def _job(order: messages.Draw) -> Job:
-    """Decode the order's pictures. Raises UsageError."""
-    if not (order.images or order.control_images):
-        return Job()
-    from qwenimg.common.pictures import input, pixels
-
+def _inputs(job: Job) -> tuple[Inputs, list[str]]:
+    """Decode the pictures of a job. Raises UsageError."""
     try:
-        images = [input.read_image(in_memory("image", data)) for data in order.images]
-        controls = [input.read_image(in_memory("control_image", data)) for data in order.control_images]
-        mask, notes = None, [line for _, lines in (*images, *controls) for line in lines]
-        if order.mask is not None:
-            like = (images or controls)[0][0]
-            mask, more = input.read_mask(in_memory("mask", order.mask), like, transparent=order.mask_alpha)
-            notes += more
+        return read_pictures(job.files, job.get("control") or ())
     except ModelError as error:
         raise UsageError(str(error)) from None
-    return Job(
-        images=tuple(image for image, _ in images),
-        mask=mask,
-        controls=tuple(
-            replace(one, picture=pixels.over_white(controls[int(one.file) - 1][0]))
-            for one in order.fields.get("control", ())
-        ),
-        notes=tuple(notes),
-    )
 
 
-def _check(pipe: Pipeline, job: Job, picture: Picture, suffix: str) -> None:
-    """Raise UsageError for a picture that the model or the file cannot have, and DoesNotFit, before anything is
+def _check(pipe: Pipeline, job: Job, inputs: Inputs, suffix: str) -> None:
+    """Raise UsageError for an image that the model or the file cannot have, and DoesNotFit, before anything is
     loaded."""
     from qwenimg.common.pipeline import encode
 
-    encode.check(suffix, *job.size(picture), picture.texts)
-    if picture.layers:
+    encode.check(suffix, *inputs.size(job), job.texts)
+    if job.layers:
         layer_files.check(suffix)
-    estimated(pipe, job, picture)
+    estimated(pipe, job, inputs)
 
 
 def _shown(defaults: Defaults) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.jobs import fields
+from qwenimg.common.jobs.image_options import check, parse_json, plain, typed
+from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.request.request import MAX_SEED
 
 _P = ParamSpec("_P")
@@ -36,7 +37,7 @@ NAME = "gallery.sqlite3"
 FORMAT = 4  # of the database
 PATIENCE = 10.0  # seconds that one try waits for another program's lock on the database
 _FILE = re.compile(r"[0-9a-f]{16}-[0-9]{1,6}(\.png|\.jpg|\.webp)")  # of a picture
-_IMAGES = ("images", "control_images")  # the fields of an order with files of pictures
+_IMAGES = {"images": "images", "control_images": "controls"}  # the fields of a job's files, by their names in the table
 _TABLES = """
 create table jobs (
     number integer primary key, id text unique not null, state text not null, model text not null,
@@ -118,17 +119,21 @@ class Journal:
 
     def add(self, order: PictureOrder) -> None:
         """Keep a new job."""
-        asked = fields.plain(order.fields) | {"seeds": list(order.seeds)}
-        if "aspect" in asked:
-            asked["aspect"] = str(asked["aspect"])
+        job, files = order.job, order.job.files
+        request = plain(job.options) | {"seeds": list(job.seeds)}
+        if "aspect" in request:
+            request["aspect"] = str(request["aspect"])
+        about = json.dumps(request), files.mask, files.mask_alpha
         with self._base:
             self._base.execute(
                 "insert into jobs (id, state, model, request, mask, mask_alpha, deadline, created)"
                 " values (?, 'waiting', ?, ?, ?, ?, ?, ?)",
-                (order.id, order.model, json.dumps(asked), order.mask, order.mask_alpha, order.deadline, order.created),
+                (order.id, order.model, *about, order.deadline, order.created),
             )
             rows = [
-                (order.id, field, place, data) for field in _IMAGES for place, data in enumerate(getattr(order, field))
+                (order.id, field, place, data)
+                for field, ours in _IMAGES.items()
+                for place, data in enumerate(getattr(files, ours))
             ]
             self._base.executemany("insert into images (job, field, place, data) values (?, ?, ?, ?)", rows)
 
@@ -318,16 +323,16 @@ def _tables(base: sqlite3.Connection) -> set[tuple[str, str]]:
 
 def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> PictureOrder:
     """Return the job of a row. Raises ValueError, TypeError, KeyError or ArithmeticError for one that is damaged."""
-    asked = _object(row["request"])
-    seeds = asked.pop("seeds")
+    request = _object(row["request"])
+    seeds = request.pop("seeds")
     if not seeds or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds):
         raise ValueError("seeds")
-    asked = fields.typed(fields.said_in(asked), files=False)
-    fields.check(asked)
-    if "aspect" in asked:
-        asked["aspect"] = Fraction(asked["aspect"])
+    options = typed(parse_json(request), files=False)
+    check(options)
+    if "aspect" in options:
+        options["aspect"] = Fraction(options["aspect"])
     files = (*images["images"], *images["control_images"], *([] if row["mask"] is None else [row["mask"]]))
-    if not all(isinstance(file, bytes) for file in files) or not isinstance(asked["prompt"], str):
+    if not all(isinstance(file, bytes) for file in files) or not isinstance(options["prompt"], str):
         raise TypeError("a picture, or the prompt")
     deadline, created, drawn = float(row["deadline"]), float(row["created"]), int(row["drawn"])
     if not (0 < deadline < math.inf and math.isfinite(created) and 0 <= drawn <= 10**6):
@@ -335,14 +340,18 @@ def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> P
     return PictureOrder(
         id=str(row["id"]),
         model=str(row["model"]),
-        fields=asked,
-        seeds=tuple(seeds),
+        job=Job(
+            options=options,
+            seeds=tuple(seeds),
+            files=InputFiles(
+                images=images["images"],
+                mask=row["mask"],
+                mask_alpha=bool(row["mask_alpha"]),
+                controls=images["control_images"],
+            ),
+        ),
         first=drawn,
-        images=images["images"],
-        control_images=images["control_images"],
         preview_suffix=".jpg",
-        mask=row["mask"],
-        mask_alpha=bool(row["mask_alpha"]),
         deadline=deadline,
         created=created,
         kind="job",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.jobs.fields import Fields
+from qwenimg.common.jobs.job import Job
 from qwenimg.common.prompts.wildcards import OFF
 
 # To a worker
@@ -23,17 +23,12 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """An order to draw."""
+    """A job to draw."""
 
     order: str
     model: str
-    fields: Fields  # as `jobs.fields.fields` returns them, without seed and number
-    seeds: tuple[int, ...]  # a picture for each
+    job: Job
     first: int = 0  # the number of pictures that are drawn already: one for each seed, or one for each layer
-    images: tuple[bytes, ...] = ()  # the files of the initial image, or of all that the model sees
-    control_images: tuple[bytes, ...] = ()  # files too; the controls among `fields` have their numbers, from 1 on
-    mask: bytes | None = None
-    mask_alpha: bool = False  # True: a mask's transparent parts are drawn anew, else its white ones
     suffix: str = ".png"
     preview_suffix: str = ""  # of previews while it is drawn, or none
     thumbnail: bool = False  # True: each picture comes with a small one

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from qwenimg.cli.serve.messages import Draw, PictureDrawn
 from qwenimg.common.base.text import short
-from qwenimg.common.jobs.fields import Fields
+from qwenimg.common.jobs.job import Job
 
 State = Literal["waiting", "drawing", "done", "failed", "cancelled"]
 
@@ -57,12 +57,7 @@ class PictureOrder:
     """The pictures of one request."""
 
     model: str
-    fields: Fields
-    seeds: tuple[int, ...]
-    images: tuple[bytes, ...] = ()
-    control_images: tuple[bytes, ...] = ()
-    mask: bytes | None = None
-    mask_alpha: bool = False
+    job: Job
     suffix: str = ".png"
     preview_suffix: str = ""
     partial: int = 0
@@ -96,13 +91,15 @@ class PictureOrder:
     @property
     def fingerprint(self) -> str:
         """A name for what is asked, the same whenever it is asked again."""
-        files = [hashlib.sha256(data or b"").hexdigest() for data in (*self.images, self.mask, *self.control_images)]
-        return hashlib.sha256(repr((self.model, sorted(self.fields.items()), files)).encode()).hexdigest()
+        files = self.job.files
+        data = (*files.images, files.mask or b"", *files.controls)
+        hashes = [hashlib.sha256(one).hexdigest() for one in data if isinstance(one, bytes)]
+        return hashlib.sha256(repr((self.model, sorted(self.job.options.items()), hashes)).encode()).hexdigest()
 
     @property
     def share(self) -> float:
         """The share of the steps that are done, 0 to 1."""
-        whole = len(self.seeds) * max(1, self.steps)
+        whole = len(self.job.seeds) * max(1, self.steps)
         return min(1.0, (self.index * self.steps + self.step) / whole)
 
     def draw(self) -> Draw:
@@ -110,13 +107,8 @@ class PictureOrder:
         return Draw(
             order=self.id,
             model=self.model,
-            fields=self.fields,
-            seeds=self.seeds,
+            job=self.job,
             first=self.first,
-            images=self.images,
-            control_images=self.control_images,
-            mask=self.mask,
-            mask_alpha=self.mask_alpha,
             suffix=self.suffix,
             preview_suffix=self.preview_suffix,
             thumbnail=self.is_kept,

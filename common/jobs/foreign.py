@@ -15,7 +15,7 @@ from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
-from qwenimg.common.jobs.fields import Fields
+from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.common.sampling import table
 
@@ -49,7 +49,7 @@ class Foreign:
 
     program: str
     path: Path
-    fields: Fields = field(default_factory=dict)  # values of options, by our names
+    fields: Options = field(default_factory=dict)  # values of options, by our names
     model: str | None = None  # the program's name of the model
     left_out: list[str] = field(default_factory=list)  # fields without an equivalent here
     notes: list[str] = field(default_factory=list)  # differences in the meaning of fields

@@ -1,21 +1,23 @@
-"""Checks of a job before a model is opened, and reading of its initial images and noise."""
+"""Checks of jobs before a model is opened, and reading of their initial images and noise."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.safe_files import OpenFile, in_memory
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import Fields, check, fields, seeds
+from qwenimg.common.jobs.image_options import Options, check, seeds
+from qwenimg.common.jobs.job import InputFiles, Inputs, Job
 from qwenimg.common.jobs.naming import output_path
-from qwenimg.common.jobs.pictures import Picture
 from qwenimg.common.jobs.replay import Replay, check_model
 from qwenimg.common.pictures import latents as latents_
+from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.parts import PARTS
 
 if TYPE_CHECKING:
@@ -32,26 +34,23 @@ RECORDED = {
 last."""
 
 
-def check_forms(said: Fields, output: str | None, latents: Path | None, save_latents: Path | None) -> Fields:
-    """Check the values of `said`, options of an image, and the names of files; open no file. Return them as `fields`
-    does. Raises UsageError.
+def check_forms(options: Options, pattern: str | None, latents: Path | None, save_latents: Path | None) -> None:
+    """Check the values of `options` and the names of files; open no file. Raises UsageError.
 
-    output: as after -o. latents: a file to start from. save_latents: a file to write."""
-    values = fields(said)
-    check(values)
-    seeds(values, 0)
-    if output != "-":
-        output_path(output, seed=0, index=1, prompt="", now=datetime.now(UTC), several=False, same_seeds=False)
+    pattern: the value of -o. latents: a file to start from. save_latents: a file to write."""
+    check(options)
+    seeds(options, 0)
+    if pattern != "-":
+        output_path(pattern, seed=0, index=1, prompt="", now=datetime.now(UTC), several=False, same_seeds=False)
     if latents is not None:
         latents_.kind_of(latents)
     if save_latents is not None and save_latents.suffix.lower() not in latents_.SUFFIXES:
         raise UsageError(f"--save-latents {clean(save_latents, 120)}: let the name end in .npy or .safetensors")
-    return values
 
 
-def check_cache(wanted: Sequence[Picture]) -> None:
+def check_cache(jobs: Sequence[Job]) -> None:
     """Check that some image has a step cache, whose effect is to be measured. Raises UsageError."""
-    if not any(one.said("step_cache") or one.said("cached_calls") for one in wanted):
+    if not any(job.get("step_cache") or job.get("cached_calls") for job in jobs):
         raise UsageError("--step-cache-check compares what --step-cache draws; give both")
 
 
@@ -67,44 +66,52 @@ def check_replay(replay: Replay, given: Mapping[str, object], model: str | None)
     check_model(replay, model)
 
 
-def read_noise(path: Path, wanted: Sequence[Picture]) -> NDArray[np.float32]:
+def read_noise(path: Path, jobs: Sequence[Job]) -> NDArray[np.float32]:
     """Return the latents [N, C, h, w] in a file: the same number of rows for each image, or one row for all prompts.
     Raises UsageError."""
     noise = latents_.read_latents(path)
-    if len(noise) != 1 and len(noise) % len(wanted):
+    if len(noise) != 1 and len(noise) % len(jobs):
         raise UsageError(
             f"--latents {clean(path, 120)}: has {counted(len(noise), 'row')} of latents, "
-            f"this run makes {counted(len(wanted), 'picture')}"
+            f"this run makes {counted(len(jobs), 'picture')}"
         )
     # Another sampler may draw noise in its steps, from the seed.
-    drawn = any(picture.said("sampler") for picture in wanted)
-    if len(noise) < len(wanted) and len({picture.prompt for picture in wanted}) < len(wanted) and not drawn:
+    drawn = any(job.get("sampler") for job in jobs)
+    if len(noise) < len(jobs) and len({job.prompt for job in jobs}) < len(jobs) and not drawn:
         raise UsageError("--latents takes the place of the seed: several seeds would make one picture; give one")
     return noise
 
 
-def read_pictures(
-    images: Sequence[Path],
-    mask: Path | None,
-    strength: object,
-    *,
-    controlled: bool = False,
-    only_masked: bool = False,
-) -> tuple[Any, Any, list[str]]:
-    """Return the images and the mask of the first as arrays, and a line for each conversion. controlled: there is a
-    control; without images the mask is its picture's, and the file is returned. only_masked: some image is drawn
-    where the mask is alone. Raises UsageError and ModelError."""
-    if only_masked and mask is None:
+def check_pictures(files: InputFiles, options: Options, *, controlled: bool) -> None:
+    """Check that a mask and a strength have a picture. controlled: there is a control, whose picture a mask may be for.
+    Raises UsageError."""
+    strength = options.get("strength")
+    if options.get("only_masked") is not None and files.mask is None:
         raise UsageError("--only-masked draws what a mask covers: give one, as in -i PICTURE --mask MASK")
-    if not images:
-        if controlled and strength is None:
-            return (), mask, []
-        for option, value in (("--mask", mask), ("--strength", strength)):
-            if value is not None:
-                raise UsageError(f"{option} needs the picture that it is for; give it with -i")
-        return (), None, []
-    from qwenimg.common.pictures import input
+    if files.images or (controlled and strength is None):
+        return
+    for option, value in (("--mask", files.mask), ("--strength", strength)):
+        if value is not None:
+            raise UsageError(f"{option} needs the picture that it is for; give it with -i")
 
-    pixels, notes = zip(*map(input.read_image, images), strict=True)
-    grey, more = (None, []) if mask is None else input.read_mask(mask, pixels[0])
-    return pixels, grey, [*chain(*notes), *more]
+
+def read_pictures(files: InputFiles, controls: Sequence[Control] = ()) -> tuple[Inputs, list[str]]:
+    """Read the pictures of a job, and return them with a line for each conversion. controls: those whose pictures are
+    among `files`. Without images and controls the mask stays a file. Raises ModelError."""
+    if not (files.images or files.controls):
+        return Inputs(mask=files.mask if isinstance(files.mask, Path) else None), []
+    from qwenimg.common.pictures import input, pixels
+
+    images = [input.read_image(_source("image", one)) for one in files.images]
+    pictures = [input.read_image(_source("control_image", one)) for one in files.controls]
+    mask, notes = None, [line for _, lines in (*images, *pictures) for line in lines]
+    if files.mask is not None:
+        like = (images or pictures)[0][0]
+        mask, more = input.read_mask(_source("mask", files.mask), like, transparent=files.mask_alpha)
+        notes += more
+    seen = tuple(replace(one, picture=pixels.over_white(pictures[int(one.file) - 1][0])) for one in controls)
+    return Inputs(images=tuple(image for image, _ in images), mask=mask, controls=seen), notes
+
+
+def _source(name: str, file: Path | bytes) -> Path | OpenFile:
+    return file if isinstance(file, Path) else in_memory(name, file)

@@ -1,4 +1,4 @@
-"""Reading of prompt files: each line is a prompt, a JSON object whose fields override options, or a comment."""
+"""Reading of prompt files: each line is a prompt, a JSON object of options, or a comment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, kind, open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import MAX_PICTURES, Fields, fields, option_in, said_in
+from qwenimg.common.jobs.image_options import MAX_PICTURES, Options, option_in, parse, parse_json
 from qwenimg.common.prompts.check import MAX_CHARACTERS
 from qwenimg.common.prompts.templates import begins_with_choice
 
@@ -22,8 +22,8 @@ MAX_PROMPT_FILE = 32 << 20  # bytes
 MAX_LINE = 5_000_000  # bytes: two prompts of the largest size fit, \\u-escaped
 _NOTHING = re.compile(rb"(?:\s++|#[^\n]*+)*+")  # blank lines and comments, from the start of a line
 
-Line: TypeAlias = tuple[str, Fields | ModelError]
-"""The place of a line, `prompts.txt:3`, and its fields or its fault."""
+Line: TypeAlias = tuple[str, Options | ModelError]
+"""The place of a line, `prompts.txt:3`, and its options or its fault."""
 
 
 def read_prompts(source: str) -> list[Line]:
@@ -40,7 +40,7 @@ def read_prompts(source: str) -> list[Line]:
         if len(line) > MAX_LINE:
             raise bad(where, f"has more than {MAX_LINE:,} bytes; a prompt has at most {MAX_CHARACTERS:,} characters")
         try:
-            lines.append((where, _fields_of(line, where)))
+            lines.append((where, _options_of(line, where)))
         except ModelError as error:
             lines.append((where, error))
     if not lines:
@@ -63,8 +63,8 @@ def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
         yield number + 1, raw[start : min(begin, start + MAX_LINE + 1)]
 
 
-def _fields_of(line: bytes, where: str) -> Fields:
-    """Return the fields of a line. Raises ModelError."""
+def _options_of(line: bytes, where: str) -> Options:
+    """Return the options of a line. Raises ModelError."""
     try:
         prompt = line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
@@ -79,12 +79,12 @@ def _fields_of(line: bytes, where: str) -> Fields:
     return {"prompt": prompt}
 
 
-def _object(line: bytes, where: str) -> Fields:
+def _object(line: bytes, where: str) -> Options:
     data = strict_json(line, where, depth=2, values=100)
     if not isinstance(data, dict):
         raise bad(where, "is not a JSON object")
     try:
-        return fields(said_in(data))
+        return parse(parse_json(data))
     except UsageError as error:
         raise bad(where, str(error)) from None
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import Fields
-from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.jobs.image_options import Options
+from qwenimg.common.jobs.job import Job
 from qwenimg.common.prompts.templates import escaped
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request.lora_text import Lora
@@ -31,7 +31,7 @@ USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantiz
 class Replay:
     """The settings of an image's recipe."""
 
-    fields: Fields
+    options: Options
     model: str | None  # None: only -m gives it
     precision: str
     noise_given: bool = False  # its noise came from --latents, so that its seed has no meaning
@@ -57,21 +57,21 @@ def read_replay(path: Path) -> Replay:
     if foreign is not None:
         return _foreign_replay(foreign, path)
     recipe = recipe_from_texts(texts, path)
-    values: Fields = dict(recipe)
-    fields = {name: values[name] for name, one in OPTIONS.items() if one.recorded and name in values}
-    fields["seed"] = str(recipe["seed"])
+    values = dict[str, Any](recipe)
+    options = {name: values[name] for name, one in OPTIONS.items() if one.recorded and name in values}
+    options["seed"] = str(recipe["seed"])
     if recipe["guidance"] <= 1:  # it was not used, and is not recorded
-        del fields["negative_prompt"]
-    fields |= _escaped(fields)
+        del options["negative_prompt"]
+    options |= _escaped(options)
     used = {key: str(values[key]) for key in USED if key in values}
-    fields.pop("lora", None)  # a path in a picture is never opened
-    fields.pop("control", None)  # its pictures are files
+    options.pop("lora", None)  # a path in a picture is never opened
+    options.pop("control", None)  # its pictures are files
     loras = recorded_loras(recipe)
     if loras and all(in_cache(one.source) for one in loras):
-        fields["lora"] = loras
+        options["lora"] = loras
         del used["lora"]
     return Replay(
-        fields=fields,
+        options=options,
         model=recipe["model"],
         precision=recipe["precision"].get("name", "auto"),
         noise_given=recipe["rng"] == "given",
@@ -84,9 +84,9 @@ def read_replay(path: Path) -> Replay:
     )
 
 
-def _escaped(fields: Fields) -> Fields:
-    """Return the prompts among `fields`, which are chosen already, as templates of themselves."""
-    return {name: escaped(fields[name]) for name in TEMPLATES if name in fields}
+def _escaped(options: Options) -> Options:
+    """Return the prompts among `options`, which are chosen already, as templates of themselves."""
+    return {name: escaped(options[name]) for name in TEMPLATES if name in options}
 
 
 def _control_hashes(recipe: Recipe) -> tuple[str, ...]:
@@ -100,16 +100,16 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
     if foreign.refused is not None:
         raise bad(path, f"its recipe of {foreign.program} is not plain: {foreign.refused}")
     seed = {"seed": str(foreign.fields["seed"])} if "seed" in foreign.fields else {}
-    fields = foreign.fields | seed
-    if "negative_prompt" in fields and fields.get("guidance", 2) <= 1:  # it was not used
-        del fields["negative_prompt"]
-    fields |= _escaped(fields)
+    options = foreign.fields | seed
+    if "negative_prompt" in options and options.get("guidance", 2) <= 1:  # it was not used
+        del options["negative_prompt"]
+    options |= _escaped(options)
     model = None if foreign.model is None else known_model(foreign.model)
     if model is not None and os.path.lexists(model):  # a name of unknown origin never opens a path
         model = None
     needs = {"image_sha256": foreign.picture, "mask_sha256": foreign.mask}
     return Replay(
-        fields=fields,
+        options=options,
         model=model,
         precision="auto",
         used={key: "" for key, needed in needs.items() if needed},
@@ -126,12 +126,12 @@ def check_model(replay: Replay, given: str | None) -> None:
         raise ModelError(f"--from: that picture's recipe {what}; say with -m which model makes it")
 
 
-def differences(replay: Replay | None, picture: Picture, recipe: Recipe) -> list[str]:
+def differences(replay: Replay | None, job: Job, recipe: Recipe) -> list[str]:
     """Return why a repeated image differs from the original: a line for each input that is not the same now."""
-    if replay is None or replay.noise_sha256 is None or replay.fields.get("seed") != str(picture.seed):
+    if replay is None or replay.noise_sha256 is None or replay.options.get("seed") != str(job.seed):
         return []
     lines, now = [], dict[str, Any](recipe)
-    same_size = all(replay.fields.get(side) == picture.said(side) for side in ("width", "height"))
+    same_size = all(replay.options.get(side) == job.get(side) for side in ("width", "height"))
     if same_size and recipe["noise_sha256"] != replay.noise_sha256:
         lines.append("the noise is not that of the picture given to --from")
     prints = recipe.get("fingerprints", {})

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from qwenimg.common.families.registry import FAMILIES
-from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.jobs.image_options import TEXT_OPTIONS
 from qwenimg.common.numbers.sizes import MAX_SIDE
 from qwenimg.common.request.family_options import FAMILY_OPTIONS
 from qwenimg.common.request.option import Option
@@ -26,7 +26,7 @@ def request_schema() -> dict[str, Any]:
         "title": "qwenimg request",
         "description": f"A picture to make. What is left out is the model's own; sides are at most {MAX_SIDE} pixels.",
         "type": "object",
-        "properties": {name: _property(one) for name, one in SAID.items()},
+        "properties": {name: _property(one) for name, one in TEXT_OPTIONS.items()},
         "required": ["prompt"],
         "additionalProperties": False,
         "not": {"anyOf": [{"required": list(names)} for names in _EITHER]},

@@ -21,6 +21,7 @@ from qwenimg.cli.batch.tasks import BatchTask
 from qwenimg.cli.serve.messages import PictureDrawn, Settings, Unusable
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.jobs.job import Job
 from qwenimg.common.pictures.png import encode_png, has_batch_key, with_batch_key
 
 OTHER = encode_png(np.full((2, 2, 3), 9, np.uint8), {}, None)
@@ -28,7 +29,7 @@ Body = Callable[[Driver, list[FakeWorker]], Awaitable[None]]
 
 
 def task(i: int) -> BatchTask:
-    return BatchTask(key=f"{i:016x}".ljust(64, "0"), where=f"r:{i}", fields={"prompt": "x"}, seed=i)
+    return BatchTask(key=f"{i:016x}".ljust(64, "0"), job=Job(options={"prompt": "x"}, seeds=(i,), where=f"r:{i}"))
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_each_worker_has_one_picture_at_a_time(run, tmp_path: Path) -> None:
     async def body(driver: Driver, workers: list[FakeWorker]) -> None:
         for worker in workers:
             await worker.get_ready()
-        assert [worker.order.seeds for worker in workers] == [(0,), (1,)] and len(driver.waiting) == 3
+        assert [worker.order.job.seeds for worker in workers] == [(0,), (1,)] and len(driver.waiting) == 3
         while any(worker.order for worker in workers):
             for worker in workers:
                 if worker.order:
@@ -112,7 +113,7 @@ def test_a_picture_that_ends_workers_is_given_up_and_the_others_are_drawn(run, t
         [worker] = workers
         await worker.get_ready()
         while worker.order is not None:
-            if worker.order.seeds == (1,):
+            if worker.order.job.seeds == (1,):
                 await worker.die()
                 if driver.waiting:
                     await worker.get_ready()

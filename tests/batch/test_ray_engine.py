@@ -22,6 +22,7 @@ from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready, Sett
 from qwenimg.cli.serve.workers import Lost
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.jobs.job import Job
 
 POISON = 3  # the seed that ends its actor
 
@@ -47,7 +48,7 @@ class PretendRay:
         return [Ready()]
 
     async def draw(self, order: Draw) -> list[Any]:
-        if order.seeds == (POISON,):
+        if order.job.seeds == (POISON,):
             raise self.RayError("the actor died")
         picture = PictureDrawn(order=order.order, index=0, data=PNG, recipe={}, seconds=0.1)
         return [picture, Finished(order=order.order)]
@@ -66,7 +67,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> PretendRay:
 
 def test_a_request_that_ends_its_actors_is_given_up_and_the_others_are_drawn(ray: PretendRay, tmp_path: Path) -> None:
     tasks = [
-        BatchTask(key=f"{i:016x}".ljust(64, "0"), where=f"r:{i}", fields={"prompt": "x"}, seed=i) for i in range(8)
+        BatchTask(key=f"{i:016x}".ljust(64, "0"), job=Job(options={"prompt": "x"}, seeds=(i,), where=f"r:{i}"))
+        for i in range(8)
     ]
     settings, ended = Settings(models={"model": Opening()}, backends=("cuda", "cuda"), threads=3), list[Any]()
     journal = BatchJournal(tmp_path / "out", (0, 1))
@@ -93,7 +95,7 @@ def test_the_end_of_an_actor_is_a_message(ray: PretendRay) -> None:
         worker = ray_engine.RayWorker("cpu", Settings(models={"model": Opening()}))
         inbox = worker.start()
         assert await inbox.get() == Ready() and ray.actors[0]["num_gpus"] == 0
-        worker._call(ray.draw(Draw(order="x", model="model", fields={}, seeds=(POISON,))))
+        worker._call(ray.draw(Draw(order="x", model="model", job=Job(options={}, seeds=(POISON,)))))
         assert await inbox.get() == Lost(ray_engine.ENDED)
         assert worker.start() is not inbox, "the messages of the old actor do not reach the new one"
         assert await worker._inbox.get() == Ready()
@@ -145,10 +147,10 @@ def test_a_drawer_returns_what_a_worker_says() -> None:
     opened, ready = drawer.begin()
     assert isinstance(opened, ModelOpened) and isinstance(ready, Ready)
     fields = {"prompt": "a red circle", "steps": 2, "width": 64, "height": 64}
-    drawn, finished = drawer.draw(Draw(order="1", model="model", fields=fields, seeds=(7,)))
+    drawn, finished = drawer.draw(Draw(order="1", model="model", job=Job(options=fields, seeds=(7,))))
     assert isinstance(drawn, PictureDrawn) and drawn.data.startswith(b"\x89PNG") and drawn.recipe["seed"] == 7
     assert finished.error == ""  # type: ignore[union-attr]
-    [failed] = drawer.draw(Draw(order="2", model="model", fields=fields | {"steps": 0}, seeds=(7,)))
+    [failed] = drawer.draw(Draw(order="2", model="model", job=Job(options=fields | {"steps": 0}, seeds=(7,))))
     assert "steps" in failed.error  # type: ignore[union-attr]
     [unusable] = ray_engine.Drawer(Start(models={"model": Opening(model="missing.safetensors")})).begin()
     assert unusable.exit_code == 5  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import pytest
 from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shard_of, tasks_of
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.jobs.fields import fields
+from qwenimg.common.jobs.image_options import parse
 from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.request import Defaults
 
@@ -17,7 +17,7 @@ USUAL = Defaults(width=64, height=32, steps=9, guidance=3.0)
 
 
 def tasks(*lines: dict[str, Any], identity: dict[str, Any] | None = None) -> list[BatchTask]:
-    rows = [(f"r:{i}", fields(line)) for i, line in enumerate(lines, 1)]
+    rows = [(f"r:{i}", parse(line)) for i, line in enumerate(lines, 1)]
     made, faults = tasks_of(rows, identity or {"model": "m"}, USUAL, Wildcards())
     assert not faults
     return made
@@ -43,28 +43,28 @@ def test_a_request_is_drawn_once_and_seeds_without_one_stay_the_same() -> None:
     assert len(tasks({"prompt": "x", "seed": "1-3"}, {"prompt": "x", "seed": "2"})) == 3
     first, second = tasks({"prompt": "x"}, {"prompt": "x"}), tasks({"prompt": "y"}, {"prompt": "x"}, {"prompt": "x"})
     assert [task.key for task in first] == [task.key for task in second[1:]], "whatever stands before it"
-    assert first[0].seed != first[1].seed
+    assert first[0].job.seed != first[1].job.seed
     [a, b] = tasks({"prompt": "x", "num_images": 2})
-    assert b.seed == a.seed + 1
+    assert b.job.seed == a.job.seed + 1
 
 
 def test_a_template_has_the_keys_of_the_texts_that_seeds_choose() -> None:
     """They decide the pixels; a worker does not choose again."""
     made = tasks({"prompt": "{a|b|c}", "seed": "1-3", "negative_prompt": "{d|e}"})
-    assert {task.fields["prompt"] for task in made} == {"a", "b", "c"} and len({task.name for task in made}) == 3
+    assert {task.job.options["prompt"] for task in made} == {"a", "b", "c"} and len({task.name for task in made}) == 3
     for task in made:
-        plain = {name: task.fields[name] for name in ("prompt", "negative_prompt")}
-        assert task.key == tasks({**plain, "seed": str(task.seed)})[0].key
-        assert task.fields["template"] == "{a|b|c}" and task.fields["negative_template"] == "{d|e}"
-        assert Wildcards().chosen(task.fields, 99) == task.fields
+        plain = {name: task.job.options[name] for name in ("prompt", "negative_prompt")}
+        assert task.key == tasks({**plain, "seed": str(task.job.seed)})[0].key
+        assert task.job.options["template"] == "{a|b|c}" and task.job.options["negative_template"] == "{d|e}"
+        assert Wildcards().chosen(task.job.options, 99) == task.job.options
     [escaped] = tasks({"prompt": r"\{a|b\}", "seed": "1"})
-    assert escaped.fields["prompt"] == "{a|b}" and Wildcards().chosen(escaped.fields, 5) == escaped.fields
+    assert escaped.job.prompt == "{a|b}" and Wildcards().chosen(escaped.job.options, 5) == escaped.job.options
     first, again = tasks({"prompt": "{a|b}", "num_images": 3}), tasks({"prompt": "{a|b}", "num_images": 3})
     assert [task.key for task in first] == [task.key for task in again], "without a seed too"
     rows = [
-        ("r:1", fields({"prompt": "__nope__"})),
-        ("r:2", fields({"prompt": "{|}"})),
-        ("r:3", fields({"prompt": "x"})),
+        ("r:1", parse({"prompt": "__nope__"})),
+        ("r:2", parse({"prompt": "{|}"})),
+        ("r:3", parse({"prompt": "x"})),
     ]
     found, faults = tasks_of(rows, {}, USUAL, Wildcards())
     assert [str(fault)[:4] for fault in faults] == ["r:1:", "r:2:"] and len(found) == 1

@@ -26,7 +26,7 @@ from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
 from qwenimg.cli.words import command_place
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
-from qwenimg.common.jobs.fields import parse_seeds
+from qwenimg.common.jobs.image_options import parse_seeds
 from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.pictures import latents
 from qwenimg.common.shapes import builtin

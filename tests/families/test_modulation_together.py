@@ -17,7 +17,7 @@ from support.family_cases import BACKENDS
 import qwenimg
 from qwenimg import Pipeline
 from qwenimg.common.jobs import run as jobs
-from qwenimg.common.jobs.pictures import Picture
+from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.parts import modulations
 from qwenimg.common.pipeline import fit_options
 from qwenimg.common.precision.residency import ONCE
@@ -122,7 +122,7 @@ def test_a_negative_prompt_is_announced_where_it_is_used(
     """In FLUX.1 by the scale of true CFG, not by the guidance that the model is told."""
     announced = list[str]()
     monkeypatch.setattr(Pipeline, "prepare", lambda self, texts, *rest, **more: announced.extend(texts))
-    asked: dict[str, Any] = {"prompt": "x", "seed": 1, "guidance": 3.5, "negative_prompt": "blurry"}
+    asked: dict[str, Any] = {"prompt": "x", "guidance": 3.5, "negative_prompt": "blurry"}
     with qwenimg.load(tiny["flux-dev"], "cpu", "fp32") as pipe:
-        jobs.prepare(pipe, [Picture(index=1, where="", asked=asked | options, aspect=None, path=None)], jobs.Job())
+        jobs.prepare(pipe, [Job(options=asked | options, seeds=(1,))], Inputs())
     assert announced == expected

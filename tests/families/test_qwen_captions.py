@@ -32,6 +32,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import captions
+from qwenimg.common.jobs.job import InputFiles
 from qwenimg.common.networks.encoders import qwen_vl_caption
 from qwenimg.common.parts.texts import captions as writing
 from qwenimg.common.pipeline import fit_options, start
@@ -276,15 +277,11 @@ def test_plan_counts_the_caption(tiny_layered: Path, picture: str) -> None:
 def drawn(folder: Path, picture: str) -> list[Any]:
     """What is said of an order without a prompt."""
     worker, sent = drawing(folder)
-    fields, seeds = asked.ordered(
-        {"width": 96, "height": 64, "steps": 1, "seed": "3-4"} | ({"layers": 1} if "layered" in str(folder) else {}),
-        Settings(models={}),
-        most=2,
-        images=1,
-    )
-    worker.draw(
-        messages.Draw(order="a", model="tiny", fields=fields, seeds=seeds, images=(Path(picture).read_bytes(),))
-    )
+    options = {"width": 96, "height": 64, "steps": 1, "seed": "3-4"}
+    options |= {"layers": 1} if "layered" in str(folder) else {}
+    files = InputFiles(images=(Path(picture).read_bytes(),))
+    job = asked.job_of(options, Settings(models={}), files, most=2)
+    worker.draw(messages.Draw(order="a", model="tiny", job=job))
     return sent
 
 
@@ -340,7 +337,7 @@ def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, tmp_path: P
 
 def test_an_order_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
     with pytest.raises(Fault, match="a prompt is missing"):
-        asked.ordered({"prompt": " "}, Settings(models={}), most=1)
+        asked.job_of({"prompt": " "}, Settings(models={}), most=1)
     pictures = [one for one in drawn(tiny_layered, picture) if isinstance(one, messages.PictureDrawn)]
     assert len(pictures) == 2 and pictures[0].recipe["prompt"] == pictures[1].recipe["prompt"] != ""
     refused = drawn(tiny_folder, picture)[-1]

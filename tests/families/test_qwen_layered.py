@@ -29,6 +29,7 @@ from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image import variants
+from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.networks.denoisers.qwen_dit import ADDITION
 from qwenimg.common.networks.vaes import qwen_vae, qwen_vae_names
 from qwenimg.common.numbers import sizes
@@ -374,9 +375,8 @@ def test_each_layer_is_a_picture_of_an_order(tiny_layered: Path, picture: str, f
     """`first` pictures are kept by an earlier server: of two seeds with two layers, all of the first and one more."""
     worker, sent = drawing(tiny_layered)
     fields = {"prompt": "a ring", "width": 64, "height": 48, "steps": 1, "layers": 2}
-    order = messages.Draw(
-        order="a", model="tiny", fields=fields, seeds=(3, 4), first=first, images=(Path(picture).read_bytes(),)
-    )
+    job = Job(options=fields, seeds=(3, 4), files=InputFiles(images=(Path(picture).read_bytes(),)))
+    order = messages.Draw(order="a", model="tiny", job=job, first=first)
     worker.draw(order)
     drawn = [message for message in sent if isinstance(message, messages.PictureDrawn)]
     assert [one.index for one in drawn] == list(range(first, 4))

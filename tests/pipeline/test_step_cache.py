@@ -20,7 +20,7 @@ from support.relative import relative
 import qwenimg
 from qwenimg import Pipeline, UsageError
 from qwenimg.cli.main import run
-from qwenimg.common.jobs.fields import merged
+from qwenimg.common.jobs.image_options import merged
 from qwenimg.common.pictures.pixels import psnr
 from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.request import cached_calls

@@ -66,7 +66,7 @@ def check_same(made: Path, expected: Path, apart: int = 0) -> None:
     for name in listing(made):
         difference = np.abs(pixels(made / name) - pixels(expected / name))
         assert difference.max() <= 1 and np.count_nonzero(difference) <= apart
-    calls = [read_replay(folder / listing(folder)[0]).fields["cached_calls"] for folder in (made, expected)]
+    calls = [read_replay(folder / listing(folder)[0]).options["cached_calls"] for folder in (made, expected)]
     print(f"cached calls: {calls[0]}")
     assert calls[0] == calls[1] != "none"
 

@@ -16,7 +16,7 @@ from support.recipe_cases import recipe_from_png
 
 import qwenimg
 from qwenimg import ModelError, UsageError
-from qwenimg.common.jobs.fields import merged
+from qwenimg.common.jobs.image_options import merged
 from qwenimg.common.request.few_steps import FewSteps, parse, settled
 from qwenimg.common.request.lora_text import Lora
 

@@ -18,13 +18,13 @@ from qwenimg.common.base.amounts import parse_ranges
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import LONGEST, short
-from qwenimg.common.jobs.fields import SAID, check, fields, parse_seeds
+from qwenimg.common.jobs.image_options import TEXT_OPTIONS, check, parse, parse_seeds
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.request import cached_calls, skip_layers
 from qwenimg.common.request.request import OPTIONS, request_of
 
-TEXTS = {name: one for name, one in SAID.items() if one.kind is str or one.several}
+TEXTS = {name: one for name, one in TEXT_OPTIONS.items() if one.kind is str or one.several}
 PARTS = {"cached_calls": "1-9999,", "skip_layers": "0-999,", "lora": "a:1;", "control": "a=b:1;", "seed": "1,",
          "size": "64x64", "aspect": "16:9"}  # fmt: skip
 
@@ -56,14 +56,14 @@ def test_by_a_prompt_file_a_call_a_configuration_and_the_command_line(
     said.append(line)
     with pytest.raises(UsageError) as caught:
         values = {"prompt": "x"} | {name: text}
-        check(fields(values))
+        check(parse(values))
         parse_seeds(values["seed"])
     said.append(caught.value)
-    if name in OPTIONS and not SAID[name].several:
+    if name in OPTIONS and not TEXT_OPTIONS[name].several:
         with pytest.raises(UsageError) as caught:
             request_of({"prompt": "x", name: text})
         said.append(caught.value)
-    if SAID[name].config:
+    if TEXT_OPTIONS[name].config:
         (tmp_path / "config.toml").write_text(f'{name} = "{"x" * (TEXTS[name].longest + 1)}"')
         monkeypatch.setattr(config, "path", lambda: tmp_path / "config.toml")
         with pytest.raises(UsageError) as caught:
@@ -71,7 +71,7 @@ def test_by_a_prompt_file_a_call_a_configuration_and_the_command_line(
         said.append(caught.value)
         monkeypatch.undo()
     dashed = text[:100_000] if name not in ("prompt", "negative_prompt") else f"{text[:120_000]}"
-    ran = cli("-m", "shapes", *(["x"] if name != "prompt" else []), f"--{SAID[name].dashed}={dashed}")
+    ran = cli("-m", "shapes", *(["x"] if name != "prompt" else []), f"--{TEXT_OPTIONS[name].dashed}={dashed}")
     assert ran.code == 2 and len(ran.err) < LONGEST + 40, ran.err
     for error in said:
         print(error)
@@ -83,8 +83,8 @@ def test_the_schema_says_the_same() -> None:
     for name, about in request_schema()["properties"].items():
         for kind in about.get("anyOf", [about]):
             if "maxLength" in kind:
-                assert kind["maxLength"] == SAID[name].longest
-    SAID["cached_calls"].check("1-9999," * 1142 + "1")
+                assert kind["maxLength"] == TEXT_OPTIONS[name].longest
+    TEXT_OPTIONS["cached_calls"].check("1-9999," * 1142 + "1")
     assert len(cached_calls.parse("1-9999," * 100_000 + "7")) == 9999, "at once, even beyond that length"
 
 

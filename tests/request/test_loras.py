@@ -242,7 +242,7 @@ def test_a_picture_is_made_again_with_the_same_lora(
         == 0
     )
     assert recipe_from_png(Path("x.png"))["lora"] == "a.safetensors:0.5; b.safetensors:1"  # type: ignore[typeddict-item]
-    assert "lora" not in read_replay(Path("x.png")).fields  # a path in a picture is never opened
+    assert "lora" not in read_replay(Path("x.png")).options  # a path in a picture is never opened
     cli("--from", "x.png", *fixed).refused(2, "made with --lora (a.safetensors:0.5; b.safetensors:1); give the same")
     again = ["--lora", "a.safetensors:0.5", "--lora", "b.safetensors"]
     assert cli("--from", "x.png", *fixed, *again, "-o", "y.png").err == ""

@@ -20,8 +20,8 @@ from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.families.registry import FAMILIES
-from qwenimg.common.jobs.fields import ALL, SAID, check, fields, seeds
-from qwenimg.common.jobs.prompt_file import _fields_of
+from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, check, parse, seeds
+from qwenimg.common.jobs.prompt_file import _options_of
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.request.family_options import FAMILY_OPTIONS
 from qwenimg.common.request.option import Option, no_effect, recorded
@@ -262,7 +262,7 @@ def valid(schema: Any, value: Any) -> bool:
 def taken(line: dict[str, Any]) -> bool:
     """Whether a line of a prompt file may say it."""
     try:
-        said = _fields_of(json.dumps(line).encode(), "x:1")
+        said = _options_of(json.dumps(line).encode(), "x:1")
         if "prompt" not in said:
             return False
         check(said)
@@ -300,9 +300,9 @@ FREE = ("seed", "size", "aspect", "few_steps", "cached_calls", "skip_layers")
 
 def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
     schema = json.loads(json.dumps(request_schema()))
-    assert schema["properties"].keys() == SAID.keys()
+    assert schema["properties"].keys() == TEXT_OPTIONS.keys()
     tried = 0
-    for name in SAID:
+    for name in TEXT_OPTIONS:
         for value in VALUES:
             line = {"prompt": "a ring"} | {name: value}
             if isinstance(value, str) and name in FREE:
@@ -315,9 +315,9 @@ def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:
     for line in ({}, {"prompt": "x", "sise": 3}, {"prompt": "x", "size": "8x8", "width": 8}):
         assert not valid(schema, line) and not taken(line)
     defaults = {name: value["default"] for name, value in schema["properties"].items() if "default" in value}
-    numbers = {name for name, one in SAID.items() if one.kind in (int, float) and one.default is not None}
-    assert defaults == {name: SAID[name].default for name in numbers - MODELS_OWN}
-    assert fields({"prompt": "x", "size": "8x16"}) == {"prompt": "x", "width": 8, "height": 16}
+    numbers = {name for name, one in TEXT_OPTIONS.items() if one.kind in (int, float) and one.default is not None}
+    assert defaults == {name: TEXT_OPTIONS[name].default for name in numbers - MODELS_OWN}
+    assert parse({"prompt": "x", "size": "8x16"}) == {"prompt": "x", "width": 8, "height": 16}
 
 
 def test_help_as_json_is_the_schema(capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ from support.fake_worker import SETTINGS
 from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.cli.serve.public import HIDDEN, public
-from qwenimg.common.jobs.fields import SAID
+from qwenimg.common.jobs.image_options import TEXT_OPTIONS
+from qwenimg.common.jobs.job import InputFiles
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import Option, option, options_of
 
@@ -27,13 +28,13 @@ LORAS = replace(SETTINGS, loras={"style": "/home/me/loras/style.safetensors"})
 
 def fault(data: dict[str, Any], **more: Any) -> Fault:
     with pytest.raises(Fault) as caught:
-        asked.ordered(asked.options(data, **more), SETTINGS, most=10)
+        asked.job_of(asked.options(data, **more), SETTINGS, most=10)
     return caught.value
 
 
 def test_every_option_is_asked_by_its_name_and_by_those_of_others() -> None:
     names = asked.spelled()
-    assert set(SAID) == set(names.values())
+    assert set(TEXT_OPTIONS) == set(names.values())
     for name in ("num_inference_steps", "guidance_scale", "true_cfg_scale", "cfg_scale", "cfg", "steps", "guidance"):
         assert names[name] in ("steps", "guidance", "true_cfg")
 
@@ -43,16 +44,17 @@ def test_a_new_option_of_a_picture_needs_no_line_here(monkeypatch: pytest.Monkey
     class More:
         sparkle: int = option(0, Option(help="sparkle", aliases=("more-glitter",), least=0, most=9))
 
-    monkeypatch.setitem(SAID, "sparkle", options_of(More)["sparkle"])
-    assert asked.ordered(asked.options({"prompt": "x", "more_glitter": 3}), SETTINGS, most=1)[0]["sparkle"] == 3
+    monkeypatch.setitem(TEXT_OPTIONS, "sparkle", options_of(More)["sparkle"])
+    assert asked.job_of(asked.options({"prompt": "x", "more_glitter": 3}), SETTINGS, most=1).options["sparkle"] == 3
     assert fault({"prompt": "x", "sparkle": 10}).param == "sparkle"
 
 
 def test_fields_and_seeds() -> None:
     data = {"prompt": "x", "seed": 7, "num_images": 3, "cfg_scale": 2, "num_inference_steps": 9.0, "size": "64x32"}
-    fields, seeds = asked.ordered(asked.options(data), SETTINGS, most=3)
-    assert fields == {"prompt": "x", "guidance": 2, "steps": 9, "width": 64, "height": 32} and seeds == (7, 8, 9)
-    _, seeds = asked.ordered(asked.options({"prompt": "x", "seed": -1}), SETTINGS, most=1)
+    job = asked.job_of(asked.options(data), SETTINGS, most=3)
+    assert job.options == {"prompt": "x", "guidance": 2, "steps": 9, "width": 64, "height": 32}
+    assert job.seeds == (7, 8, 9)
+    seeds = asked.job_of(asked.options({"prompt": "x", "seed": -1}), SETTINGS, most=1).seeds
     assert len(seeds) == 1 and seeds[0] >= 0
 
 
@@ -110,20 +112,20 @@ def test_no_text_is_longer_than_its_schema_says() -> None:
     for name, part in LONG.items():
         text = part * 1_000_000
         assert fault({"prompt": "x", name: text}).param == name
-        if SAID[name].parse is not None:
+        if TEXT_OPTIONS[name].parse is not None:
             assert fault({"prompt": "x", name: [part] * 9_000}).param == name
     spent = time.process_time() - start
     print(f"{spent:.3f} s of processor time for {len(LONG)} texts of megabytes")
-    assert set(LONG) == {name for name, one in SAID.items() if one.kind is str or one.several} and spent < 5
+    assert set(LONG) == {name for name, one in TEXT_OPTIONS.items() if one.kind is str or one.several} and spent < 5
 
 
 def test_loras_have_served_names_alone() -> None:
-    fields, _ = asked.ordered(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1)
-    assert fields["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
-    fields, _ = asked.ordered(asked.options({"prompt": "x", "lora": ["style:0.5", "style"]}), LORAS, most=1)
-    assert [one.source for one in fields["lora"]] == ["/home/me/loras/style.safetensors"] * 2
+    options = asked.job_of(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1).options
+    assert options["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
+    options = asked.job_of(asked.options({"prompt": "x", "lora": ["style:0.5", "style"]}), LORAS, most=1).options
+    assert [one.source for one in options["lora"]] == ["/home/me/loras/style.safetensors"] * 2
     with pytest.raises(Fault) as caught:
-        asked.ordered(asked.options({"prompt": "x", "lora": "/home/me/loras/style.safetensors"}), LORAS, most=1)
+        asked.job_of(asked.options({"prompt": "x", "lora": "/home/me/loras/style.safetensors"}), LORAS, most=1)
     assert caught.value.param == "lora"
 
 
@@ -132,10 +134,10 @@ def test_the_name_of_a_lora_is_never_looked_for(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     Path("style:0.5").touch()
     Path("style:x").touch()
-    fields, _ = asked.ordered(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1)
-    assert fields["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
+    options = asked.job_of(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1).options
+    assert options["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
     with pytest.raises(Fault, match="'x' is no number"):
-        asked.ordered(asked.options({"prompt": "x", "lora": "style:x"}), LORAS, most=1)
+        asked.job_of(asked.options({"prompt": "x", "lora": "style:x"}), LORAS, most=1)
 
 
 CONTROLLED = replace(SETTINGS, controls={"union": "/home/me/nets/union", "known": "qwen-image-controlnet-union"})
@@ -151,7 +153,7 @@ CONTROLLED = replace(SETTINGS, controls={"union": "/home/me/nets/union", "known"
 )  # fmt: skip
 def test_controls_have_served_names_and_numbers_of_pictures(text: object, count: int, expected: str) -> None:
     data = asked.options({"prompt": "x", "control": text})
-    controls = asked.ordered(data, CONTROLLED, most=1, control_images=count)[0]["control"]
+    controls = asked.job_of(data, CONTROLLED, InputFiles(controls=(b"x",) * count), most=1).options["control"]
     assert "; ".join(map(str, controls)) == expected
 
 
@@ -172,7 +174,7 @@ def test_controls_have_served_names_and_numbers_of_pictures(text: object, count:
 def test_a_control_names_no_file(text: object, count: int, param: str) -> None:
     with pytest.raises(Fault) as caught:
         data = asked.options({"prompt": "x", "control": text})
-        asked.ordered(data, CONTROLLED, most=1, control_images=count)
+        asked.job_of(data, CONTROLLED, InputFiles(controls=(b"x",) * count), most=1)
     print(caught.value.text)
     assert caught.value.param == param and caught.value.status == 400
     assert "/home" not in caught.value.text.replace("'/home/me/nets/union'", "") and caught.value.text.isprintable()
@@ -224,12 +226,12 @@ ANY = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(asked.spelled())) | st.text(max_size=8), ANY, max_size=6))
 def test_any_json_is_an_order_or_a_fault(data: dict[str, Any]) -> None:
     try:
-        fields, seeds = asked.ordered(asked.options(data), SETTINGS, most=4)
+        job = asked.job_of(asked.options(data), SETTINGS, most=4)
     except Fault as error:
         assert error.status in (400, 404) and len(error.text) <= 300
         json.dumps([error.text, error.param])
     else:
-        assert fields["prompt"] and 1 <= len(seeds) <= 4
+        assert job.prompt and 1 <= len(job.seeds) <= 4
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_orders_are_drawn_one_by_one_in_their_order(run) -> None:
             assert one.step == 1 and one.share == 0.25
             await worker.picture()
             await worker.finish()
-            assert one.state == "done" and one.pictures[0].recipe["prompt"] == one.fields["prompt"]
+            assert one.state == "done" and one.pictures[0].recipe["prompt"] == one.job.prompt
         assert worker.drawn == orders and not dispatcher.waiting
 
     run(body)
@@ -261,7 +261,7 @@ def test_jobs_go_on_in_the_next_server(run, tmp_path: Path) -> None:
 
     async def second(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         assert worker.order is not None and (worker.order.id, worker.order.first) == (asked[0].id, 1)
-        assert worker.order.images == (b"in", b"two") and worker.order.seeds == (5, 6)
+        assert worker.order.job.files.images == (b"in", b"two") and worker.order.job.seeds == (5, 6)
         await worker.picture(1)
         await worker.finish()
         assert worker.order is not None and (worker.order.id, worker.order.first) == (asked[1].id, 0)

@@ -22,6 +22,7 @@ from support.servers import LONG, RunningServer, events, until_end
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn
 from qwenimg.common.base.errors import UsageError
+from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import input as pictures_input
 from qwenimg.common.pipeline.controls import Controls
@@ -257,12 +258,12 @@ def test_a_journal_of_another_version_is_named(tmp_path: Path) -> None:
 def test_the_pictures_of_a_job_are_kept_until_its_end(tmp_path: Path) -> None:
     """Each in its field and in its order, also for the next server."""
     journal = Journal(tmp_path)
-    job = order(kind="job", images=(b"a", b"b"), control_images=(b"c", b"d", b"c"), mask=b"e")
+    job = order(kind="job", images=(b"a", b"b"), controls=(b"c", b"d", b"c"), mask=b"e")
     journal.add(job)
     journal.close()
     journal = Journal(tmp_path)
     [kept] = journal.unfinished()
-    assert (kept.images, kept.control_images, kept.mask) == (job.images, job.control_images, job.mask)
+    assert kept.job == job.job
     assert kept.fingerprint == job.fingerprint
     job.end("done")
     journal.end(job)
@@ -281,7 +282,7 @@ def test_a_picture_whose_row_was_lost_is_written_again(tmp_path: Path) -> None:
     journal.keep(job, drawn(job, 0, b"again"))
     assert (tmp_path / f"{job.id}-0.png").read_bytes() == b"again"
     [unfinished] = journal.unfinished()
-    assert (unfinished.id, unfinished.first, unfinished.seeds) == (job.id, 1, (1, 2))
+    assert (unfinished.id, unfinished.first, unfinished.job.seeds) == (job.id, 1, (1, 2))
     job.end("done")
     journal.end(job)
     assert journal.unfinished() == [] and len(journal.pictures(None, 9)[0]) == 1
@@ -296,7 +297,8 @@ def test_pictures_that_the_model_does_not_take_are_refused_before_one_is_read(mo
 
     monkeypatch.setattr(pictures_input, "read_image", reads)
     worker, sent = drawing(Path("shapes"))
-    worker.draw(Draw(order="o", model="tiny", fields={"prompt": "x"}, seeds=(1,), images=(b"",) * 16))
+    job = Job(options={"prompt": "x"}, seeds=(1,), files=InputFiles(images=(b"",) * 16))
+    worker.draw(Draw(order="o", model="tiny", job=job))
     ended = sent[-1]
     assert isinstance(ended, Finished) and ended.refused and "16 pictures" in ended.error, ended
     with pytest.raises(UsageError, match="no control"):

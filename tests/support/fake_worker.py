@@ -21,9 +21,11 @@ from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.serve.orders import PictureOrder
 from qwenimg.cli.serve.workers import Lost
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.pictures.png import encode_png
 
 PNG = encode_png(np.full((2, 2, 3), 200, np.uint8), {"parameters": "a ring"}, None)  # a picture
+FILES = ("images", "mask", "mask_alpha", "controls")
 SETTINGS = Settings(models={"one": Opening(), "two": Opening()}, queue=2, deadline=600.0)
 
 
@@ -74,7 +76,7 @@ class FakeWorker:
 
     async def picture(self, index: int = 0) -> None:
         assert self.order is not None
-        recipe = {"prompt": self.order.fields["prompt"], "seed": self.order.seeds[index], "width": 8, "height": 8}
+        recipe = {"prompt": self.order.job.prompt, "seed": self.order.job.seeds[index], "width": 8, "height": 8}
         await self.say(PictureDrawn(order=self.order.id, index=index, data=PNG, recipe=recipe, seconds=0.1))
 
     async def finish(self, error: str = "", exit_code: int = 0, *, refused: bool = False) -> None:
@@ -126,6 +128,8 @@ async def dispatching(
         journal.close()
 
 
-def order(prompt: str = "x", **changed: Any) -> PictureOrder:
-    given: dict[str, Any] = {"model": "one", "fields": {"prompt": prompt}, "seeds": (1,), "kind": "images"}
-    return PictureOrder(**{**given, "deadline": 600.0, **changed})
+def order(prompt: str = "x", seeds: tuple[int, ...] = (1,), **changed: Any) -> PictureOrder:
+    files = InputFiles(**{name: changed.pop(name) for name in FILES if name in changed})
+    job = Job(options={"prompt": prompt}, seeds=seeds, files=files)
+    usual: dict[str, Any] = {"model": "one", "job": job, "kind": "images", "deadline": 600.0}
+    return PictureOrder(**{**usual, **changed})

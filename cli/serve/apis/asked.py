@@ -1,4 +1,4 @@
-"""Conversion of JSON, as several APIs name things, to the fields of an order."""
+"""Parsing of requests: JSON, as several APIs name things, becomes a job."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from qwenimg.cli.serve.orders import Fault
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs import fields as said
-from qwenimg.common.jobs.fields import SAID, Fields, OptionFault
+from qwenimg.common.jobs import image_options
+from qwenimg.common.jobs.image_options import TEXT_OPTIONS, OptionFault, Options
+from qwenimg.common.jobs.job import NO_FILES, InputFiles, Job
 from qwenimg.common.prompts import templates
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
@@ -64,13 +65,13 @@ async def _parsed(request: HttpRequest, body: bytes) -> object:
 def spelled() -> dict[str, str]:
     """Return the name of each option by all names that requests may give it."""
     names = dict(_OURS)
-    for name, one in SAID.items():
+    for name, one in TEXT_OPTIONS.items():
         others = (*one.aliases, *(flag[2:] for flag in one.flags if flag.startswith("--")))
         names |= dict.fromkeys((name, *(other.replace("-", "_") for other in others)), name)
     return names
 
 
-def options(data: Mapping[str, Any]) -> Fields:
+def options(data: Mapping[str, Any]) -> Options:
     """Return the options in `data` by our names; a number may be a text, as in a form. Raises Fault for an unknown
     name, a value of another type, and two names of one option with two values."""
     names, values, origin = spelled(), dict[str, Any](), dict[str, str]()
@@ -78,52 +79,51 @@ def options(data: Mapping[str, Any]) -> Fields:
         if key not in names:
             raise Fault(400, f"unknown field {clean(key, 40)!r}", param=clean(key, 40), code="unknown_parameter")
         name = names[key]
-        if not SAID[name].several:
-            value = number(value, SAID[name].kind)
+        if not TEXT_OPTIONS[name].several:
+            value = number(value, TEXT_OPTIONS[name].kind)
         if name in values and values[name] != value:
             raise Fault(400, f"{origin[name]} and {key} say different things", param=key)
         values[name], origin[name] = value, key
     try:
-        return said.said_in(values)
+        return image_options.parse_json(values)
     except OptionFault as error:
         raise Fault(400, str(error), param=origin[error.name]) from None
 
 
-def ordered(
-    values: Fields, settings: Settings, *, most: int, images: int = 0, control_images: int = 0, masked: bool = False
-) -> tuple[Fields, tuple[int, ...]]:
-    """Return the fields and the seeds of an order, once all is checked that needs no model. most: pictures of an order.
-    images, control_images: the numbers of those that came with it; masked: a mask did. Raises Fault."""
-    if not (values.get("prompt", "").strip() or images):  # some models describe a picture
+def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *, most: int) -> Job:
+    """Return the job of a request with the `values` of options and with `files`, once all is checked that needs no
+    model. most: its images. Raises Fault."""
+    if not (values.get("prompt", "").strip() or files.images):  # some models describe a picture
         raise Fault(400, "a prompt is missing", param="prompt")
-    if values.get("only_masked") is not None and not masked:
+    if values.get("only_masked") is not None and files.mask is None:
         raise Fault(400, "only_masked draws what a mask covers: send one as mask", param="only_masked")
-    values = Fields({"prompt": ""} | values)
+    values = Options({"prompt": ""} | values)
     for name, value in values.items():
         try:
             if name in TEMPLATES and settings.reads_templates:
-                said.check({name: value})
+                image_options.check({name: value})
                 templates.parse(value)
-            values |= said.typed({name: value}, files=False)
-            said.check({name: values[name]})
+            values |= image_options.typed({name: value}, files=False)
+            image_options.check({name: values[name]})
             if name == "seed":
-                said.parse_seeds(value)
+                image_options.parse_seeds(value)
             if name == "aspect":
-                SAID[name].check(value)
+                TEXT_OPTIONS[name].check(value)
         except UsageError as error:
             raise Fault(400, str(error), param=name) from None
     try:
-        fields = said.fields(values)
-        seeds = said.seeds(fields, random_seed())
+        options = image_options.parse(values, files=False)
+        seeds = image_options.seeds(options, random_seed())
     except UsageError as error:
         raise Fault(400, str(error)) from None
     if len(seeds) > most:
         raise Fault(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
-    if fields.get("lora"):
-        fields["lora"] = _loras(fields["lora"], settings)
-    if control_images or fields.get("control"):
-        fields["control"] = _controls(fields.get("control", ()), control_images, settings)
-    return {name: value for name, value in fields.items() if name not in ("seed", "num_images")}, seeds
+    if options.get("lora"):
+        options["lora"] = _loras(options["lora"], settings)
+    if files.controls or options.get("control"):
+        options["control"] = _controls(options.get("control", ()), len(files.controls), settings)
+    rest = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
+    return Job(options=rest, seeds=seeds, files=files)
 
 
 def model_named(name: object, settings: Settings) -> str:

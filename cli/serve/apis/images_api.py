@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import FormData, UploadFile
@@ -28,6 +27,7 @@ from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import PictureDrawn, Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.job import InputFiles
 
 MOST = 10  # pictures of a request
 IGNORED = ("user", "quality", "style", "moderation", "safety_identifier", "output_compression", "input_fidelity")
@@ -35,15 +35,6 @@ _SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 # The only values of fields that have no other meaning here.
 _ONLY = {"response_format": ("b64_json",), "background": ("auto", "opaque"), "partial_images": (0, 1, 2, 3)}
 _ECHOED = ("seed", "steps", "guidance", "sampler", "warnings")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """The files of a request."""
-
-    images: tuple[bytes, ...] = ()
-    mask: bytes | None = None
-    control_images: tuple[bytes, ...] = ()
 
 
 class ImagesApi:
@@ -79,7 +70,7 @@ class ImagesApi:
     async def generate(self, request: HttpRequest) -> Response:
         """Draw pictures of a prompt. Raises Fault."""
         data = await asked.json_object(request)
-        files = Files(control_images=asked.pictures(data, asked.CONTROL_IMAGE))
+        files = InputFiles(controls=asked.pictures(data, asked.CONTROL_IMAGE))
         return await self._answer(request, data, "image_generation", files)
 
     async def edit(self, request: HttpRequest) -> Response:
@@ -97,7 +88,7 @@ class ImagesApi:
             raise Fault(400, "the form cannot be read: its texts are not UTF-8") from None
         return await self._answer(request, data, "image_edit", files)
 
-    async def _answer(self, request: HttpRequest, data: Mapping[str, Any], kind: str, files: Files) -> Response:
+    async def _answer(self, request: HttpRequest, data: Mapping[str, Any], kind: str, files: InputFiles) -> Response:
         data = dict(data)
         stream = data.pop("stream", None)
         if (text := str(stream).lower()) not in ("true", "false", "none"):
@@ -114,7 +105,7 @@ class ImagesApi:
         body = {"created": int(time.time()), "data": [_image(drawn) for drawn in order.pictures]}
         return JsonAnswer(body | _about(order))
 
-    def _order(self, request: HttpRequest, data: dict[str, Any], files: Files) -> PictureOrder:
+    def _order(self, request: HttpRequest, data: dict[str, Any], files: InputFiles) -> PictureOrder:
         """Return the order that `data` asks for. Raises Fault."""
         model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         suffix = self._suffix(data)
@@ -124,23 +115,9 @@ class ImagesApi:
             del data["size"]
         if "n" in data:
             data["num_images"] = data.pop("n")
-        options = asked.options(data)
-        fields, seeds = asked.ordered(
-            options,
-            self.settings,
-            most=MOST,
-            images=len(files.images),
-            control_images=len(files.control_images),
-            masked=files.mask is not None,
-        )
         return PictureOrder(
             model=model,
-            fields=fields,
-            seeds=seeds,
-            images=files.images,
-            control_images=files.control_images,
-            mask=files.mask,
-            mask_alpha=True,
+            job=asked.job_of(asked.options(data), self.settings, files, most=MOST),
             suffix=suffix,
             kind="images",
             client=client_of(request),
@@ -199,7 +176,7 @@ def deadline_of(data: dict[str, Any], settings: Settings) -> float:
     return min(float(seconds), settings.deadline)
 
 
-async def _parts(form: FormData) -> tuple[dict[str, Any], Files]:
+async def _parts(form: FormData) -> tuple[dict[str, Any], InputFiles]:
     """Return a form's texts and files. Raises Fault."""
     texts, files = dict[str, Any](), dict[str, list[bytes]]()
     for name, value in form.multi_items():
@@ -218,7 +195,8 @@ async def _parts(form: FormData) -> tuple[dict[str, Any], Files]:
     asked.check_count(len(controls), asked.CONTROL_IMAGE)
     if len(masks) > 1:
         raise Fault(400, f"{len(masks)} masks; there is one at most", param="mask")
-    return texts, Files(images=tuple(images), mask=masks[0] if masks else None, control_images=tuple(controls))
+    mask = masks[0] if masks else None
+    return texts, InputFiles(images=tuple(images), mask=mask, mask_alpha=True, controls=tuple(controls))
 
 
 def _check_fixed(data: dict[str, Any]) -> None:

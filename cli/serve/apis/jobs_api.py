@@ -24,7 +24,8 @@ from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.cli.serve.public import named
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.jobs.fields import plain
+from qwenimg.common.jobs.image_options import plain
+from qwenimg.common.jobs.job import InputFiles
 
 MOST = 100  # pictures of a job
 LISTED = 100  # jobs or pictures of one answer
@@ -65,26 +66,14 @@ class JobsApi:
         data = await asked.json_object(request)
         model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         deadline = deadline_of(data, self.settings)
-        files, control_images = asked.pictures(data, "image"), asked.pictures(data, asked.CONTROL_IMAGE)
+        images, controls = asked.pictures(data, "image"), asked.pictures(data, asked.CONTROL_IMAGE)
         mask = asked.picture_bytes(data.pop("mask"), "mask") if "mask" in data else None
-        if mask is not None and not (files or control_images):
+        if mask is not None and not (images or controls):
             raise Fault(400, "a mask needs the image that it belongs to", param="mask")
-        options = asked.options(data)
-        fields, seeds = asked.ordered(
-            options,
-            self.settings,
-            most=MOST,
-            images=len(files),
-            control_images=len(control_images),
-            masked=mask is not None,
-        )
+        files = InputFiles(images=images, mask=mask, controls=controls)
         order = PictureOrder(
             model=model,
-            fields=fields,
-            seeds=seeds,
-            images=files,
-            control_images=control_images,
-            mask=mask,
+            job=asked.job_of(asked.options(data), self.settings, files, most=MOST),
             preview_suffix=".jpg",
             kind="job",
             client=client_of(request),
@@ -269,7 +258,7 @@ def options_in(file: Path) -> dict[str, Any]:
         raise Fault(400, f"this picture {str(error).partition(': ')[2]}", param="image") from None
     inputs = {"image_sha256": "a picture", "mask_sha256": "a mask", "lora": "a LoRA", "control": "a control"}
     needs = [f"It was drawn with {what}: give it again." for key, what in inputs.items() if key in replay.used]
-    return {"options": plain(replay.fields), "model": replay.model, "notes": [*needs, *replay.messages]}
+    return {"options": plain(replay.options), "model": replay.model, "notes": [*needs, *replay.messages]}
 
 
 def _number(request: HttpRequest, name: str, usual: int, most: int) -> int:

@@ -14,14 +14,14 @@ from qwenimg.cli.serve.apis import asked
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import SAID, Fields
+from qwenimg.common.jobs.image_options import TEXT_OPTIONS, Options
 from qwenimg.common.request.names import FILLS_THERE
 from qwenimg.common.sampling.table import SAMPLERS
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldRow:
-    """Fields, and what they do: `done` in words; or they may have the `values` alone, which ask for nothing."""
+    """Options, and what they do: `done` in words; or they may have the `values` alone, which ask for nothing."""
 
     names: tuple[str, ...]
     done: str = ""
@@ -119,12 +119,12 @@ def check_eta(data: Mapping[str, Any], sampler: object) -> None:
         raise _unsupported("eta")
 
 
-def overrides(data: Mapping[str, Any]) -> tuple[object, Fields]:
+def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
     """Return the model that `override_settings` names, or None, and the options that it gives. Raises Fault."""
     settings = data.get("override_settings", {})
     if not isinstance(settings, dict):
         raise Fault(400, "override_settings is not an object", param="override_settings")
-    options: Fields = {}
+    options: Options = {}
     for name, value in settings.items():
         if value is None or name == "sd_model_checkpoint" or name.startswith(_OF_FILES):
             continue
@@ -141,7 +141,7 @@ def overrides(data: Mapping[str, Any]) -> tuple[object, Fields]:
     return settings.get("sd_model_checkpoint"), options
 
 
-def mask_options(data: Mapping[str, Any], *, masked: bool) -> Fields:
+def mask_options(data: Mapping[str, Any], *, masked: bool) -> Options:
     """Return the options of a mask; none if there is no mask. What is left out is as there: the edge is blurred, only
     the masked part is drawn, and it starts from the colours around it. Raises Fault."""
     both = _number(data, "mask_blur", None)
@@ -154,14 +154,14 @@ def mask_options(data: Mapping[str, Any], *, masked: bool) -> Fields:
         return {}
     if len(blurs) > 1:
         raise Fault(400, "mask_blur_x and mask_blur_y differ; give one number for both", param="mask_blur_x")
-    options: Fields = {"mask_blur": blurs.pop(), "mask_fill": list(FILLS_THERE.values())[fill]}
+    options: Options = {"mask_blur": blurs.pop(), "mask_fill": list(FILLS_THERE.values())[fill]}
     options |= {"only_masked": padding} if only else {}
     for ours, there in (("mask_blur", "mask_blur"), ("only_masked", "inpaint_full_res_padding")):
         try:
-            SAID[ours].check(options.get(ours))
+            TEXT_OPTIONS[ours].check(options.get(ours))
         except UsageError:
             raise Fault(
-                400, f"{there} is {clean(options[ours], 40)}; choose {SAID[ours].bounds}", param=there
+                400, f"{there} is {clean(options[ours], 40)}; choose {TEXT_OPTIONS[ours].bounds}", param=there
             ) from None
     return options | ({"mask_mode": "outside"} if outside else {})
 

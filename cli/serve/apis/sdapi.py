@@ -23,8 +23,9 @@ from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
-from qwenimg.common.jobs.fields import Fields
 from qwenimg.common.jobs.foreign import LIKE_THE_MODELS, SCHEDULES, known_sampler, plain
+from qwenimg.common.jobs.image_options import Options
+from qwenimg.common.jobs.job import InputFiles
 from qwenimg.common.request.recipe import Recipe, png_text
 from qwenimg.common.sampling.schedules import SCHEDULES as OURS
 from qwenimg.common.sampling.table import SAMPLERS
@@ -116,21 +117,10 @@ class SdApi:
         controls = sd_control.units(data.get("alwayson_scripts", {}), images)
         if controls.controls:
             values["control"] = list(controls.controls)
-        fields, seeds = asked.ordered(
-            asked.options(values),
-            self.settings,
-            most=MOST,
-            images=len(images),
-            control_images=len(controls.pictures),
-            masked=mask is not None,
-        )
+        files = InputFiles(images=tuple(images), mask=mask, controls=controls.pictures)
         order = PictureOrder(
             model=model,
-            fields=fields,
-            seeds=seeds,
-            images=tuple(images),
-            control_images=controls.pictures,
-            mask=mask,
+            job=asked.job_of(asked.options(values), self.settings, files, most=MOST),
             preview_suffix=".jpg",
             kind="sdapi",
             client=client_of(request),
@@ -145,7 +135,7 @@ class SdApi:
         pictures = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
         return JsonAnswer({"images": pictures, "parameters": sent, "info": json.dumps(_info(order))})
 
-    def _values(self, data: Mapping[str, Any], *, with_image: bool) -> Fields:
+    def _values(self, data: Mapping[str, Any], *, with_image: bool) -> Options:
         """Return the options that `data` gives, by our names. Raises Fault."""
         values = {ours: data[name] for name, ours in _NAMES.items() if name in data}
         if with_image and "denoising_strength" in data:
@@ -282,9 +272,9 @@ def sdapi_answer(fault: Fault) -> Response:
     return JsonAnswer(about, fault.status, headers=fault.headers)
 
 
-def _sampler(name: object, scheduler: object) -> Fields:
+def _sampler(name: object, scheduler: object) -> Options:
     """Return sampler and schedule by their names there; the first may include the second. Raises Fault."""
-    values: Fields = {}
+    values: Options = {}
     ending = ""
     if name not in (None, ""):
         known, ending = known_sampler(name) if isinstance(name, str) else (None, "")
@@ -305,7 +295,7 @@ def _sampler(name: object, scheduler: object) -> Fields:
 def _info(order: PictureOrder) -> dict[str, Any]:
     """Return the `info` of an answer."""
     recipes = [cast(Recipe, drawn.recipe) for drawn in order.pictures]
-    first: Mapping[str, Any] = recipes[0] if recipes else {"seed": order.seeds[0]} | order.fields
+    first: Mapping[str, Any] = recipes[0] if recipes else {"seed": order.job.seed} | order.job.options
     names = {"guidance": "cfg_scale", "sampler": "sampler_name", "model": "sd_model_name"}
     about = {
         names.get(name, name): first.get(name)
@@ -316,7 +306,7 @@ def _info(order: PictureOrder) -> dict[str, Any]:
         "all_negative_prompts": [one["negative_prompt"] for one in recipes],
         "all_seeds": [one["seed"] for one in recipes],
         "all_subseeds": [0 for _ in recipes],
-        "batch_size": len(order.seeds),
+        "batch_size": len(order.job.seeds),
         "infotexts": [png_text(one)["parameters"] for one in recipes],
         "index_of_first_image": 0,
         "extra_generation_params": {},

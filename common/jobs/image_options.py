@@ -17,11 +17,12 @@ from qwenimg.common.request.option import Option, option, options_of
 from qwenimg.common.request.request import MAX_SEED, OPTIONS
 
 FEW = ("steps", "guidance", "sampler", "schedule", "few_steps")  # the options that `few_steps` sets
+SIZES = ("width", "height", "size", "aspect")  # the options of which one way gives the size
 MAX_PICTURES = 10_000  # images of one run
 
-Fields: TypeAlias = dict[str, Any]
-"""Values of options by the names of `SAID`; a missing one is left to the model. `size` is converted to the sides,
-`aspect` is a Fraction, and `seed` a text as after --seed."""
+Options: TypeAlias = dict[str, Any]
+"""Values of options by the names of `TEXT_OPTIONS`, each of its own type; a missing one is left to the model. `size` is
+converted to the sides, `aspect` is a Fraction, and `seed` a text as after --seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class _Numbers:
 
 ALL = options_of(_Sizes) | OPTIONS | options_of(_Numbers)
 """Every option of an image."""
-SAID = {name: ALL[name] for name in ALL if ALL[name].kind is not None}
+TEXT_OPTIONS = {name: ALL[name] for name in ALL if ALL[name].kind is not None}
 """The options whose value is a number or a text, not an array or a file."""
 
 
@@ -59,15 +60,15 @@ class OptionFault(UsageError):
         self.name = name
 
 
-def said_in(data: Mapping[str, Any]) -> Fields:
+def parse_json(data: Mapping[str, Any]) -> Options:
     """Return the options in `data`, a JSON object, once their names and types are checked. Raises OptionFault."""
     for key, value in data.items():
-        if key not in SAID:
-            raise OptionFault(key, f"unknown field {clean(key, 40)!r}; known are {', '.join(SAID)}")
-        if not isinstance(value, SAID[key].types) or isinstance(value, bool):
-            raise OptionFault(key, f"{key} is {clean(value, 40)!r}; expected {SAID[key].expected}")
+        if key not in TEXT_OPTIONS:
+            raise OptionFault(key, f"unknown field {clean(key, 40)!r}; known are {', '.join(TEXT_OPTIONS)}")
+        if not isinstance(value, TEXT_OPTIONS[key].types) or isinstance(value, bool):
+            raise OptionFault(key, f"{key} is {clean(value, 40)!r}; expected {TEXT_OPTIONS[key].expected}")
         try:
-            SAID[key].check_length(value)
+            TEXT_OPTIONS[key].check_length(value)
         except UsageError as error:
             raise OptionFault(key, str(error)) from None
     return dict(data) | ({"seed": str(data["seed"])} if "seed" in data else {})
@@ -75,7 +76,7 @@ def said_in(data: Mapping[str, Any]) -> Fields:
 
 def sides(
     width: int | None = None, height: int | None = None, size: str | None = None, aspect: str | None = None
-) -> Fields:
+) -> Options:
     """Return the sides or the aspect that one of the three ways gives. Raises UsageError for several of them."""
     if (size is not None) + (aspect is not None) + (width is not None or height is not None) > 1:
         raise UsageError("the size is given twice; give --size, or --aspect, or --width and --height")
@@ -85,28 +86,27 @@ def sides(
     return {name: value for name, value in values.items() if value is not None}
 
 
-def fields(said: Fields) -> Fields:
-    """Return `said`, by the names of SAID, without None and with the size as sides or aspect. Raises UsageError."""
-    size = sides(**{name: said.get(name) for name in ("width", "height", "size", "aspect")})
-    rest = {name: value for name, value in said.items() if name not in ("width", "height", "size", "aspect")}
-    return typed({name: value for name, value in rest.items() if value is not None}) | size
+def parse(values: Mapping[str, Any], *, files: bool = True) -> Options:
+    """Return the options among `values`, by the names of TEXT_OPTIONS, each of its own type, with the size as sides or
+    aspect; None, and a repeated option that is not given, are left out. files: a text may name a file of this machine.
+    Raises UsageError."""
+    size = sides(**{name: values.get(name) for name in SIZES})
+    rest = {name: values[name] for name in TEXT_OPTIONS if name not in SIZES and values.get(name) not in (None, ())}
+    return typed(rest, files=files) | size
 
 
-def typed(said: Fields, *, files: bool = True) -> Fields:
-    """Return `said` with the values that their texts hold, such as LoRAs. files: a text may name a file of this
-    machine. Raises UsageError."""
-    return {
-        name: SAID[name].converted(value, files=files) if name in SAID and SAID[name].parse is not None else value
-        for name, value in said.items()
-    }
+def typed(values: Options, *, files: bool = True) -> Options:
+    """Return `values` with those that their texts hold, such as LoRAs. files: as for `parse`. Raises UsageError."""
+    parsed = [name for name in values if name in TEXT_OPTIONS and TEXT_OPTIONS[name].parse is not None]
+    return values | {name: TEXT_OPTIONS[name].converted(values[name], files=files) for name in parsed}
 
 
-def plain(said: Fields) -> Fields:
-    """Return `said` as JSON has it, of which `typed` makes it again."""
-    return {name: SAID[name].plain(value) if name in SAID else value for name, value in said.items()}
+def plain(options: Options) -> Options:
+    """Return `options` as JSON has them, of which `typed` makes them again."""
+    return {name: TEXT_OPTIONS[name].plain(value) if name in TEXT_OPTIONS else value for name, value in options.items()}
 
 
-def merged(base: Fields, more: Fields) -> Fields:
+def merged(base: Options, more: Options) -> Options:
     """Return `base` overridden by `more`. An aspect replaces the sides, a side the aspect, few steps the options that
     they set, and a step cache the calls that another one chose."""
     replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
@@ -115,11 +115,11 @@ def merged(base: Fields, more: Fields) -> Fields:
     return {name: value for name, value in base.items() if name not in replaced} | more
 
 
-def check(said: Fields) -> None:
+def check(options: Options) -> None:
     """Raise UsageError for a text or a number that no model accepts; `seeds` checks the seed."""
-    for name, one in SAID.items():
-        if name in said and name not in ("seed", "aspect"):
-            one.check(said[name])
+    for name, one in TEXT_OPTIONS.items():
+        if name in options and name not in ("seed", "aspect"):
+            one.check(options[name])
 
 
 def option_in(text: str, others: Container[str] = ()) -> str | None:
@@ -133,15 +133,15 @@ def _is_option(word: str) -> bool:
     return any(word[2:] in (one.dashed, *one.aliases) or word in one.flags for one in ALL.values())
 
 
-def seeds(said: Fields, chance: int) -> tuple[int, ...]:
+def seeds(options: Options, chance: int) -> tuple[int, ...]:
     """Return the seeds for one prompt. `chance`: the random seed, for -1 or no seed. Raises UsageError."""
-    given = parse_seeds(said["seed"]) if "seed" in said else None
-    count = said.get("num_images")
+    listed = parse_seeds(options["seed"]) if "seed" in options else None
+    count = options.get("num_images")
     if count is None:
-        return given or (chance,)
-    if given and len(given) > 1:
+        return listed or (chance,)
+    if listed and len(listed) > 1:
         raise UsageError("several seeds and a number of images; --num-images counts up from one seed")
-    first = given[0] if given else chance
+    first = listed[0] if listed else chance
     if first + count - 1 > MAX_SEED:
         raise UsageError(f"seed {first} and {count} images go beyond the largest seed, {MAX_SEED}")
     return tuple(range(first, first + count))
@@ -149,7 +149,7 @@ def seeds(said: Fields, chance: int) -> tuple[int, ...]:
 
 def parse_seeds(text: str) -> tuple[int, ...] | None:
     """Return the seeds of `7`, `1,2,3`, `1-4` or a mix; None for -1, a random one. Raises UsageError."""
-    SAID["seed"].check_length(text)
+    TEXT_OPTIONS["seed"].check_length(text)
     if text.strip() == "-1":
         return None
     numbers: list[int] = []

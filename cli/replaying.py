@@ -1,0 +1,50 @@
+"""`--from`: a run completed from the recipe in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from qwenimg.cli.drawing import Run
+from qwenimg.common.hub import origin
+from qwenimg.common.jobs.image_options import merged
+from qwenimg.common.jobs.legal import check_replay
+from qwenimg.common.jobs.replay import Replay, differences, read_replay
+from qwenimg.common.request.parts import PARTS
+
+
+def with_recipe(run: Run, picture: Path, notify: Callable[[str, str], None], *, keep_policy: bool) -> Run:
+    """Return `run` with the options and the model of the recipe in `picture`, and notes about what differs from it.
+    keep_policy: the recipe gives the precision. Raises UsageError and ModelError."""
+    replay = read_replay(picture)
+    for line in replay.messages:
+        notify("warning", line)
+    replay = _with_loras(replay, run, notify)
+    opening = origin.with_recorded_parts(run.opening, replay)
+    images = run.files.images
+    inputs: dict[str, object] = {"mask_sha256": run.files.mask, "latents": run.latents}
+    inputs |= {"image_sha256": images or None, "more_images_sha256": images[1:] or None}
+    inputs |= {part: opening.value(part) for part in PARTS}
+    inputs |= {name: run.options.get(name) for name in ("lora", "control", "seed")}
+    check_replay(replay, inputs, opening.model)
+    return replace(
+        run,
+        options=merged(replay.options, run.options),
+        opening=origin.replayed(opening, replay, picture, keep_policy=keep_policy),
+        output=replace(run.output, notes=lambda job, recipe: [*replay.messages, *differences(replay, job, recipe)]),
+    )
+
+
+def _with_loras(replay: Replay, run: Run, notify: Callable[[str, str], None]) -> Replay:
+    """Return `replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError for one
+    that is not there."""
+    if "lora" not in replay.used or "lora" in run.options or run.folders is None:
+        return replay
+    from qwenimg.common.hub.lora_search import located
+
+    loras, lines = located(run.folders, replay.loras, replay.lora_fingerprints)
+    for line in lines:
+        notify("stage", line)
+    used = {name: value for name, value in replay.used.items() if name != "lora"}
+    return replace(replay, options=replay.options | {"lora": loras}, used=used)
