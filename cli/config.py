@@ -100,8 +100,7 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
             for name in group - typed:
                 given[name] = () if name == "words" else None
     # A seed and a number go together; several seeds and a number do not.
-    seed = given["seed"] or ""
-    if {"seed", "num_images"} & typed and ("," in seed or "-" in seed.strip()[1:]):
+    if {"seed", "num_images"} & typed and image_options.is_several(given["seed"] or ""):
         for name in {"seed", "num_images"} - typed:
             given[name] = None
     sized = any(given[name] is not None for name in SIZES)

@@ -183,8 +183,8 @@ def _jobs(wanted: Run, report: RunPrinter) -> tuple[list[Job], list[int]]:
     faults are reported. Raises QwenimgError."""
     chance = random_seed()
     lines = [("", Options())] if wanted.prompt_file is None else read_prompts(wanted.prompt_file)
-    wildcards, described = Wildcards(wanted.opening.wildcards), bool(wanted.files.images)
-    jobs, faults = jobs_of(wanted.options, lines, wildcards, lambda _: chance, described=described)
+    wildcards = Wildcards(wanted.opening.wildcards)
+    jobs, faults = jobs_of(wanted.options, lines, wildcards, lambda _: chance, files=wanted.files)
     jobs = with_paths(jobs, wanted.pattern, overwrite=wanted.output.overwrite)
     failed = report_faults(faults, report, left=len(jobs), keep_going=wanted.keep_going)
     folders = wanted.folders

@@ -59,7 +59,7 @@ def _usage(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--"):
         params = error.ctx.command.params if error.ctx else []
         names = [opt for p in params if isinstance(p, click.Option) and not p.hidden for opt in p.opts]
-        return foreign_words.unknown_option(clean(error.option_name, 40), names)
+        return foreign_words.unknown_option(clean(error.option_name, 40), names, _help(error.ctx))
     text = " ".join(error.format_message().split())
     if isinstance(error, click.BadParameter) and (name := environment.variable(error.ctx, error.param)):
         text = f"{name} in the environment: {' '.join(error.message.split())}"
@@ -69,6 +69,12 @@ def _usage(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.ctx and any("-p" in p.opts for p in error.ctx.command.params):
         text += " A prompt that starts with - goes after -p."
     return text
+
+
+def _help(ctx: click.Context | None) -> str:
+    """Return the arguments that show the help of the command of `ctx`."""
+    words = [] if ctx is None else ctx.command_path.split()[1:]
+    return "--help-all" if words in ([], ["generate"]) else f"{' '.join(words)} --help"
 
 
 def _example(ctx: click.Context | None) -> str | None:

@@ -86,8 +86,8 @@ BACKENDS = by_name({"mlx": "metal mps apple", "auto": "gpu", "cuda": "nvidia tor
 SIMILAR_OPTION = 0.78  # difflib's similarity of an option with a known one, from which on that is suggested
 
 
-def unknown_option(option: str, known: Iterable[str]) -> str:
-    """Return the message for an `option` that is not among the `known` ones."""
+def unknown_option(option: str, known: Iterable[str], help: str = "--help-all") -> str:
+    """Return the message for an `option` that is not among the `known` ones, which `qwenimg` with `help` lists."""
     if (advice := OPTIONS.get(option)) is not None:
         return f"{option} is no option here: {advice}"
     if (missing := not_built(option)) is not None:
@@ -95,7 +95,7 @@ def unknown_option(option: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(option, list(known), n=2, cutoff=SIMILAR_OPTION)
     if near:
         return f"{option} is no option here; did you mean {' or '.join(near)}?"
-    return f"{option} is no option here; qwenimg --help-all lists all"
+    return f"{option} is no option here; qwenimg {help} lists all"
 
 
 def similar_backend(name: str) -> str:

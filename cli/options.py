@@ -70,6 +70,17 @@ def of_picture(one: Option) -> Callable[[_F], _F]:
     return click.option(one.name, *spelled, type=kind, multiple=repeated, **shown)
 
 
+def of_pictures(*without: str) -> Callable[[_F], _F]:
+    """Declare the options of every image but those `without`, each from its description."""
+
+    def decorated(command: _F) -> _F:
+        for name in reversed([name for name in ALL if name not in without]):
+            command = of_picture(ALL[name])(command)
+        return command
+
+    return decorated
+
+
 def with_bare_values(args: Sequence[str]) -> list[str]:
     """Return `args` with the value of each option that may stand without one, where another option or a prompt follows
     it. Numbers, an empty text and a null byte are its value, which is checked as such."""

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +18,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.image_options import Options, plain
-from qwenimg.common.jobs.job import Job, jobs_of
+from qwenimg.common.jobs.job import NO_FILES, InputFiles, Inputs, Job, jobs_of
 from qwenimg.common.jobs.naming import slug
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
@@ -59,25 +59,29 @@ def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
 
 def tasks_of(
     lines: Sequence[Line],
-    identity: Mapping[str, Any],
+    identity: dict[str, Any],
     defaults: Defaults,
     wildcards: Wildcards,
     options: Options | None = None,
+    files: InputFiles = NO_FILES,
+    inputs: Inputs | None = None,
 ) -> tuple[list[BatchTask], list[ModelError]]:
     """Return the pictures of all lines, each key once, with the texts that seeds choose, and the faults of lines. A
     line without a seed has one that follows from what it asks for, so that the next run asks for the same. defaults:
-    those of the model. options: those of lines that do not give them. Raises UsageError for these."""
+    those of the model. options: those of lines that do not give them. files: of each picture; inputs: what is in
+    them. Raises UsageError for `options`."""
     times: Counter[str] = Counter()  # that the same request without a seed was read
+    decisive, images = identity | _hashes(files), () if inputs is None else inputs.images
 
     def chance(rest: Options) -> int:
-        request = _hash([_complete(rest, defaults), identity])
+        request = _hash([_complete(rest, defaults, images), decisive])
         times[request] += 1
         return int(_hash([request, times[request]])[:8], 16) % (2**32 - 10_000)
 
-    jobs, faults = jobs_of(options or {}, lines, wildcards, chance, most=math.inf)
+    jobs, faults = jobs_of(options or {}, lines, wildcards, chance, files=files, most=math.inf)
     keys: dict[str, BatchTask] = {}
     for job in jobs:
-        key = _hash([_complete(job.options, defaults), identity, job.seed])
+        key = _hash([_complete(job.options, defaults, images), decisive, job.seed])
         keys.setdefault(key, BatchTask(key=key, job=job))
     return list(keys.values()), faults
 
@@ -114,14 +118,25 @@ def _number(name: str, default: str = "") -> int:
     return int(text)
 
 
-def _complete(options: Options, defaults: Defaults) -> dict[str, Any]:
-    """Return the options with the model's defaults, as plain JSON."""
+def _hashes(files: InputFiles) -> dict[str, Any]:
+    """Return the SHA-256 of each file."""
+    named = {"image": files.images, "mask": () if files.mask is None else (files.mask,)}
+    return {
+        name: [hashlib.sha256(one).hexdigest() for one in data if isinstance(one, bytes)]
+        for name, data in named.items()
+        if data
+    }
+
+
+def _complete(options: Options, defaults: Defaults, images: Sequence[Any]) -> dict[str, Any]:
+    """Return the options with the model's defaults, for these images, as plain JSON."""
     values = {name: value for name, value in plain(options).items() if name not in TEMPLATES.values()}
     aspect = values.pop("aspect", None)
     if isinstance(aspect, Fraction):
         values["width"], values["height"] = defaults.size(aspect)
     else:
-        values["width"], values["height"] = defaults.sides(values.get("width"), values.get("height"))
+        part, sides = values.get("only_masked") is not None, (values.get("width"), values.get("height"))
+        values["width"], values["height"] = defaults.sides(*sides, images, only_masked=part)
     usual: dict[str, Any] = {"negative_prompt": defaults.negative_prompt}
     if not values.get("few_steps"):  # else it has its own
         usual |= {"steps": defaults.steps, "guidance": defaults.guidance}

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from qwenimg.cli import failures, places, streams
+from qwenimg.cli import failures, options, places, streams
 from qwenimg.cli.batch import engines
 from qwenimg.cli.batch.driver import BatchOutcome, Driver
 from qwenimg.cli.batch.engines import MakeWorker
@@ -24,11 +24,28 @@ from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.amounts import duration
 from qwenimg.common.families.opening import opening_of
+from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, parse
+from qwenimg.common.jobs.job import InputFiles
+from qwenimg.common.jobs.legal import check_forms, check_pictures, read_files, read_pictures
 from qwenimg.common.jobs.prompt_file import read_prompts
 from qwenimg.common.prompts.wildcards import Wildcards
 
+NO_DEFAULTS = ("prompt", "latents")  # options of a picture that each line has for itself
+_HELP = "Defaults of the lines (a line's own options override them)"
 
-@click.command("batch")
+
+class BatchCommand(click.Command):
+    """A command whose help has the options of a picture in a section of their own."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        params = [param for param in self.get_params(ctx) if isinstance(param, click.Option) and not param.hidden]
+        for title, are_defaults in (("Options", False), (_HELP, True)):
+            records = [one.get_help_record(ctx) for one in params if (one.name in ALL) is are_defaults]
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None], col_max=34)
+
+
+@click.command("batch", cls=BatchCommand, context_settings={"token_normalize_func": options.known_name})
 @click.argument("file", metavar="FILE")
 @click.option(
     "-o", "--output", type=FILE, required=True, metavar="FOLDER", help="The folder for the pictures and their journal."
@@ -47,11 +64,13 @@ from qwenimg.common.prompts.wildcards import Wildcards
     "--shard", metavar="I/N", help="Draw part I of N, counted from 0; default the part of a SLURM array or a launcher."
 )
 @click.option("--retry-failed", is_flag=True, help="Try again the pictures that failed in an earlier run.")
+@click.option("--quiet", is_flag=True, help="Print paths, warnings and errors only.")
 @places.declared("model")
 @places.declared(
     "backend", multiple=True, help="The backend; repeat it for workers on several, such as cuda:0 and cuda:1."
 )
 @places.declared(*places.OF_WORKERS, "offline")
+@options.of_pictures(*NO_DEFAULTS)
 @click.pass_context
 def batch(
     ctx: click.Context,
@@ -62,6 +81,7 @@ def batch(
     engine: str,
     shard: str | None,
     retry_failed: bool,
+    quiet: bool,
     **given: Any,
 ) -> int:
     """Draw each line of FILE, as of --prompt-file, into a folder: each picture once, however often it is broken off.
@@ -70,13 +90,26 @@ def batch(
     from qwenimg.common.hub import part_files
 
     engines.check(engine)
+    defaults_of_lines = parse({name: given.pop(name) for name in TEXT_OPTIONS if name in given})
+    check_forms(defaults_of_lines, "-", None, None)
+    paths = InputFiles(images=given.pop("image"), mask=given.pop("mask"))
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     place = parse_shard(shard)
     backends = given.pop("backend") or ("auto",)
     _, opening = part_files.located(opening_of(places.taken(given)))
     lines = read_prompts(file)
+    check_pictures(paths, defaults_of_lines, controlled="control" in defaults_of_lines)
+    inputs, notes = read_pictures(paths)
     identity, defaults = model_identity(opening)
-    tasks, faults = tasks_of(lines, identity | {"backend": backends[0]}, defaults, Wildcards(opening.wildcards))
+    tasks, faults = tasks_of(
+        lines,
+        identity | {"backend": backends[0]},
+        defaults,
+        Wildcards(opening.wildcards),
+        defaults_of_lines,
+        read_files(paths),
+        inputs,
+    )
     count = max(workers, len(backends))
     settings = Settings(
         models={"model": opening},
@@ -88,7 +121,9 @@ def batch(
         known = journal.known()
         skipped = [] if retry_failed else [task for task in mine if task.key in known.failed]
         left, replaced = _left([task for task in mine if task not in skipped], journal, known)
-        report = BatchReport(output.absolute(), len(left), before=len(mine) - len(left) - len(skipped))
+        report = BatchReport(output.absolute(), len(left), before=len(mine) - len(left) - len(skipped), quiet=quiet)
+        for line in notes:
+            report.say(f"warning: {line}")
         for fault in faults:
             report.say(f"error: {fault}")
         if skipped:
@@ -136,12 +171,13 @@ def _left(tasks: list[BatchTask], journal: BatchJournal, known: Known) -> tuple[
 class BatchReport:
     """The printer of a batch: paths on standard output, on standard error a bar on a terminal, else a line each."""
 
-    def __init__(self, folder: Path, total: int, *, before: int) -> None:
-        """Create a printer for `total` pictures. before: pictures that are there already."""
-        self.folder, self.total, self.before = folder, total, before
-        self._bar = StepBar() if sys.stderr is not None and sys.stderr.isatty() else None
+    def __init__(self, folder: Path, total: int, *, before: int, quiet: bool = False) -> None:
+        """Create a printer for `total` pictures. before: pictures that are there already. quiet: without progress."""
+        self.folder, self.total, self.before, self.quiet = folder, total, before, quiet
+        self._bar = StepBar() if not quiet and sys.stderr is not None and sys.stderr.isatty() else None
         self._begun, self._ended = time.monotonic(), 0
-        self.say(f"{total} to draw, {before} there already")
+        if not quiet:
+            self.say(f"{total} to draw, {before} there already")
 
     def say(self, text: str) -> None:
         if self._bar is not None:
@@ -158,7 +194,7 @@ class BatchReport:
             streams.put(os.fsencode(self.folder / task.name) + b"\n")
         if self._bar is not None:
             self._bar.step(self.total)
-        elif not error:
+        elif not (error or self.quiet):
             left = f", {duration(rest)} left" if rest >= 1 else ""
             self.say(f"{self._ended} of {self.total}: {seconds:.1f} s{left}")
 

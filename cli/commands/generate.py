@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -15,9 +14,7 @@ from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_he
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.opening import OPENING, opening_of
-from qwenimg.common.jobs.image_options import ALL
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
     "token_normalize_func": options.known_name,
@@ -26,16 +23,9 @@ _SETTINGS = {
 }
 
 
-def _of_pictures(command: _F) -> _F:
-    """Declare the options of every image, each from its description."""
-    for one in reversed(ALL.values()):
-        command = options.of_picture(one)(command)
-    return command
-
-
 @click.command("generate", cls=Sectioned, context_settings=_SETTINGS)
 @click.argument("words", nargs=-1, metavar="PROMPT", shell_complete=complete_prompt)
-@_of_pictures
+@options.of_pictures()
 # Prompt
 @click.option(
     "--prompt-file", metavar="FILE|-", help="Draw a picture for each line: a prompt, or a JSON object with options."

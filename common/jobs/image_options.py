@@ -108,10 +108,12 @@ def plain(options: Options) -> Options:
 
 def merged(base: Options, more: Options) -> Options:
     """Return `base` overridden by `more`. An aspect replaces the sides, a side the aspect, few steps the options that
-    they set, and a step cache the calls that another one chose."""
+    they set, a step cache the calls that another one chose, and several seeds a number of images, or a number them."""
     replaced = {"width", "height"} if "aspect" in more else {"aspect"} if more.keys() & {"width", "height"} else set()
     replaced |= set(FEW) if more.get("few_steps") else set()
     replaced |= {"cached_calls"} if "step_cache" in more else set()
+    replaced |= {"num_images"} if is_several(more.get("seed", "")) else set()
+    replaced |= {"seed"} if "num_images" in more and is_several(base.get("seed", "")) else set()
     return {name: value for name, value in base.items() if name not in replaced} | more
 
 
@@ -145,6 +147,11 @@ def seeds(options: Options, chance: int) -> tuple[int, ...]:
     if first + count - 1 > MAX_SEED:
         raise UsageError(f"seed {first} and {count} images go beyond the largest seed, {MAX_SEED}")
     return tuple(range(first, first + count))
+
+
+def is_several(text: str) -> bool:
+    """Return whether the text of a seed is a list or a range."""
+    return "," in text or "-" in text.strip()[1:]
 
 
 def parse_seeds(text: str) -> tuple[int, ...] | None:

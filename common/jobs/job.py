@@ -120,14 +120,14 @@ def jobs_of(
     wildcards: Wildcards,
     chance: Callable[[Options], int],
     *,
+    files: InputFiles = NO_FILES,
     most: float = MAX_PICTURES,
-    described: bool = False,
 ) -> tuple[list[Job], list[ModelError]]:
     """Return a job for each seed of each of `lines`, whose options override `base`, with the texts that the seed
     chooses, and the faults of lines. A fault of a line without a place is raised: UsageError or ModelError.
 
-    chance: returns the seed of options without one. most: images. described: a prompt may be empty, since some models
-    describe a picture."""
+    chance: returns the seed of options without one. files: of each job; with images a prompt may be empty, since some
+    models describe a picture. most: images."""
     check(base)
     seeds(base, 0)
     jobs: list[Job] = []
@@ -142,8 +142,8 @@ def jobs_of(
                 raise UsageError("no prompt")
             check(options)
             rest = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
-            made = Job(options=rest, seeds=seeds(options, chance(rest)), where=where).split(wildcards)
-            for job in () if described else made:
+            made = Job(options=rest, seeds=seeds(options, chance(rest)), files=files, where=where).split(wildcards)
+            for job in () if files.images else made:
                 check_said(job.prompt)
             jobs += made
         except (UsageError, ModelError) as error:

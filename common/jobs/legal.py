@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.safe_files import OpenFile, in_memory
+from qwenimg.common.base.safe_files import OpenFile, in_memory, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.image_options import Options, check, seeds
 from qwenimg.common.jobs.job import InputFiles, Inputs, Job
@@ -111,6 +112,19 @@ def read_pictures(files: InputFiles, controls: Sequence[Control] = ()) -> tuple[
         notes += more
     seen = tuple(replace(one, picture=pixels.over_white(pictures[int(one.file) - 1][0])) for one in controls)
     return Inputs(images=tuple(image for image, _ in images), mask=mask, controls=seen), notes
+
+
+def read_files(files: InputFiles) -> InputFiles:
+    """Return `files` with the bytes of each in place of its path, for another process. Raises ModelError."""
+    mask = None if files.mask is None else _bytes(files.mask)
+    return replace(files, images=tuple(map(_bytes, files.images)), mask=mask)
+
+
+def _bytes(file: Path | bytes) -> bytes:
+    if isinstance(file, bytes):
+        return file
+    with closing(open_regular(file)) as opened:
+        return opened.read(0, opened.size)
 
 
 def _source(name: str, file: Path | bytes) -> Path | OpenFile:

@@ -45,7 +45,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         async def whole() -> BatchOutcome:
             driver = Driver(
                 [task(i) for i in range(count)], frozenset(), journal, settings,
-                lambda one, error, seconds: ended.append((one.seed, error)), lambda line: None, FakeWorker,
+                lambda one, error, seconds: ended.append((one.job.seed, error)), lambda line: None, FakeWorker,
             )  # fmt: skip
             running = asyncio.create_task(driver.run())
             await settle()

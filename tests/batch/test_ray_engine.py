@@ -76,7 +76,7 @@ def test_a_request_that_ends_its_actors_is_given_up_and_the_others_are_drawn(ray
     async def whole() -> driving.BatchOutcome:
         return await Driver(
             tasks, frozenset(), journal, settings,
-            lambda one, error, seconds: ended.append((one.seed, error)), lambda line: None, ray_engine.RayWorker,
+            lambda one, error, seconds: ended.append((one.job.seed, error)), lambda line: None, ray_engine.RayWorker,
         ).run()  # fmt: skip
 
     outcome = asyncio.run(whole())
