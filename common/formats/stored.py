@@ -47,7 +47,7 @@ class Header:
     file: OpenFile
     tensors: dict[str, Stored]
     metadata: dict[str, str]
-    format: Literal["safetensors", "GGUF"]
+    format: Literal["safetensors", "GGUF", "PyTorch"]
 
 
 def check_cover(file: OpenFile, tensors: Mapping[str, Stored], start: int, alignment: int = 1) -> None:

@@ -16,7 +16,7 @@ from qwenimg.common.weights.joined import Joins
 from qwenimg.common.weights.plan import Uses, stored_uses
 
 NETWORKS = "qwenimg.common.networks"
-ROOMS = ("denoisers", "encoders", "vaes")
+ROOMS = ("denoisers", "encoders", "vaes", "upscalers")
 
 
 def import_network(package: str, name: str) -> ModuleType:

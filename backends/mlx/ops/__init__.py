@@ -8,6 +8,7 @@ Shapes: B batch, L tokens, H heads, D head dim, C channels. Images are [B h w C]
 
 from __future__ import annotations
 
+from qwenimg.backends.mlx.ops.activations import *
 from qwenimg.backends.mlx.ops.attention import *
 from qwenimg.backends.mlx.ops.device import *
 from qwenimg.backends.mlx.ops.functions import *

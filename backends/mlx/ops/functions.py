@@ -163,6 +163,11 @@ def silu(x: Array) -> Array:
     return (wide / (1 + mx.exp(-wide))).astype(x.dtype)
 
 
+def damped(x: Array, update: Array, scale: float) -> Array:
+    """Return x + scale * update."""
+    return seen("add", "", x + update * scale)
+
+
 def tanh(x: Array) -> Array:
     return mx.tanh(x)
 

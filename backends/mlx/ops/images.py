@@ -26,9 +26,9 @@ def to_bchw(x: Image) -> Image:
     return x.transpose(0, 3, 1, 2)
 
 
-def upsample(x: Array) -> Array:
-    """Repeat each pixel in both directions: [B h w C] -> [B 2h 2w C]."""
-    return mx.repeat(mx.repeat(x, 2, axis=1), 2, axis=2)
+def upsample(x: Array, scale: int = 2) -> Array:
+    """Repeat each pixel in both directions: [B h w C] -> [B scale*h scale*w C]."""
+    return mx.repeat(mx.repeat(x, scale, axis=1), scale, axis=2)
 
 
 def upsample_like(x: Array, like: Array) -> Array:
@@ -51,18 +51,18 @@ def image(x: Array, like: Array) -> Array:
     return x.reshape(*like.shape[:3], -1)
 
 
-def patches(x: Array) -> Array:
-    """Make patches of 2 x 2 pixels channels, in the order (c, dy, dx): [B 2h 2w C] -> [B h w 4C]."""
+def patches(x: Array, size: int = 2) -> Array:
+    """Make patches of size x size pixels channels, in the order (c, dy, dx): [B 2h 2w C] -> [B h w 4C]."""
     B, height, width, C = x.shape
-    x = x.reshape(B, height // 2, 2, width // 2, 2, C).transpose(0, 1, 3, 5, 2, 4)
-    return x.reshape(B, height // 2, width // 2, 4 * C)
+    x = x.reshape(B, height // size, size, width // size, size, C).transpose(0, 1, 3, 5, 2, 4)
+    return x.reshape(B, height // size, width // size, size * size * C)
 
 
-def unpatched(x: Array) -> Array:
+def unpatched(x: Array, size: int = 2) -> Array:
     """Return an image of its patches: [B h w 4C] -> [B 2h 2w C], the inverse of `patches`."""
     B, height, width, C = x.shape
-    x = x.reshape(B, height, width, C // 4, 2, 2).transpose(0, 1, 4, 2, 5, 3)
-    return x.reshape(B, 2 * height, 2 * width, C // 4)
+    x = x.reshape(B, height, width, C // size**2, size, size).transpose(0, 1, 4, 2, 5, 3)
+    return x.reshape(B, size * height, size * width, C // size**2)
 
 
 def joined_patches(x: Array, like: Array, patch: int) -> Array:

@@ -8,6 +8,7 @@ Shapes: B batch, L tokens, H heads, D head dim, C channels. Images are [B C h w]
 
 from __future__ import annotations
 
+from qwenimg.backends.torch.ops.activations import *
 from qwenimg.backends.torch.ops.attention import *
 from qwenimg.backends.torch.ops.cpu import computes as computes
 from qwenimg.backends.torch.ops.cpu import multiplies as multiplies

@@ -169,6 +169,11 @@ def silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
+def damped(x: Tensor, update: Tensor, scale: float) -> Tensor:
+    """Return x + scale * update. `update` is not read again."""
+    return seen("add", "", update.mul_(scale).add_(x) if in_place(update) else x + update * scale)
+
+
 def tanh(x: Tensor) -> Tensor:
     return torch.tanh(x)
 

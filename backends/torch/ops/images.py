@@ -25,9 +25,9 @@ def to_bchw(x: Image) -> Image:
     return x
 
 
-def upsample(x: Tensor) -> Tensor:
-    """Repeat each pixel in both directions: [B C h w] -> [B C 2h 2w]."""
-    return F.interpolate(x, scale_factor=2.0, mode="nearest-exact")
+def upsample(x: Tensor, scale: int = 2) -> Tensor:
+    """Repeat each pixel in both directions: [B C h w] -> [B C scale*h scale*w]."""
+    return F.interpolate(x, scale_factor=float(scale), mode="nearest-exact")
 
 
 def upsample_like(x: Tensor, like: Tensor) -> Tensor:
@@ -54,14 +54,14 @@ def image(x: Tensor, like: Tensor) -> Tensor:
     return x.unflatten(1, like.shape[2:]).permute(0, 3, 1, 2)
 
 
-def patches(x: Tensor) -> Tensor:
-    """Make patches of 2 x 2 pixels channels, in the order (c, dy, dx): [B C 2h 2w] -> [B 4C h w]."""
-    return F.pixel_unshuffle(x, 2)
+def patches(x: Tensor, size: int = 2) -> Tensor:
+    """Make patches of size x size pixels channels, in the order (c, dy, dx): [B C 2h 2w] -> [B 4C h w]."""
+    return F.pixel_unshuffle(x, size)
 
 
-def unpatched(x: Tensor) -> Tensor:
+def unpatched(x: Tensor, size: int = 2) -> Tensor:
     """Return an image of its patches: [B 4C h w] -> [B C 2h 2w], the inverse of `patches`."""
-    return F.pixel_shuffle(x, 2)
+    return F.pixel_shuffle(x, size)
 
 
 def joined_patches(x: Tensor, like: Tensor, patch: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""Networks between pixels and latents."""

@@ -1,0 +1,1 @@
+"""Networks that make a picture larger."""

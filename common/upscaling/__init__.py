@@ -1,0 +1,1 @@
+"""Pictures made larger by a network of the ESRGAN family."""

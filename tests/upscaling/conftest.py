@@ -1,0 +1,3 @@
+"""What computes here needs the frameworks set up first."""
+
+from support import frameworks  # noqa: F401
