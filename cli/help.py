@@ -13,6 +13,7 @@ from qwenimg.common.jobs.image_options import ALL
 COMMANDS = {
     "generate": "draw pictures; needed if the prompt begins with a command's name",
     "info": "print the recipe of a picture, or what a model file contains",
+    "upscale": "make pictures larger by a network that adds detail (ESRGAN)",
     "devices": "list the backends of this machine and their devices",
     "doctor": "measure the precision of this device, and say what --preset auto chooses",
     "parity": "compare backends and machines, block by block",
@@ -67,6 +68,7 @@ COMMAND_EXAMPLES = {
     "info": "info picture.png",
     "models": "models --models-dir ComfyUI",
     "batch": "batch requests.jsonl -o out/",
+    "upscale": "upscale photo.jpg --by 4 --with RealESRGAN_x4plus.pth",
     "convert": "convert sd15 sd15-8bit -q 8",
     "record": "parity record -o mac.safetensors",
     "check": "parity check mac.safetensors",

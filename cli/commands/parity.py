@@ -269,7 +269,7 @@ class Session:
         return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)
 
     def check(self, passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str], *, picture: bool) -> Checked:
-        from qwenimg.common.hub.control_search import named_control
+        from qwenimg.common.hub.network_search import named_control
         from qwenimg.common.parity import check as checking
         from qwenimg.common.parity import given
 

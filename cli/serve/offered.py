@@ -126,7 +126,7 @@ def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
     """Return the networks by their names: a known name, or that of a file or folder without its suffix."""
     from qwenimg.common.base.safe_files import open_regular
     from qwenimg.common.formats.files import find_files
-    from qwenimg.common.hub.control_search import find_control
+    from qwenimg.common.hub.network_search import find_control
 
     networks: dict[str, str] = {}
     for text in controls:

@@ -207,7 +207,9 @@ class _Machine:
         elif code == b"Q":
             push(_storage(_checked(pop(), tuple)))
         else:
-            raise PickleFault(f"its pickle has opcode {code!r}, which a table of tensors does not need")
+            raise PickleFault(
+                f"its pickle has opcode {code!r}, which no table of tensors needs: save the weights alone"
+            )
 
 
 def _checked(value: Any, kind: type) -> Any:

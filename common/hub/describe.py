@@ -27,6 +27,7 @@ from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
+from qwenimg.common.upscaling import network_file
 from qwenimg.common.weights import keys, left_out, quantise
 from qwenimg.common.weights.loras.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
@@ -46,7 +47,17 @@ def describe(path: Path, prediction: Prediction | None = None) -> Description:
         description = Description(lines=[f"layout: {layout}", f"pipeline: {family.described(path)}"])
         _open(path, description, parts=True)
         return description
-    return _file(path, prediction)
+    return _upscaler(path) or _file(path, prediction)
+
+
+def _upscaler(path: Path) -> Description | None:
+    """Describe an upscaler; None for another file."""
+    try:
+        title = network_file.described(path) if is_file(path) else None
+    except ModelError:
+        return None
+    use = f"qwenimg upscale PICTURE --with {shown_path(path, 80)}"
+    return None if title is None else Description(lines=[f"layout: an upscaler, {title}", f"use it: {use}"])
 
 
 def _folder(folder: Path) -> Description:

@@ -30,6 +30,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "vae": ("vae",),
     "lora": ("loras",),
     "control": ("controlnet", "model_patches"),
+    "upscaler": ("upscale_models",),
 }
 """ComfyUI's names of folders, by the option whose files are in them."""
 WEBUI: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +40,7 @@ WEBUI: Mapping[str, tuple[str, ...]] = {
     "vae": ("VAE",),
     "lora": ("Lora", "LyCORIS"),
     "control": ("ControlNet",),
+    "upscaler": ("ESRGAN", "RealESRGAN"),
 }
 """The same in AUTOMATIC1111's web UI and in Forge."""
 INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
@@ -48,6 +50,7 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "vae": ("vae",),
     "lora": ("lora",),
     "control": ("controlnet",),
+    "upscaler": ("spandrel_image_to_image",),
 }
 INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
 """InvokeAI has `models/BASE/TYPE/NAME`, in newer versions `models/KEY/NAME`, where the key does not tell the kind."""
@@ -56,6 +59,8 @@ WILDCARDS = ("wildcards", "custom_wildcards")
 _EXTENSIONS = ("custom_nodes", "extensions")  # of ComfyUI and of the web UI
 _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
+UPSCALERS = (".safetensors", ".pth", ".pt")
+"""The ends of names of upscalers' files."""
 MAX_ENTRIES = 200_000  # files and folders that are searched for one name: half a second
 MAX_DEPTH = 4
 
@@ -110,7 +115,7 @@ class ModelFolders:
 
     def _candidates(self, name: str, kind_: str) -> Iterator[Path]:
         """Yield the files with the whole `name` in a folder, then those anywhere below one with its last part."""
-        spelled = [name, *(name + suffix for suffix in SUFFIXES)]
+        spelled = [name, *(name + suffix for suffix in (UPSCALERS if kind_ == "upscaler" else SUFFIXES))]
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_))
         if os.sep not in name:
@@ -198,7 +203,7 @@ def _is_model(path: Path, kind_: str) -> bool:
     """Return whether `path` is a file of weights, or the folder of a whole model or a part."""
     try:
         if is_file(path):
-            return path.name.lower().endswith(SUFFIXES)
+            return path.name.lower().endswith(UPSCALERS if kind_ == "upscaler" else SUFFIXES)
         if not is_folder(path):
             return False
         if kind_ in PARTS or kind_ == "control":

@@ -14,8 +14,8 @@ from qwenimg.common.base.errors import ModelError, NumericsError
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.registry import Opened
-from qwenimg.common.hub.control_search import find_control
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
+from qwenimg.common.hub.network_search import find_control
 from qwenimg.common.hub.origin import model_hash, origin, with_refiner
 from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.resolve import Resolved, resolve

@@ -19,6 +19,8 @@ MAX_SEGMENTS = 10_000  # segments of a JPEG or WebP that are read; an animation 
 MAX_CHUNK = 8 << 20  # bytes of one text in a WebP
 XMP_KEY = "XML:com.adobe.xmp"
 RECIPE_TAGS = "<qwenimg:recipe>", "</qwenimg:recipe>"  # in XMP, which JPEG and WebP have and PNG's text has not
+UPSCALING = "qwenimg-upscaling"  # the record of an upscaling, beside the recipe
+UPSCALING_TAGS = "<qwenimg:upscaling>", "</qwenimg:upscaling>"
 _STARTS = {
     b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"BM": "BMP", b"GIF87a": "GIF", b"GIF89a": "GIF",
     b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF",
@@ -59,17 +61,18 @@ def read_texts(path: Path) -> dict[str, str]:
             is_json = file.size and file.read(0, 1) == b"{"
             more = "; of ComfyUI give a picture that it saved, which has the workflow" if is_json else ""
             raise bad(path, f"is no PNG, JPEG or WebP picture, and only these hold a recipe{more}")
-    recipe = _recipe(texts.get(XMP_KEY, ""))
-    return ({} if recipe is None else {"qwenimg": recipe}) | texts
+    xmp = texts.get(XMP_KEY, "")
+    ours = {"qwenimg": _tagged(xmp, *RECIPE_TAGS), UPSCALING: _tagged(xmp, *UPSCALING_TAGS)}
+    return {key: text for key, text in ours.items() if text is not None} | texts
 
 
-def _recipe(xmp: str) -> str | None:
-    """Return our recipe in XMP, or None. Another program may have replaced its quotes by entities."""
-    begin = xmp.find(RECIPE_TAGS[0])
-    end = xmp.find(RECIPE_TAGS[1], begin)
+def _tagged(xmp: str, opening: str, closing: str) -> str | None:
+    """Return our text between two tags in XMP, or None. Another program may have replaced its quotes by entities."""
+    begin = xmp.find(opening)
+    end = xmp.find(closing, begin)
     if begin < 0 or end < 0:
         return None
-    text = xmp[begin + len(RECIPE_TAGS[0]) : end]
+    text = xmp[begin + len(opening) : end]
     for entity, character in _ENTITIES:
         text = text.replace(entity, character)
     return text

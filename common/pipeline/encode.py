@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from qwenimg.common.base.atomic_files import JPEG, PICTURES
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.pictures.pixels import Uint8, over_white
 from qwenimg.common.pictures.png import encode_png, storable
-from qwenimg.common.pictures.texts import RECIPE_TAGS
+from qwenimg.common.pictures.texts import RECIPE_TAGS, UPSCALING, UPSCALING_TAGS
 from qwenimg.common.request.recipe import XMP, Recipe, png_text
 
 QUALITY = 95  # JPEG's
@@ -44,21 +45,27 @@ def encode(pixels: Uint8, recipe: Recipe | None, suffix: str) -> bytes:
     for other programs as EXIF UserComment, and our recipe in their XMP.
 
     Raises UsageError for another suffix, and for a size or a prompt that the format cannot hold."""
+    return encode_texts(pixels, {} if recipe is None else png_text(recipe), XMP, suffix)
+
+
+def encode_texts(pixels: Uint8, text: Mapping[str, str], mark: str, suffix: str) -> bytes:
+    """Encode pixels as `encode` does, with these texts, by PNG's names for them, and the XMP `mark` of the picture's
+    origin; with neither if there is no text. Raises as `encode` does."""
     suffix = suffix.lower()
     if suffix not in PICTURES:
         raise UsageError(f"{suffix or 'no suffix'}: pictures are written as {', '.join(PICTURES)}; choose one of them")
-    text = {} if recipe is None else png_text(recipe)
     if suffix == ".png":
-        return encode_png(pixels, text, XMP if text else None)
+        return encode_png(pixels, text, mark if text else None)
     check(suffix, pixels.shape[1], pixels.shape[0], "")
-    return _encode_other(pixels, text, suffix)
+    return _encode_other(pixels, text, mark, suffix)
 
 
-def _encode_other(pixels: Uint8, text: dict[str, str], suffix: str) -> bytes:
+def _encode_other(pixels: Uint8, text: Mapping[str, str], mark: str, suffix: str) -> bytes:
     from PIL import Image
 
     picture = Image.fromarray(np.ascontiguousarray(over_white(pixels) if suffix in JPEG else pixels))
-    more = {"exif": _exif(text["parameters"]), "xmp": _xmp(text["qwenimg"])} if text else {}
+    comment = text.get("parameters", text.get("postprocessing", ""))
+    more = {"exif": _exif(comment), "xmp": _xmp(mark, text)} if text else {}
     if suffix in JPEG and any(len(block) > MAX_JPEG_TEXT for block in more.values()):
         raise _too_long(suffix)
     out = io.BytesIO()
@@ -84,10 +91,10 @@ def _exif(parameters: str) -> bytes:
     return data if data.startswith(b"Exif\0\0") else b"Exif\0\0" + data
 
 
-def _xmp(recipe: str) -> bytes:
-    begin, end = RECIPE_TAGS
-    named = XMP.replace("xmlns:xmp=", f"{_NAMESPACE}\n        xmlns:xmp=")
-    body = f"      {begin}{_escaped(recipe)}{end}\n"
+def _xmp(mark: str, text: Mapping[str, str]) -> bytes:
+    named = mark.replace("xmlns:xmp=", f"{_NAMESPACE}\n        xmlns:xmp=")
+    tagged = (("qwenimg", RECIPE_TAGS), (UPSCALING, UPSCALING_TAGS))
+    body = "".join(f"      {begin}{_escaped(text[key])}{end}\n" for key, (begin, end) in tagged if key in text)
     return named.replace("    </rdf:Description>", f"{body}    </rdf:Description>").encode("utf-8")
 
 

@@ -62,7 +62,10 @@ class Upscaler:
     @property
     def title(self) -> str:
         """Its network, scale and size: `RRDBNet, x4, 16.7 million parameters`."""
-        return f"{self.kind}, x{self.scale}, {self.component.plan.parameters / 1e6:.1f} million parameters"
+        count = self.component.plan.parameters
+        return (
+            f"{self.kind}, x{self.scale}, {f'{count / 1e6:.1f} million' if count >= 1e5 else f'{count:,}'} parameters"
+        )
 
     def close(self) -> None:
         self.component.plan.close()

@@ -9,11 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit, ModelError, NumericsError, UsageError
+from qwenimg.common.memory import estimate
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pictures import pixels as pictures
 from qwenimg.common.pictures.pixels import Uint8
 from qwenimg.common.precision.precision import BYTES, DTYPES, DenoiserKind, Precision, short
+from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.probe import first_non_finite
 from qwenimg.common.runtime.residents import Residents
 from qwenimg.common.runtime.runtime import Runtime
@@ -54,11 +57,11 @@ class Upscaling:
 
     def stage(self, height: int, width: int) -> Stage:
         """Return the stage of one pass over a picture of height x width."""
-        precision, workspace = self.runtime.precision, self.engine.workspace
+        precision, workspace, config = self.runtime.precision, self.engine.workspace, self.upscaler.component.config
         itemsize = BYTES[precision.compute_dtype("vae")]
 
         def split(rows: int | None) -> Split:
-            size = memory.activations(self.upscaler.component.config, height, width, itemsize, workspace, rows)
+            size = memory.activations(config, height, width, itemsize, workspace, rows)
             about = "" if rows is None else f"in bands of {rows} rows"
             return Split(activations=size, size=rows, about=about)
 
@@ -68,6 +71,7 @@ class Upscaling:
             component=self.upscaler.component,
             splits=tuple(split(rows) for rows in (None, *memory.ROWS)),
             title=f"enlarging a picture of {width}x{height}",
+            operations=memory.operations(config, self.upscaler.component.plan.shapes, height, width),
         )
 
     def plan(self, height: int, width: int, by: int) -> MemoryPlan:
@@ -93,7 +97,11 @@ class Upscaling:
             taken = needs.largest
             self.runtime.check_fit(taken.title, taken.peak)  # raises if the machine lacks it
             limit = self.runtime.budget_text(needs.budget)
-            raise DoesNotFit(f"{taken.title} takes {taken.peak / 1e9:.1f} GB, {limit}; take a smaller picture")
+            raise DoesNotFit(f"{taken.title} takes {size_text(taken.peak)}, {limit}; take a smaller picture")
+        rate = rates.measure(self.engine, *rates.decoder_layer(self.runtime.precision))
+        seconds = needs.steps * (2 if pictures.has_alpha(pixels) else 1) / rate
+        takes = estimate.summary(needs.largest.peak, seconds)
+        self.runtime.notify("stage", f"{width}x{height} to {width * by}x{height * by} {takes}")
         self.engine.expect(needs.largest.peak)
         for _ in range(self.passes(by)):
             pixels = self._pass(pixels)

@@ -174,6 +174,7 @@ def test_no_work_at_import():
         "convert",
         "doctor",
         "generate",
+        "upscale",
         "info",
         "models",
         "parity",

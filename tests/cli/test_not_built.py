@@ -14,6 +14,7 @@ from qwenimg.cli.commands.bench import bench
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.commands.plan import plan
 from qwenimg.cli.commands.serve import serve
+from qwenimg.cli.commands.upscale import upscale
 from qwenimg.cli.foreign_words import BACKENDS, OPTIONS, SIMILAR_OPTION, unknown_option
 from qwenimg.cli.help import COMMANDS
 from qwenimg.cli.options import ALIASES
@@ -60,7 +61,7 @@ def test_nothing_that_is_built_is_said_not_to_be() -> None:
     assert {"quantize", "control", "caption", "serve", "seed", "edit"} <= there
 
 
-@pytest.mark.parametrize("planted", ["upscale", "hires-strength", "ip-adapter"])
+@pytest.mark.parametrize("planted", ["outpaint", "hires-scale", "ip-adapter"])
 def test_a_feature_that_arrives_is_noticed(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALIASES, planted, "seed")
     with pytest.raises(AssertionError, match="is said not to be built"):
@@ -93,7 +94,7 @@ def test_all_sentences_are_made_from_the_one_table() -> None:
 
 
 def test_python_says_the_same_of_what_is_not_built() -> None:
-    for name in ("ip_adapter_image", "textual_inversion", "upscale"):
+    for name in ("ip_adapter_image", "textual_inversion", "outpaint"):
         with pytest.raises(UsageError, match="is not built yet"):
             call_options.check_names([name])
         with pytest.raises(UsageError, match="is not built yet"):
@@ -122,7 +123,7 @@ def test_the_table_of_other_programs_names_what_there_is() -> None:
     known = {opt for param in generate.params for opt in param.opts if not getattr(param, "hidden", False)}
     advised = {word for text in OPTIONS.values() for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)}
     others = {
-        opt for command in (plan, bench, serve) for param in command.params for opt in param.opts
+        opt for command in (plan, bench, serve, upscale) for param in command.params for opt in param.opts
     }  # named with it
     assert not OPTIONS.keys() & known and advised <= known | others, advised - known - others
     assert {*BACKENDS.values()} <= {"auto", "mlx", "cuda"}
@@ -193,7 +194,7 @@ def test_help_by_every_name(library: Library) -> None:
 
 FINDING = (
     "ui app demo run start notebook mcp config cache remove rm delete prune login examples grid compare gallery queue "
-    "cancel history search show loras merge wildcards outpaint update upgrade gui web webui upscale quantize "
+    "cancel history search show loras merge wildcards outpaint update upgrade gui web webui enlarge quantize "
     "controlnet caption train"
 )
 

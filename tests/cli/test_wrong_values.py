@@ -31,6 +31,7 @@ NEEDED = {  # what a command cannot do without
     "serve": ["-m", MISSING],
     "batch": ["-", "-o", "out", "-m", MISSING],
     "models": [],
+    "upscale": [MISSING, "--with", MISSING],
     "pull": ["./none"],
     "completion": ["zzz"],
     "parity record": [MISSING, "-o", "out.safetensors"],

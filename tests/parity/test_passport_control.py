@@ -24,7 +24,7 @@ from support.tiny_model import tiny_dit
 
 import qwenimg
 from qwenimg import ModelError, Pipeline
-from qwenimg.common.hub.control_search import named_control
+from qwenimg.common.hub.network_search import named_control
 from qwenimg.common.parity import check, given, record, summary
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Passport

@@ -105,7 +105,7 @@ def as_torch(path: Path, tensors: Tensors, table: str = "params_ema", *, old: bo
 def formula(tensors: Mapping[str, np.ndarray], pixels: np.ndarray) -> np.ndarray:
     """Return the result [1, 3, H, W] of the network for pixels [h, w, 3] in 0..255, in float64."""
     weights = {key: torch.from_numpy(np.asarray(values)).double() for key, values in tensors.items()}
-    x = torch.from_numpy(pixels).double().permute(2, 0, 1)[None] / 255
+    x = torch.tensor(pixels).double().permute(2, 0, 1)[None] / 255
     with torch.inference_mode():
         return (_rrdbnet if "conv_first.weight" in weights else _srvgg)(weights, x).numpy()
 

@@ -58,7 +58,7 @@ class RRDBNetConfig:
     @property
     def scale(self) -> int:
         """The pixels of the result for one of the picture, along each side."""
-        return 2**self.enlarged // self.patch
+        return (1 << self.enlarged) // self.patch
 
 
 def manifest(config: RRDBNetConfig) -> Manifest:

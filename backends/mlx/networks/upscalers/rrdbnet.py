@@ -35,7 +35,7 @@ class DenseBlock(mlx.nn.Module):
     def __call__(self, x: Array) -> Array:
         seen = x
         for conv in (self.conv1, self.conv2, self.conv3, self.conv4):
-            seen = images.beside(seen, ops.leaky_relu(conv(seen), SLOPE))
+            seen = ops.eval(images.beside(seen, ops.leaky_relu(conv(seen), SLOPE)))
         return ops.damped(x, self.conv5(seen), RESIDUAL)
 
 
@@ -71,8 +71,9 @@ class RRDBNet(mlx.nn.Module):
     def end(self, x: Array) -> Array:
         """Run everything behind the blocks: features [B h w C] -> a picture of the result's size."""
         for i in range(self.enlarged):
-            x = ops.leaky_relu(getattr(self, f"conv_up{i + 1}")(images.upsample(x)), SLOPE)
-        return ops.eval(self.conv_last(ops.leaky_relu(self.conv_hr(x), SLOPE)))
+            x = ops.eval(ops.leaky_relu(getattr(self, f"conv_up{i + 1}")(images.upsample(x)), SLOPE))
+        x = ops.eval(ops.leaky_relu(self.conv_hr(x), SLOPE))
+        return ops.eval(self.conv_last(x))
 
     def __call__(self, x: Array, rows: int) -> Array:
         """Return larger pictures of [B h w 3], values 0 to 1, in bands of `rows` rows where there are more."""

@@ -34,7 +34,7 @@ class DenseBlock(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         seen = x
         for conv in (self.conv1, self.conv2, self.conv3, self.conv4):
-            seen = images.beside(seen, ops.leaky_relu(conv(seen), SLOPE))
+            seen = ops.eval(images.beside(seen, ops.leaky_relu(conv(seen), SLOPE)))
         return ops.damped(x, self.conv5(seen), RESIDUAL)
 
 
@@ -70,8 +70,9 @@ class RRDBNet(torch.nn.Module):
     def end(self, x: Tensor) -> Tensor:
         """Run everything behind the blocks: features [B C h w] -> a picture of the result's size."""
         for i in range(self.enlarged):
-            x = ops.leaky_relu(getattr(self, f"conv_up{i + 1}")(images.upsample(x)), SLOPE)
-        return ops.eval(self.conv_last(ops.leaky_relu(self.conv_hr(x), SLOPE)))
+            x = ops.eval(ops.leaky_relu(getattr(self, f"conv_up{i + 1}")(images.upsample(x)), SLOPE))
+        x = ops.eval(ops.leaky_relu(self.conv_hr(x), SLOPE))
+        return ops.eval(self.conv_last(x))
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
         """Return larger pictures of [B 3 h w], values 0 to 1, in bands of `rows` rows where there are more."""

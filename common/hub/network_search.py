@@ -1,0 +1,103 @@
+"""Search for a control network or an upscaler on this machine by the user's name for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from qwenimg.common.base.amounts import size_text
+from qwenimg.common.base.arguments import home
+from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
+from qwenimg.common.base.hf_cache import cache_folder, find_cached, is_offline
+from qwenimg.common.base.safe_files import kind
+from qwenimg.common.base.text import clean
+from qwenimg.common.families import catalog, registry
+from qwenimg.common.formats.stored import Header
+from qwenimg.common.hub.model_folders import UPSCALERS, ModelFolders, entries_below
+from qwenimg.common.measure import exactness
+from qwenimg.common.runtime.engine import Engine
+from qwenimg.common.runtime.runtime import Notify, Runtime
+from qwenimg.common.upscaling.network_file import Upscaler, open_upscaler
+from qwenimg.common.upscaling.upscaling import Upscaling, policy
+
+WHERE = "such as RealESRGAN_x4plus.pth (67 MB, from github.com/xinntao/Real-ESRGAN/releases)"
+MAX_FP32_ERROR = 1e-5  # relative error of a product
+
+
+def named_control(name: str) -> Path | None:
+    """Return the folder or file of the control network that a recipe calls `name`, if the cache has it: a path in a
+    recipe is never opened."""
+    known = next((piece for piece in catalog.CONTROLS if name == piece.name), None)
+    return None if os.path.lexists(name) else find_cached(known.repo if known else name)
+
+
+def find_control(name: str, folders: ModelFolders) -> Path:
+    """Return the folder or file of the control network `name`: a path, a known name, a hub id or a file of one in the
+    cache, or a name in the folders of --models-dir. Raises ModelError."""
+    path = Path(home(name))
+    if os.path.lexists(path) or kind(path) is not None:
+        return path
+    known = next((piece for piece in catalog.CONTROLS if name.lower() in (piece.name, piece.repo.lower())), None)
+    if (cached := find_cached(known.repo if known else name)) is not None:
+        return cached
+    if known is None and (place := folders.locate(name, "control")) != name:
+        return Path(place)
+    shown = clean(name, 80)
+    if known is None and "/" not in name:
+        names = ", ".join(piece.name for piece in catalog.CONTROLS)
+        raise ModelError(f"--control {shown}: no such file or folder; known by name are {names}")
+    size = f" ({size_text(known.bytes)}, {known.license})" if known else ""
+    when = " with the network on" if is_offline() else ""
+    where = clean(cache_folder(), 80)
+    raise ModelError(f"--control {shown}: is not in the cache {where}; get it{size}{when} by: qwenimg pull {shown}")
+
+
+# Upscalers
+
+
+def find_upscaler(name: str | None, folders: ModelFolders) -> Path:
+    """Return the file of the upscaler `name`: a path, or a name in the folders of --models-dir; without a name the only
+    one that is there. Raises UsageError and ModelError."""
+    if name is not None:
+        path = Path(home(name))
+        if os.path.lexists(path) or kind(path) is not None:
+            return path
+        if (place := folders.locate(name, "upscaler")) != name:
+            return Path(place)
+        raise ModelError(f"{clean(name, 80)}: no such file; give that of an upscaler, {WHERE}")
+    here = upscalers(folders)
+    if len(here) == 1:
+        return here[0]
+    if not here:
+        looked = "; none is in the folders of --models-dir" if folders.given else ""
+        raise UsageError(f"no upscaler: give one as --with FILE, {WHERE}{looked}")
+    names = ", ".join(clean(path.stem, 40) for path in here[:4]) + (", ..." if len(here) > 4 else "")
+    raise UsageError(f"{len(here)} upscalers are in the folders of --models-dir: choose one as --with NAME: {names}")
+
+
+def upscalers(folders: ModelFolders) -> list[Path]:
+    """Return the files of upscalers in their folders, by name; what each is has not been looked at."""
+    paths = (path for folder in folders.folders["upscaler"] for path in entries_below(folder))
+    files = {path for path in paths if path.name.lower().endswith(UPSCALERS) and kind(path) == "file"}
+    return sorted(files, key=lambda path: (path.stem.lower(), path))
+
+
+def read_upscaler(path: Path) -> Upscaler:
+    """Open the upscaler in the file `path`; no weight is read. Raises ModelError that says what another file is."""
+    return open_upscaler(path, _kind)
+
+
+def _kind(header: Header) -> str | None:
+    told = None if header.format == "PyTorch" else registry.identify(header)
+    return None if told is None else f"{told.title} ({told.flag})"
+
+
+def upscaling(upscaler: Upscaler, engine: Engine, precision: str, limit: int | None, notify: Notify) -> Upscaling:
+    """Return `upscaler` on an engine, in `precision` (fp32, bf16 or fp16), with at most `limit` bytes of memory. Raises
+    NumericsError where the device does not compute in float32."""
+    if precision == "fp32" and (error := exactness.float32_error(engine)) > MAX_FP32_ERROR:
+        raise NumericsError(
+            f"float32 products on {engine.device} are off by {error:.1e}: a mode such as TF32 is on; use --precision "
+            "fp16, or unset MLX_ENABLE_TF32"
+        )
+    return Upscaling(Runtime(engine, policy(precision), notify, max_memory=limit), upscaler)
