@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline, Step
     from qwenimg.common.hub.model_folders import ModelFolders
     from qwenimg.common.memory.estimate import Estimate
+    from qwenimg.common.upscaling.network_file import Upscaler
+    from qwenimg.common.upscaling.record import Enlargement
 
 MOST = 20  # the most faults of a prompt file that are reported one by one if they end the run
 Open = Callable[[Opening, Callable[[str, str], None]], "Pipeline"]
@@ -57,6 +59,8 @@ class Run:
     pattern: str | None  # the value of -o
     output: Output
     preview: bool
+    upscale: int | None = None
+    upscale_with: str | None = None
 
 
 def parsed(given: Mapping[str, Any], opening: Opening) -> Run:
@@ -66,6 +70,10 @@ def parsed(given: Mapping[str, Any], opening: Opening) -> Run:
     check_forms(options, given["output"], given["latents"], given["save_latents"])
     if (prompt := _prompt(given)) is not None:
         options["prompt"] = prompt
+    if given["devices"] > 1 and (given["upscale"] is not None or given["upscale_with"] is not None):
+        raise UsageError(
+            "--upscale: one device makes pictures larger; leave out --devices, or: qwenimg upscale PICTURE"
+        )
     folders = None
     if opening.models_dir:
         from qwenimg.common.hub.part_files import located
@@ -94,6 +102,8 @@ def parsed(given: Mapping[str, Any], opening: Opening) -> Run:
         pattern=given["output"],
         output=output,
         preview=given["preview"],
+        upscale=given["upscale"],
+        upscale_with=given["upscale_with"],
     )
 
 
@@ -111,10 +121,14 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
         jobs = kept(
             jobs, lambda job: advice.check(job.prompt, job.get("few_steps")), report, failed, keep_going=keep_going
         )
+    upscaler = _upscaler(wanted)
     for folder in {job.path.parent for job in jobs if job.path is not None}:
         atomic_files.sweep(folder)
     try:
         pipe = opens(replace(opening, compile="auto"), report.notify)
+        if upscaler is not None:
+            output = replace(output, larger=_enlargement(wanted, upscaler, pipe))
+        by = 1 if output.larger is None else output.larger.by
         jobs = [completed(pipe, job, inputs, output.views) for job in jobs]
         check_files(jobs, output)
         if output.save_latents is not None and len({(job.get("width"), job.get("height")) for job in jobs}) > 1:
@@ -122,7 +136,7 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
         expected: list[Estimate] = []
         jobs = kept(
             jobs,
-            lambda job: expected.append(estimated(pipe, job, inputs, metadata=output.metadata)),
+            lambda job: expected.append(estimated(pipe, job, inputs, metadata=output.metadata, by=by)),
             report,
             failed,
             keep_going=keep_going,
@@ -140,7 +154,30 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
             listener = RunReport(report, stop, failed, alone=pipe.engine.group is None)
             return listener.code(run(pipe, jobs, inputs, output, listener))
     finally:
+        if upscaler is not None:
+            upscaler.close()
         report.give_up()
+
+
+def _upscaler(wanted: Run) -> Upscaler | None:
+    """Return the upscaler of --upscale, whose file is checked, or None without it. Raises UsageError and ModelError."""
+    if wanted.upscale is None and wanted.upscale_with is None:
+        return None
+    from qwenimg.common.hub.model_folders import read_folders
+    from qwenimg.common.hub.network_search import find_upscaler, read_upscaler
+
+    folders = read_folders(()) if wanted.folders is None else wanted.folders
+    return read_upscaler(find_upscaler(wanted.upscale_with, folders, "--upscale-with"))
+
+
+def _enlargement(wanted: Run, upscaler: Upscaler, pipe: Pipeline) -> Enlargement:
+    from qwenimg.common.hub.network_search import upscaling
+    from qwenimg.common.upscaling.record import Enlargement
+
+    ready = upscaling(upscaler, pipe.engine, "fp32", wanted.opening.limit, pipe.runtime.notify)
+    by = upscaler.scale if wanted.upscale is None else wanted.upscale
+    ready.passes(by)
+    return Enlargement(upscaling=ready, by=by)
 
 
 class RunReport:

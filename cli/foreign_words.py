@@ -76,8 +76,8 @@ OPTIONS = by_name({
     "a network, its picture and its strength go together, as --control MODEL=PICTURE:SCALE":
         "--controlnet --control-net --control-image --controlnet-image-path --controlnet-strength",
     "give --size; a model that makes layers names the sizes that it was trained with": "--resolution",
-    "draw first, then: qwenimg upscale PICTURE --by 4 --with FILE":
-        "--upscale --upscaler --upscale-by --upscale-model --esrgan --enlarge",
+    "give --upscale 4 --upscale-with FILE, or: qwenimg upscale PICTURE --with FILE":
+        "--upscaler --upscale-by --upscale-model --esrgan --enlarge",
     'give the picture as -i PICTURE, or: qwenimg edit PICTURE "TEXT"': "--edit",
     'give -i PICTURE --mask MASK, or: qwenimg inpaint PICTURE MASK "TEXT"': "--inpaint",
     "that is for the server: qwenimg serve": "--listen --port --host",

@@ -55,9 +55,9 @@ def find_control(name: str, folders: ModelFolders) -> Path:
 # Upscalers
 
 
-def find_upscaler(name: str | None, folders: ModelFolders) -> Path:
+def find_upscaler(name: str | None, folders: ModelFolders, option: str = "--with") -> Path:
     """Return the file of the upscaler `name`: a path, or a name in the folders of --models-dir; without a name the only
-    one that is there. Raises UsageError and ModelError."""
+    one that is there. option: the one that names it, for messages. Raises UsageError and ModelError."""
     if name is not None:
         path = Path(home(name))
         if os.path.lexists(path) or kind(path) is not None:
@@ -70,9 +70,9 @@ def find_upscaler(name: str | None, folders: ModelFolders) -> Path:
         return here[0]
     if not here:
         looked = "; none is in the folders of --models-dir" if folders.given else ""
-        raise UsageError(f"no upscaler: give one as --with FILE, {WHERE}{looked}")
+        raise UsageError(f"no upscaler: give one as {option} FILE, {WHERE}{looked}")
     names = ", ".join(clean(path.stem, 40) for path in here[:4]) + (", ..." if len(here) > 4 else "")
-    raise UsageError(f"{len(here)} upscalers are in the folders of --models-dir: choose one as --with NAME: {names}")
+    raise UsageError(f"{len(here)} upscalers are in the folders of --models-dir: choose one as {option} NAME: {names}")
 
 
 def upscalers(folders: ModelFolders) -> list[Path]:

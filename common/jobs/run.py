@@ -25,6 +25,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.pictures import latents, layer_files
+from qwenimg.common.request.recipe import XMP, png_text
 from qwenimg.common.request.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
     from qwenimg.common.request.recipe import Recipe
+    from qwenimg.common.upscaling.record import Enlargement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class Output:
     save_latents: Path | None = None  # a file for the latents of all images
     keep_control: bool = False  # write the pictures of preprocessors beside each image
     put: Callable[[bytes], object] | None = None  # receives an image without a path
+    larger: Enlargement | None = None  # makes each image larger before it is written
     views: tuple[str, ...] = ()  # of all layers of an image: `stack`, one over the other, and `sheet`, side by side
     check_cache: bool = False  # measure the effect of a step cache by generating without it too
     notes: Callable[[Job, Recipe], Sequence[str]] = lambda job, recipe: ()  # more warnings about an image
@@ -126,12 +129,14 @@ def passing(jobs: Sequence[Job], check: Callable[[Job], object]) -> tuple[list[J
     return passed, list(faults.values())
 
 
-def estimated(pipe: Pipeline, job: Job, inputs: Inputs, *, metadata: bool = True) -> Estimate:
-    """Return the estimate for a `completed` job. Raises QwenimgError if it cannot be generated or written."""
+def estimated(pipe: Pipeline, job: Job, inputs: Inputs, *, metadata: bool = True, by: int = 1) -> Estimate:
+    """Return the estimate for a `completed` job, whose image is written `by` times as large. Raises QwenimgError if it
+    cannot be generated or written."""
     from qwenimg.common.pipeline import encode
 
     if job.path is not None:
-        encode.check(job.path.suffix, *inputs.size(job), job.texts if metadata else "")
+        width, height = inputs.size(job)
+        encode.check(job.path.suffix, by * width, by * height, job.texts if metadata else "")
     return pipe.estimate(**inputs.call(job))
 
 
@@ -239,18 +244,29 @@ def _write(job: Job, output: Output, result: Result) -> None:
     recipe = result.recipe if output.metadata else None
     if job.path is None:
         assert output.put is not None
-        output.put(encode.encode(result.pixels, recipe, ".png"))
+        output.put(_encoded(output, result.pixels, recipe, ".png"))
         return
     views = {"stack": result.pixels, "sheet": np.asarray(result.sheet())} if job.views else {}
     images = [*(result.layers or (result.pixels,)), *(views[view] for view in job.views)]
     for path, pixels in zip(job.outputs, images, strict=True):
         if output.new_folder:
             atomic_files.make_folder(path.parent)
-        atomic_files.write_atomic(path, encode.encode(pixels, recipe, path.suffix), overwrite=output.overwrite)
+        atomic_files.write_atomic(path, _encoded(output, pixels, recipe, path.suffix), overwrite=output.overwrite)
     controls = control_outputs(job) if output.keep_control else ()
     for name, pixels in zip(controls, result.control_pictures, strict=False):
         if name is not None:
             atomic_files.write_atomic(name, encode.encode(pixels, None, ".png"), overwrite=output.overwrite)
+
+
+def _encoded(output: Output, pixels: NDArray[np.uint8], recipe: Recipe | None, suffix: str) -> bytes:
+    """Return the file of an image, made larger if the output says so. Raises UsageError, DoesNotFit and
+    NumericsError."""
+    from qwenimg.common.pipeline import encode
+
+    if output.larger is None:
+        return encode.encode(pixels, recipe, suffix)
+    larger, texts = output.larger(pixels, {} if recipe is None else png_text(recipe))
+    return encode.encode_texts(larger, texts, XMP, suffix)
 
 
 def control_outputs(job: Job) -> list[Path | None]:

@@ -36,8 +36,8 @@ def operations(config: Any, shapes: Manifest, height: int, width: int) -> float:
     `shapes`."""
     enlarged = config.enlarged if isinstance(config, RRDBNetConfig) else 0
     patch = config.patch if isinstance(config, RRDBNetConfig) else 1
-    larger = {f"conv_up{i + 1}.weight": 4 ** (i + 1) for i in range(enlarged)}
-    larger |= dict.fromkeys(("conv_hr.weight", "conv_last.weight"), 4**enlarged)
+    larger = {f"conv_up{i + 1}.weight": 1 << 2 * (i + 1) for i in range(enlarged)}
+    larger |= dict.fromkeys(("conv_hr.weight", "conv_last.weight"), 1 << 2 * enlarged)
     each = sum(2.0 * prod(shape) * larger.get(name, 1) for name, shape in shapes.items())
     return each * height * width / patch**2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,20 @@ def texts(upscaling: Upscaling, pixels: Uint8, by: int, before: Mapping[str, str
     kept = {key: before[key] for key in KEPT if len(before.get(key, "")) in range(1, MOST)}
     line = f"Postprocess upscale by: {by}, Postprocess upscaler: {json.dumps(Path(name).stem, ensure_ascii=False)}"
     return kept | {"postprocessing": line, UPSCALING: json.dumps(entries)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enlargement:
+    """The upscaling of every picture of a run before it is written."""
+
+    upscaling: Upscaling
+    by: int
+
+    def __call__(self, pixels: Uint8, before: Mapping[str, str]) -> tuple[Uint8, dict[str, str]]:
+        """Return larger pixels, and the texts of their file; none if the picture's own, `before`, are left out. Raises
+        DoesNotFit and NumericsError."""
+        larger = self.upscaling.enlarged(pixels, self.by)
+        return larger, texts(self.upscaling, pixels, self.by, before) if before else {}
 
 
 def mark(xmp: str, before: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from qwenimg.cli.main import run
 WRONG = {
     "max_memory": "lots", "quantize": "7", "precision": "fp33", "preset": "nice", "size": "big", "aspect": "wide",
     "seed": "x", "steps": "0", "guidance": "-1", "sampler": "nope", "schedule": "nope", "cfg_end": "2",
-    "true_cfg": "0.5", "devices": "0",
+    "true_cfg": "0.5", "devices": "0", "upscale": "0",
     "step_cache": "3", "cached_calls": "x", "guidance_rescale": "7", "cfg_normalization": "-1", "cfg_truncation": "2",
     "skip_layers": "9-7", "skip_layer_scale": "-1",
     "strength": "9", "refine_at": "4", "layers": "100", "caption": "la",
@@ -35,6 +35,7 @@ NAMES = {
     "models_dir",
     "wildcards",
     "refiner",
+    "upscale_with",
     "transformer",
     "text_encoder",
     "vae",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from contextlib import closing
@@ -97,6 +98,32 @@ def test_the_record_is_in_the_file_and_the_recipe_stays(folder: Path, suffix: st
     assert "qwenimg" not in texts and json.loads(texts[UPSCALING])["width"] == 10
     assert "algorithmicallyEnhanced" in texts["XML:com.adobe.xmp"]
     assert "has no recipe" in cli("--from", photo.paths[0].name).err
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp"])
+def test_a_drawn_picture_is_written_larger(folder: Path, suffix: str) -> None:
+    """As the command makes it of the small one, with the recipe and the record in the file."""
+    draw = ("a red circle", "-m", "shapes", "--steps", "1", "-s", "1", "--size", "64", "--quiet")
+    assert cli(*draw, "-o", "small.png").code == 0
+    ran = cli(*draw, "-o", f"large{suffix}", "--upscale", "2", "--upscale-with", "x2.safetensors")
+    assert ran.code == 0, ran.err
+    assert cli("upscale", "small.png", "--with", "x2.safetensors", "--quiet").code == 0
+    assert np.array_equal(pixels(ran.paths[0]), pixels(folder / "small-2x.png"))
+    texts = read_texts(ran.paths[0])
+    assert json.loads(texts["qwenimg"])["width"] == 64 and json.loads(texts[UPSCALING])["by"] == 2
+    bare = cli(*draw, "-o", f"bare{suffix}", "--upscale-with", "x2.safetensors", "--no-metadata")
+    assert bare.code == 0 and read_texts(bare.paths[0]) == {} and pixels(bare.paths[0]).shape == (128, 128, 3)
+    out = cli(*draw, "-o", "-", "--upscale", "4", "--upscale-with", "x2.safetensors")
+    assert out.code == 0 and Image.open(io.BytesIO(out.out)).size == (256, 256)
+    cli(*draw, "--upscale", "2").refused(2, "no upscaler", "--upscale-with FILE")
+    cli(*draw, "--upscale", "2", "--upscale-with", "photo.png").refused(5, "photo.png")
+    cli(*draw, "--upscale", "0", "--upscale-with", "x2.safetensors").refused(2, "--upscale")
+    cli(*draw, "--upscale", "2", "--upscale-with", "x2.safetensors", "--devices", "2").refused(2, "one device")
+    lines = "\n".join(json.dumps({"prompt": "a red circle", "seed": seed}) for seed in (1, 2))
+    (folder / "lines.txt").write_text(lines)
+    several = cli(*draw[1:4], "1", "--size", "64", "--quiet", "--prompt-file", "lines.txt", "-o", "out/",
+                  "--upscale", "2", "--upscale-with", "x2.safetensors")  # fmt: skip
+    assert [pixels(path).shape for path in several.paths] == [(128, 128, 3)] * 2, several.err
 
 
 def test_upscalers_have_names_in_the_folders_of_other_programs(folder: Path) -> None:
