@@ -26,7 +26,7 @@ MODELS = {"realesr-animevideov3-x4": 2, "realesrgan-x4plus-anime": 3, "realesrga
 """By name, the number that the package has for it."""
 ROUNDED = 1  # of 255: where float32 falls on the other side of a rounding
 MIRRORED = 10  # pixels of the picture that the package mirrors around it
-# The package computes in float16. Measured on Mesa's lavapipe: see the line that is printed
+# The package computes in float16. Measured on Mesa's lavapipe: a mean of 0.07, 0.07 and 0.03 of 255, 3 at most
 HALF_MEAN, HALF_MOST = 0.3, 8
 
 PACKAGE = """
