@@ -32,6 +32,7 @@ ALLOWED_FRAMEWORKS = {
     ("common/hub/open_model.py", "_check_fp32: ): a reduced"): "the variable that a user set",
     ("common/formats/tensor_pickle.py", ": torch"): "the name of a module in pickles",
     ("common/conversion/convert.py", "_metadata: mlx"): "the name of a layout in a file's metadata",
+    ("common/networks/denoisers/zimage_names.py", ": MLX_z-image's names"): "the name of a program that writes files",
 }
 Checker = Callable[[str], list[str]]
 Exceptions = dict[tuple[str, str], str]

@@ -20,7 +20,15 @@ from support.comfy_files import comfy
 from support.gguf_files import fitting, write
 from support.recipe_cases import recipe_from_png
 from support.sparse_files import sparse
-from support.tiny_zimage import tiny_dit, tiny_text_encoder, tiny_vae, transformer_file, write_tiny_zimage
+from support.tiny_zimage import (
+    mlx_z_image_file,
+    mlx_z_image_name,
+    tiny_dit,
+    tiny_text_encoder,
+    tiny_vae,
+    transformer_file,
+    write_tiny_zimage,
+)
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
@@ -228,6 +236,54 @@ def vae_manifest() -> dict[str, tuple[int, ...]]:
     from qwenimg.common.networks.vaes import kl_vae
 
     return dict(kl_vae.manifest(kl_vae.FLUX_1))
+
+
+# MLX_z-image
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
+def test_a_transformer_of_mlx_z_image(model: Path, drawn: dict[str, Any], tmp_path: Path, backend: str) -> None:
+    """It draws what the folder draws, also after `convert`; one in 4 bits draws what the values of its codes draw."""
+    values = mlx_z_image_file(tiny_dit(**DIT))
+    save_file(values, tmp_path / "plain.safetensors")
+    made = qwenimg.load(model, backend, "fp32", transformer=tmp_path / "plain.safetensors")("a red circle", **ASKED)
+    assert np.array_equal(made.latents, drawn[backend].latents) and np.array_equal(made.pixels, drawn[backend].pixels)
+    options = ("--transformer", str(tmp_path / "plain.safetensors"), "--quiet")
+    assert cli("convert", str(model), str(tmp_path / "o"), *options).code == 0
+    again = qwenimg.load(tmp_path / "o", backend, "fp32")("a red circle", **ASKED)
+    assert np.array_equal(again.latents, made.latents)
+    coded: dict[str, mx.array] = {}
+    for name, value in values.items():
+        array, layer = mx.array(value.numpy()), name.removesuffix(".weight")
+        if value.ndim == 2 and "pad_token" not in name:
+            parts = mx.quantize(array, group_size=32, bits=4)
+            coded |= dict(zip((name, f"{layer}.scales", f"{layer}.biases"), parts, strict=True))
+            array = mx.dequantize(*parts, group_size=32, bits=4)
+        values[name] = torch.from_numpy(np.array(array))
+        coded.setdefault(name, array)
+    mx.save_safetensors(str(tmp_path / "coded.safetensors"), coded)
+    save_file(values, tmp_path / "values.safetensors")
+    latents = []
+    for name in ("coded", "values"):
+        pipe = qwenimg.load(model, backend, "fp32", transformer=tmp_path / f"{name}.safetensors")
+        entries = pipe.model.checkpoint["transformer"].plan.entries.values()
+        assert any(isinstance(entry.storage, Packed) for entry in entries) == (name == "coded")
+        latents.append(pipe("a red circle", **ASKED).latents)
+    error = np.linalg.norm(latents[0] - latents[1]) / np.linalg.norm(latents[1])
+    print(f"{backend}: codes differ from their values by {error:.1e}")
+    assert error < 1e-5  # float32 sums in another order
+
+
+def test_info_names_the_layout_of_mlx_z_image(tmp_path: Path) -> None:
+    """By a header of the published sizes."""
+    entries = {}
+    for key, shape in zimage_dit.manifest(PUBLISHED).items():
+        entries[mlx_z_image_name(zimage_dit.published(key))] = ("BF16", shape, 2)
+    sparse(tmp_path / "a.safetensors", entries)
+    ran = cli("info", str(tmp_path / "a.safetensors"))
+    assert ran.code == 0 and ran.out.startswith(b"layout: Z-Image's transformer, MLX_z-image's names\n"), ran
+    assert b"6,154.9 M parameters" in ran.out and b"fault" not in ran.out, ran
 
 
 # mflux

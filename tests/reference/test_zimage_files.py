@@ -15,7 +15,7 @@ from support.comfy_files import LAYOUTS, comfy
 from support.gguf_files import fitting, write
 from support.refusals import refused
 from support.relative import largest
-from support.tiny_zimage import WIDE, tiny_dit, transformer_file
+from support.tiny_zimage import WIDE, mlx_z_image_file, tiny_dit, transformer_file
 
 from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks.denoisers import zimage_dit
@@ -82,6 +82,15 @@ def test_diffusers_names(tmp_path: Path, model: torch.nn.Module, prefix: str) ->
     config, arrays = values(path)
     same(arrays, expected(model))
     assert config.n_refiner_layers == 2 and config.cap_feat_dim == 64
+
+
+@pytest.mark.parametrize("prefix", part_names.DENOISERS)
+def test_mlx_z_images_names(tmp_path: Path, model: torch.nn.Module, prefix: str) -> None:
+    path = tmp_path / "z.safetensors"
+    save_file({prefix + key: value for key, value in mlx_z_image_file(model).items()}, path)
+    config, arrays = values(path)
+    same(arrays, expected(model))
+    assert config.n_refiner_layers == 2 and config.cap_feat_dim == 64 and config.in_channels == 16
 
 
 @pytest.mark.parametrize("pads", [(1, 96), (96,)])
@@ -177,7 +186,8 @@ QKV = "layers.1.attention.qkv.weight"
         (changed("layers.0.attention.q_norm.weight", 31), "q_norm.weight' has shape [31]"),
         (changed("layers.0.attention.q_norm.weight", 0), "axes_dims [8, 12, 12] must be three numbers"),
         (changed("x_embedder.weight", 96, 64, 1, 1), "x_embedder.weight"),
-        (changed("x_embedder.weight", 0, 64), "'dim' is 0"),
+        (changed("x_embedder.weight", 0, 64), "x_embedder.weight' has shape [0, 64]"),
+        (changed("layers.0.attention_norm1.weight", 0), "'dim' is 0"),
         (lambda tensors: tensors.pop("cap_embedder.1.weight"), "cap_embedder.1.weight"),
         (changed("final_layer.linear.weight", 64, 96, dtype=torch.int64), "final_layer.linear.weight"),
         (changed("siglip_embedder.1.weight", 96, 64), "Z-Image-Omni or -Edit"),

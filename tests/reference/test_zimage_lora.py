@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from support import lora_cases as cases
 from support.cli_runner import cli
 from support.refusals import refused
-from support.tiny_zimage import tiny_dit
+from support.tiny_zimage import mlx_z_image_name, tiny_dit
 
 import qwenimg
 from qwenimg.common.families import registry
@@ -62,6 +62,7 @@ def test_every_layer_has_all_of_its_names(names: Names) -> None:
         own = ours(path).removesuffix(".weight")
         called = [path, own, f"transformer.{path}", f"diffusion_model.{own}", f"lora_unet_{own.replace('.', '_')}"]
         called += [f"lora_unet_{path.replace('.', '_')}", f"model.diffusion_model.{own}", f"lycoris_{own}"]
+        called += [f"diffusion_model.{mlx_z_image_name(path)}", mlx_z_image_name(path)]
         if own.endswith(".to_out.0"):
             out = own.replace(".to_out.0", ".out")
             called += [f"diffusion_model.{out}", f"lora_unet_{out.replace('.', '_')}"]

@@ -92,6 +92,31 @@ def transformer_file(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {key: value.contiguous() for key, value in out.items()}
 
 
+# Names of diffusers that MLX_z-image's converter changes
+MLX_Z_IMAGE = {
+    "t_embedder.mlp.0": "t_embedder.linear1",
+    "t_embedder.mlp.2": "t_embedder.linear2",
+    "all_x_embedder.2-1": "x_embedder",
+    "cap_embedder.0": "cap_embedder.layers.0",
+    "cap_embedder.1": "cap_embedder.layers.1",
+    "all_final_layer.2-1": "final_layer",
+    "adaLN_modulation.1": "adaLN_modulation.layers.1",
+    "attention.to_out.0": "attention.to_out",
+    "adaLN_modulation.0": "adaLN_modulation",
+}
+
+
+def mlx_z_image_file(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of diffusers' transformer as MLX_z-image's converter names them."""
+    return {mlx_z_image_name(name): value.contiguous() for name, value in model.state_dict().items()}
+
+
+def mlx_z_image_name(name: str) -> str:
+    for diffusers, theirs in MLX_Z_IMAGE.items():
+        name = name.replace(diffusers, theirs)
+    return name
+
+
 def tiny_text_encoder(seed: int = 3, **changes: object) -> torch.nn.Module:
     from transformers import Qwen3Config, Qwen3Model
 

@@ -1,4 +1,4 @@
-"""Z-Image's transformer in files: its authors' names, which ComfyUI has, and diffusers'.
+"""Z-Image's transformer in files: its authors' names, which ComfyUI has, diffusers', and those of MLX_z-image.
 
 Unusual about its authors' names: q, k and v are rows of one tensor; the layers are those of Lumina-Image 2.0, whose
 files differ in the width of text and in the modulation's layer, and GGUF files name that architecture.
@@ -34,9 +34,31 @@ def place(name: str) -> Place:
     return Place(f"{block}.attention.qkv.weight", Rows(index, index + 1, 3))
 
 
+# Parts of names of the manifest, and what MLX_z-image, a port to Macs, has in their place
+_PORT = {
+    "t_embedder.mlp.0.": "t_embedder.linear1.",
+    "t_embedder.mlp.2.": "t_embedder.linear2.",
+    "cap_embedder.": "cap_embedder.layers.",
+    ".attention.to_out.0.": ".attention.to_out.",
+    ".adaLN_modulation.0.": ".adaLN_modulation.",
+    ".adaLN_modulation.1.": ".adaLN_modulation.layers.1.",
+    "_pad_token.weight": "_pad_token",
+}
+
+
+def _place_in_port(name: str) -> Place:
+    """Return the place of a parameter in a file of MLX_z-image."""
+    for ours, theirs in _PORT.items():
+        name = name.replace(ours, theirs)
+    return Place(name)
+
+
 def _config(stored: StoredShapes, like: ZImageConfig) -> ZImageConfig:
-    """Return the configuration for stored shapes; the axes of positions are those of `like`. Raises ModelError."""
-    dim, features = stored.shape("x_embedder.weight", 2)
+    """Return the configuration for stored shapes, of vectors alone, since matrices may be packed; the axes of positions
+    are those of `like`. Raises ModelError."""
+    [dim] = stored.shape("layers.0.attention_norm1.weight", 1)
+    [features] = stored.shape("final_layer.linear.bias", 1)
+    [text] = stored.shape("cap_embedder.0.weight", 1)
     [head_dim] = stored.shape("layers.0.attention.norm_q.weight", 1)
     heads = dim // max(1, head_dim)
     data: dict[str, Any] = asdict(like) | {
@@ -46,7 +68,7 @@ def _config(stored: StoredShapes, like: ZImageConfig) -> ZImageConfig:
         "n_refiner_layers": len(stored.blocks("noise_refiner.0.attention_norm1.weight")),
         "n_heads": heads,
         "n_kv_heads": heads,
-        "cap_feat_dim": stored.shape("cap_embedder.1.weight", 2)[1],
+        "cap_feat_dim": text,
     }
     return parse(ZImageConfig, data, source=stored.path)
 
@@ -61,6 +83,11 @@ LAYOUTS = Layouts(
             place=lambda name, config: place(name),
         ),
         Layout(names="diffusers' names", signs=(_SIGN,)),
+        Layout(
+            names="MLX_z-image's names",
+            signs=("layers.0.adaLN_modulation.weight", "layers.0.attention.to_out.weight", "t_embedder.linear1.weight"),
+            place=lambda name, config: _place_in_port(name),
+        ),
     ),
     config=_config,
     ignored=("norm_final.weight",),  # left over from the class of Lumina-Image 2.0
