@@ -213,6 +213,13 @@ def test_configurations_are_the_same() -> None:
             assert network.config(**fields) == config
 
 
+def test_only_layers_up_to_the_last_tap_are_used() -> None:
+    config = Qwen3VLConfig(num_hidden_layers=8, taps=(2, 4))
+    used = qwen3_vl.NETWORK.used(config, qwen3_vl.NETWORK.manifest(config))
+    assert {name.split(".")[1] for name in used if name.startswith("layers.")} == {"0", "1", "2", "3"}
+    assert config.state_size == 2 * config.hidden_size and Qwen3VLConfig().used_layers == 36
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -4,7 +4,7 @@ What is unusual about it, beside Qwen3 (`qwen3`), whose layers it has:
 - the configuration is nested under `text_config`;
 - the keys start with `model.language_model.` in transformers' files, and with `model.` in others;
 - its RoPE has three axes, which are equal for text alone;
-- the conditioning is the states behind the last layer, without the final norm.
+- the conditioning is the states behind the last layer, without the final norm, or those behind `taps`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Qwen3VLConfig(Qwen3Config):
 
     @property
     def used_layers(self) -> int:
-        return self.num_hidden_layers
+        return max(self.taps, default=self.num_hidden_layers)
 
 
 def fields(data: Mapping[str, Any]) -> dict[str, Any]:
