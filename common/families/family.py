@@ -37,11 +37,12 @@ class Family:
     title: str
     pipelines: frozenset[str]  # class names in model_index.json
     refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
-    networks: tuple[Network, ...]  # the denoiser first
+    networks: tuple[Network, ...]  # all that its models may have, the denoiser first
     denoiser: str  # the folder of the denoiser
     components: tuple[tuple[str, ...], ...]  # folders with weights: at least one of each group; the denoiser's first
     precision: DenoiserKind
-    parts: Mapping[str, Network] = field(default_factory=dict)  # of its known models, by folder
+    # The network of each folder of its known models, for those without files here
+    parts: Mapping[str, Network] = field(default_factory=dict)
     # Completes a known model without files from the folder of its published configurations
     published: Callable[[Checkpoint, Path], Checkpoint] = lambda checkpoint, folder: checkpoint
     options: frozenset[str] = frozenset()  # of some families, see `FamilyOptions`, that some of its models take
@@ -66,7 +67,7 @@ class Family:
     # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
     names_control: Callable[[Path], bool] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
-    # JSON by path, for a model without its small files
+    # The JSON files, by path, that `convert` writes for a model without its small files
     small_files: Callable[[Checkpoint], dict[str, dict[str, object]]] | None = None
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
@@ -74,7 +75,7 @@ class Family:
     control_networks: tuple[Network, ...] = ()  # of what `control` opens
     # The known control network of this name, as it is published and without files; None for another name
     published_control: Callable[[str], Controller | None] | None = None
-    described: Callable[[Path], str]  # the purpose of a folder
+    described: Callable[[Path], str]  # the model in a folder and its purpose, for `info`
     refines: str = ""  # the models that take a refiner, for a message
     check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base and its refiner or None
 

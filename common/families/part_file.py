@@ -1,4 +1,4 @@
-"""One part of a family's models in a file of its own, as a row: how its header tells it, and its description."""
+"""One part of a family's models in a file of its own, as a row: its signs in a header, and its description."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _ALL = "--transformer FILE --text-encoder FILE --vae FILE"
 
 @dataclass(frozen=True, kw_only=True)
 class PartFile:
-    """One part in a file of its own."""
+    """One part in a file of its own. It has `layouts`, or `is_in`, or both."""
 
-    title: Callable[[Header], str] | str
+    title: Callable[[Header], str] | str  # for `info`
     network: Network
-    use: str = _ALL  # the options with which it draws
-    layouts: Layouts | None = None  # by which it is opened, to find its faults
-    is_in: Callable[[Header], bool] | None = None  # whether a file has it; None: as the layouts find it
+    use: str = _ALL  # the options that `info` names, with which a picture is drawn
+    layouts: Layouts | None = None  # `info` opens the part by them, and names its faults
+    is_in: Callable[[Header], bool] | None = None  # whether a file has the part; None: whether the layouts find it
     like: Callable[[], Any] | None = None  # the configuration for what no tensor shows; None: the network's defaults
-    # From the path and the configuration, the variant of the model
+    # From the path and the configuration, the variant of the model, for `info`
     variant: Callable[[Path, Any], str] | None = None
 
     def reads(self, header: Header) -> bool:

@@ -46,8 +46,9 @@ def place_of(layers: Layers, name: str) -> Place:
 
 @dataclass(frozen=True)
 class StoredShapes:
-    """The shapes of a network's tensors in a file, by their names in it without the prefix. `stored_name` is from the
-    manifest's name of a parameter to the file's."""
+    """The shapes of a network's tensors in a file, by their stored names without the prefix. `stored_name` maps the
+    name of a parameter in the manifest to such a name. A quantized matrix has the shape of its packed values, so a
+    configuration is read from vectors where they show it too."""
 
     path: Path
     shapes: Shapes
@@ -71,13 +72,15 @@ class StoredShapes:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One program's names of a network's tensors."""
+    """One program's names of a network's tensors, in a file. Here a stored name is without its prefix
+    (`part_names.PREFIXES`)."""
 
-    names: str  # in words, such as "its authors' names"
-    signs: tuple[str, ...]  # tensors, behind a prefix of the network's part, all of which such a file has
-    # From a parameter and the config, its place behind the prefix. None: the network's `rename` knows the names
+    names: str  # the title for `info` and for refusals, which leave out what follows a comma: "its authors' names"
+    signs: tuple[str, ...]  # stored names; a file that has all of them has this layout
+    # From the name of a parameter in the manifest and the config, its stored name, rows and decoding.
+    # None: the network's `rename`, which maps stored names to the manifest's, has this layout too
     place: Callable[[str, Any], Place] | None = None
-    kernels: re.Pattern[str] | None = None  # matrices that may be stored as 1x1 kernels
+    kernels: re.Pattern[str] | None = None  # parameters that are matrices, and may be stored as 1x1 kernels
 
 
 class Naming(NamedTuple):
@@ -93,24 +96,27 @@ class Layouts:
 
     network: Network
     title: str  # of the models, for messages
-    expected: str = ""  # in place of the title and the rows' names, in the message on a file without it
-    rows: tuple[Layout, ...]  # the first whose signs are in a file counts
+    expected: str = ""  # of the message on a file without the network; "": the title and the rows' names
+    rows: tuple[Layout, ...]  # a file has the first whose signs it has
     # The configuration for stored shapes; fields that no shape shows are those of another configuration
     config: Callable[[StoredShapes, Any], Any] = lambda shapes, like: like
-    ignored: tuple[str, ...] = ()  # starts of names behind the prefix: of no use
-    # From the path of a layer, its places in LoRAs alone
+    ignored: tuple[str, ...] = ()  # starts of stored names of tensors that are known and not used
+    # From the path of a layer, further places that it has in LoRAs: the places of all rows are known there
     in_loras: Callable[[str], Iterable[Place]] = lambda path: ()
-    foreign: Mapping[str, str] = field(
-        default_factory=dict
-    )  # tensors that only a similar model has, and which model that is
+    # Stored names that only a similar model has, each with that model's title: such a file is refused
+    foreign: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, names: Collection[str]) -> Naming | None:
         """Return the layout of a file with these `names`; None in a file without the network."""
-        every = ((row, prefix) for row in self.rows for prefix in PREFIXES[self.network.role])
-        return next((Naming(*one) for one in every if all(one[1] + sign in names for sign in one[0].signs)), None)
+        for row in self.rows:
+            for prefix in PREFIXES[self.network.role]:
+                if all(prefix + sign in names for sign in row.signs):
+                    return Naming(row, prefix)
+        return None
 
     def find_in(self, header: Header) -> Naming | None:
-        """Return the layout of a file with this header, which may be a GGUF file of another architecture."""
+        """Return the layout of a file with this header; None in a file without the network, and in a GGUF file that
+        names another architecture."""
         return self.find(header.tensors) if gguf.may_be(header, self.network.architectures) else None
 
     def similar_model(self, names: Collection[str]) -> str | None:
@@ -127,11 +133,11 @@ class Layouts:
         return StoredShapes(header.file.path, shapes, lambda name: self.place(layout, name, like).key)
 
     def place(self, layout: Layout, name: str, config: Any) -> Place:
-        """Return the place of a parameter, behind the prefix."""
+        """Return the place of a parameter, without the prefix."""
         return Place(name) if layout.place is None else layout.place(name, config)
 
     def places(self, naming: Naming, names: Iterable[str], config: Any) -> dict[str, Place]:
-        """Map each parameter to its place."""
+        """Map each parameter to its place, with the prefix."""
         places = {name: self.place(naming.layout, name, config) for name in names}
         return {name: place._replace(key=naming.prefix + place.key) for name, place in places.items()}
 

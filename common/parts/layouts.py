@@ -1,4 +1,4 @@
-"""The layouts of all networks that files of several programs have."""
+"""Every network with `LAYOUTS`: LoRAs may name its layers as any of them does."""
 
 from __future__ import annotations
 

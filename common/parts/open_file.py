@@ -25,8 +25,9 @@ _OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "mode
 
 
 def open_part(layouts: Layouts, path: Path, like: Any, part: str, *, whole: bool = False) -> Component:
-    """Open a network in a folder, or in a file of one of its `layouts`, alone or with a whole model. `like`: the
-    configuration for what no tensor of a file shows; part: its name in messages. Raises ModelError."""
+    """Open a network in a folder, in names that its `rename` maps, or in a file of one of its `layouts`, alone or with
+    a whole model. `like`: the configuration for what no tensor of a file shows; part: its name in messages. Raises
+    ModelError."""
     network = layouts.network
     if is_folder(path):
         return open_component(network, path, read_config(network, path), part, whole=whole)
@@ -59,8 +60,8 @@ def find(header: Header, layouts: Layouts, part: str) -> Naming:
 def open_named(
     header: Header, layouts: Layouts, naming: Naming, like: Any, part: str, *, whole: bool = False
 ) -> Component:
-    """Open a network whose layout in the open file was `naming`, with places of its own. `like`, `part`: as for
-    `open_part`. The caller closes the file. Raises ModelError."""
+    """Open a network in the open file, whose layout `naming.layout` has a `place`. `like`, `part`: as for `open_part`.
+    The caller closes the file. Raises ModelError."""
     network, path = layouts.network, header.file.path
     config = layouts.config(layouts.shapes(header, naming, like), like)
     manifest = network.manifest(config)
@@ -72,8 +73,8 @@ def open_named(
     stored = stored_manifest(header, naming.layout, places, manifest)
     plan = plan_places(header, part, places, stored, plans.whole(manifest, used) if whole else used)
     ignored = tuple(naming.prefix + start for start in layouts.ignored)
-    behind = (key for key in header.tensors if key.startswith(naming.prefix) and plain(network.role, key) is not None)
-    unknown = [key for key in behind if key not in plan.known and not key.startswith(ignored)]
+    own = (key for key in header.tensors if key.startswith(naming.prefix) and plain(network.role, key) is not None)
+    unknown = [key for key in own if key not in plan.known and not key.startswith(ignored)]
     check_known(path, unknown, layouts.title)
     return component(network, config, plan, whole=whole)
 
