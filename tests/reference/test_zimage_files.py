@@ -204,6 +204,28 @@ def test_bad_files_are_refused_in_one_line(
     assert message in refused(values, path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("x_pad_token"), "lacks tensor 'x_pad_token'"),
+        (lambda tensors: tensors.pop("final_layer.linear.bias"), "lacks tensor 'final_layer.linear.bias'"),
+        (changed("layers.1.attention.to_q.weight", 96, 95), "layers.1.attention.to_q.weight' has shape [96, 95]"),
+        (changed("layers.1.attention.to_out.0.weight", 96, 96), "unknown tensor 'layers.1.attention.to_out.0.weight'"),
+        (changed("layers.1.attention.to_q.weight", 96, 12, dtype=torch.uint32), "holds codes (U32) without scales"),
+        (changed("layers.0.attention_norm1.weight", 96, 1), "layers.0.attention_norm1.weight"),
+        (changed("layers.0.adaLN_modulation.0.weight", 384, 96), "lacks tensor 'cap_embedder.0.weight'"),
+        (renamed("t_embedder.linear1.weight", "t_embedder.mlp.layers.0.weight"), "or MLX_z-image's"),
+    ],
+)
+def test_bad_files_of_mlx_z_image_are_refused_in_one_line(
+    tmp_path: Path, model: torch.nn.Module, change: Callable[[Tensors], Any], message: str
+) -> None:
+    path, tensors = tmp_path / "z.safetensors", mlx_z_image_file(model)
+    change(tensors)
+    save_file(tensors, path)
+    assert message in refused(values, path)
+
+
 def test_a_gguf_file_of_another_architecture(tmp_path: Path, model: torch.nn.Module) -> None:
     path = tmp_path / "z.gguf"
     write(path, {key: (value.numpy(), "F32") for key, value in transformer_file(model).items()}, "flux")

@@ -185,6 +185,19 @@ def test_a_fused_module_draws_what_its_parts_draw(tiny_zimage: Path, tmp_path: P
     assert np.array_equal(pipe("a ring", **ASKED).latents, plain), "a LoRA leaves no trace"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
+def test_layers_in_the_names_of_mlx_z_image(tiny_zimage: Path, tmp_path: Path, backend: str) -> None:
+    paths = ("layers.1.attention.to_out.0", "layers.0.adaLN_modulation.0", "layers.2.feed_forward.w1")
+    shapes = {path: tiny_dit().get_submodule(path).weight.shape for path in paths}
+    pipe, latents = qwenimg.load(tiny_zimage, backend, "fp32"), []
+    for name in (str, mlx_z_image_name):
+        made = {name(path): cases.lora(shape, 5) for path, shape in shapes.items()}
+        file = cases.written(tmp_path / f"{name.__name__}.safetensors", made, DIALECTS["ai-toolkit"])
+        latents.append(pipe("a ring", lora=str(file), **ASKED).latents)
+    assert np.array_equal(*latents) and not np.allclose(latents[0], pipe("a ring", **ASKED).latents, rtol=0.01)
+
+
 def test_rows_in_another_order_are_seen(tiny_zimage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = zimage_names.place
 
