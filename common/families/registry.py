@@ -131,6 +131,7 @@ def of_folder(folder: Path) -> Family:
     """Return the family of a folder, by its model_index.json or by the names of its weights. Raises ModelError."""
     index = folder / "model_index.json"
     if not is_file(index):
+        check_not_modular(folder)
         if (foreign := foreign_folder(folder)) is not None:
             return foreign[0]
         raise ModelError(
@@ -146,6 +147,18 @@ def of_folder(folder: Path) -> Family:
         raise ModelError(f"{clean(folder)}: {refused[max(starts, key=len)]}")
     known = titles(lambda family: True)
     raise ModelError(f"{clean(index)}: pipeline {clean(name, 60)!r} is not supported; known are those of {known}")
+
+
+def check_not_modular(folder: Path) -> None:
+    """Raise ModelError for the folder of a modular pipeline of diffusers, which has another index."""
+    index = folder / "modular_model_index.json"
+    if is_file(index):
+        name = clean(str(read_json(index).get("_class_name")), 60)
+        raise bad(
+            folder,
+            f"is a modular pipeline of diffusers ({index.name}: {name}), which this version does not open: give a "
+            "folder with model_index.json, or the files of its parts",
+        )
 
 
 def foreign_folder(folder: Path) -> tuple[Family, str] | None:

@@ -42,6 +42,8 @@ def describe(path: Path, prediction: Prediction | None = None) -> Description:
         return _folder(path)
     if is_folder(path) and is_file(path / "config.json"):
         return _component(path)
+    if is_folder(path):
+        registry.check_not_modular(path)
     if is_folder(path) and (foreign := registry.foreign_folder(path)) is not None:
         family, layout = foreign
         description = Description(lines=[f"layout: {layout}", f"pipeline: {family.described(path)}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,24 @@ def test_what_no_family_reads_is_named(tmp_path: Path, name: str) -> None:
     print(caught.value)
     assert all(word in str(caught.value) for word in ("x.safetensors", *OTHERS[name])) and len(str(caught.value)) < 281
     cli("a ring", "-m", str(file), "--backend", "cpu").refused(5, "x.safetensors", OTHERS[name][-1])
+
+
+@pytest.mark.parametrize("name", ["Flux3ModularPipeline", None, "x\n" * 9])
+def test_a_modular_folder_of_diffusers_is_named(tmp_path: Path, name: object) -> None:
+    """It has an index of another name, which no model of this version has."""
+    folder = tmp_path / "klein"
+    (folder / "transformer").mkdir(parents=True)
+    write(folder / "transformer" / "model.safetensors", "x")
+    (folder / "modular_model_index.json").write_text(json.dumps({"_class_name": name}))
+    words = (
+        "klein",
+        "is a modular pipeline of diffusers (modular_model_index.json: ",
+        "which this version does not open",
+    )
+    cli("info", str(folder)).refused(5, *words)
+    cli("a ring", "-m", str(folder), "--backend", "cpu").refused(5, *words)
+    (folder / "modular_model_index.json").write_text("{")
+    cli("info", str(folder)).refused(5, "modular_model_index.json")
 
 
 def test_each_family_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
