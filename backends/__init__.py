@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from qwenimg.common.base import forked
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.memory import limits
+from qwenimg.common.runtime.rates import Rates
 
 if TYPE_CHECKING:
     from qwenimg.common.runtime.engine import Engine
@@ -90,6 +92,13 @@ def available() -> dict[str, str]:
             except BackendMissing:  # the number after the last
                 break
     return devices
+
+
+def rates(name: str, engine: Callable[[], Engine], device: str = "") -> Rates:
+    """Return the rates of backend `name`, which is installed, as its engine has them. engine: called to measure one.
+    device: a GPU."""
+    package = _PACKAGES[name]
+    return Rates(f"{name} of {package} {version(package)}", engine, device)
 
 
 def _set_allocator() -> None:

@@ -6,11 +6,12 @@ import platform
 import shutil
 import subprocess
 import sys
-from functools import cache
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwenimg.backends import NAMES, installed, known, load, workspaces
+from qwenimg.backends import NAMES, installed, known, load, rates, workspaces
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import clean
@@ -18,16 +19,22 @@ from qwenimg.common.memory import share
 from qwenimg.common.memory.memory import free_ram, machine_ram
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.devices import Device
-from qwenimg.common.runtime import rates
-from qwenimg.common.runtime.paper import OnPaper, Rate
-from qwenimg.common.runtime.rates import Layer
+from qwenimg.common.runtime.paper import OnPaper
+from qwenimg.common.runtime.rates import Rates
 
 if TYPE_CHECKING:
-    from qwenimg.common.measure.machines import Machine
+    from qwenimg.common.precision.machines import Machine
 
 SECONDS = 5.0  # how long a program of the system may take to answer
 MODERN = (8, 0)  # compute capability assumed of a card that is not here: Ampere's
 TURING = (7, 5)
+
+
+def for_hints(name: str) -> OnPaper:
+    """Return backend `name` of this machine on paper, at rates that were measured before or are usual: nothing is
+    loaded. Raises UsageError and BackendMissing."""
+    engine = on_paper(name, None)
+    return replace(engine, rate=engine.rate.expected) if isinstance(engine.rate, Rates) else engine
 
 
 def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> OnPaper:
@@ -51,18 +58,8 @@ def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> O
     work = workspaces.MLX_CPU if on_mlx else workspaces.TORCH_CPU
     total, limit = machine_ram() if memory is None else (0, "")
     free = memory or free_ram()
-    rate = _rate("mlx:cpu" if on_mlx else "cpu") if installed(name) else None
+    rate = rates(name, partial(load, "mlx:cpu" if on_mlx else "cpu")) if installed(name) else None
     return OnPaper(name=name, facts=facts, workspace=work, free=free, total=total, limit=limit, rate=rate)
-
-
-def _rate(name: str) -> Rate:
-    """Return the rates of a CPU's backend, which is loaded when the first is needed: a second."""
-
-    @cache
-    def rate(layer: Layer, dtype: str) -> float:
-        return rates.measure(load(name), layer, dtype)
-
-    return rate
 
 
 def _choose() -> str:

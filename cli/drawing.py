@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
     _check_files(wanted, jobs)
     inputs, output = _inputs(wanted, jobs, report)
     opening, keep_going = wanted.opening, wanted.keep_going
-    advice = None if opening.parts else resolve.advice(opening.model)
+    advice = None if opening.parts else resolve.advice(opening.model, partial(_real_model, opening.backend))
     if advice is not None:
         jobs = kept(
             jobs, lambda job: advice.check(job.prompt, job.get("few_steps")), report, failed, keep_going=keep_going
@@ -178,6 +179,14 @@ def _enlargement(wanted: Run, upscaler: Upscaler, pipe: Pipeline) -> Enlargement
     by = upscaler.scale if wanted.upscale is None else wanted.upscale
     ready.passes(by)
     return Enlargement(upscaling=ready, by=by)
+
+
+def _real_model(backend: str) -> str:
+    """Return the commands that download a real model for this machine."""
+    from qwenimg.backends.paper import for_hints
+    from qwenimg.common.hub import outlook
+
+    return outlook.hint(for_hints(backend))
 
 
 class RunReport:

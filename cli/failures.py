@@ -10,7 +10,8 @@ import traceback
 import click
 
 from qwenimg.cli import environment, foreign_words, help, streams
-from qwenimg.common.base.errors import QwenimgError, disk_full, out_of_memory
+from qwenimg.cli.streams import MAX_LINE
+from qwenimg.common.base.errors import NotHere, QwenimgError, disk_full, out_of_memory
 from qwenimg.common.base.text import clean, short
 
 SCHEMA = 1  # of the events of --json
@@ -19,6 +20,8 @@ PARTIAL = 7
 
 def explain(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the text for `error`; 0 if the reader of our output has gone."""
+    if isinstance(error, NotHere):
+        return error.exit_code, str(error) + _instead(error)
     if isinstance(error, QwenimgError):
         return error.exit_code, str(error)
     if isinstance(error, click.ClickException):
@@ -31,6 +34,19 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 4, f"output cannot be written: {error.strerror}"
     hint = "" if _wants_traceback() else "; QWENIMG_TRACEBACK=1 shows where"
     return 1, f"this is a bug in qwenimg: {type(error).__name__}: {str(error)[:150]}{hint}"
+
+
+def _instead(error: NotHere) -> str:
+    """Return the end of a message about a model that is not here: the best one for this machine, if that is another one
+    and the line does not grow too long."""
+    from qwenimg.backends.paper import for_hints
+    from qwenimg.common.hub import outlook
+
+    try:
+        text = outlook.instead(error.name, for_hints("auto"))
+    except QwenimgError:  # a backend or a file of this installation is missing
+        return ""
+    return text if len(f"qwenimg: error: {error}{text}") <= MAX_LINE else ""
 
 
 def report(error: BaseException, where: str = "") -> tuple[int, str]:

@@ -12,6 +12,8 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # nobody's own configuration
+os.environ.setdefault("HF_HOME", os.path.expanduser("~/.cache/huggingface"))  # noqa: PTH111
+os.environ["XDG_CACHE_HOME"] = os.devnull  # nor what the program keeps
 
 import signal
 import sys

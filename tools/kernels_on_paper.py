@@ -22,8 +22,8 @@ from qwenimg.cli import failures
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.families import registry
 from qwenimg.common.hub.resolve import resolve
-from qwenimg.common.measure.machines import machine
 from qwenimg.common.numbers.sizes import render_size
+from qwenimg.common.precision.machines import machine
 from qwenimg.common.precision.precision import parse
 
 SIDE = click.IntRange(16, 4096)  # beyond, counting takes long itself

@@ -24,7 +24,7 @@ from paper.kernels import Case, Kernel
 
 from qwenimg.common.base.text import aligned
 from qwenimg.common.families import registry
-from qwenimg.common.measure.machines import MACHINES
+from qwenimg.common.precision.machines import MACHINES
 from qwenimg.common.precision.precision import bases
 
 DTYPE, SIDE, TEXT = mx.bfloat16, 1024, {"z-image": 64, "flux": 512}

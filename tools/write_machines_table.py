@@ -18,8 +18,8 @@ from qwenimg.backends.workspaces import TORCH_CPU
 from qwenimg.common.base.amounts import parse_bytes, size_text
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.hub.outlook import Outlook, of_model
-from qwenimg.common.measure.machines import machine
 from qwenimg.common.precision import devices
+from qwenimg.common.precision.machines import machine
 from qwenimg.common.runtime.paper import OnPaper
 
 PAGE, BLOCK = "../README.md", "machines"

@@ -23,10 +23,10 @@ from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.hub.outlook import NO_MODELS, PROMPT
-from qwenimg.common.measure.machines import machine
 from qwenimg.common.pictures.pixels import HALF
 from qwenimg.common.pipeline.fit_options import needs
 from qwenimg.common.pipeline.pipeline import Pipeline
+from qwenimg.common.precision.machines import machine
 from qwenimg.common.runtime.runtime import Change
 
 PAGE, BLOCK = "models.md", "models"
@@ -52,7 +52,7 @@ def _row(known: KnownModel) -> tuple[str, ...]:
             "yes" if has else "no" for has in (sees, _is_controlled(known, pipe), pipe.loras.names)
         )
     peaks, name = map(size_text, _peaks(known)), f"`{known.name}`"
-    return name, known.purpose, size, str(known.steps), download, *peaks, edits, control, loras, known.license
+    return name, known.about, size, str(known.steps), download, *peaks, edits, control, loras, known.license
 
 
 def _is_controlled(known: KnownModel, pipe: Pipeline) -> bool:

@@ -24,8 +24,8 @@ from paper.torch_kernels import Counter, kernels
 
 from qwenimg.common.families.qwen_image.family import KIND as QWEN_IMAGE
 from qwenimg.common.families.stable_diffusion.family import KIND as STABLE_DIFFUSION
-from qwenimg.common.measure.machines import MACHINES, Machine
 from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.precision.machines import MACHINES, Machine
 from qwenimg.common.precision.precision import bases
 
 MACHINE, APPLE = MACHINES["h100"], MACHINES["m4-max"]

@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +32,7 @@ from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
-from qwenimg.common.runtime.rates import Layer, Shapes
+from qwenimg.common.runtime.rates import Layer, Rates, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -55,6 +56,7 @@ class MLXEngine:
         self._neighbours = 1  # ranks on this machine
         self.device = str(mx.device_info().get("device_name", "GPU")) if self.on_gpu else "CPU (mlx)"
         self.facts = _facts(self.device) if self.on_gpu else devices.cpu(self.device, bf16=False, emulates=True)
+        self.rate = Rates(f"mlx of mlx {version('mlx')}", lambda: self, self.device if self.on_gpu else "")
 
     def meet(self, place: RankPlace, store: None = None) -> None:
         """Meet the other ranks, of which this is the one of `place`. Raises UsageError and RankLost."""
@@ -176,8 +178,8 @@ class MLXEngine:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         return observe(observer)
 
-    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes) -> float:
-        return ops.layer_seconds(layer, ops.DTYPES[dtype], shapes, self.on_gpu)
+    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes, small: bool) -> float:
+        return ops.layer_seconds(layer, ops.DTYPES[dtype], shapes, self.on_gpu)  # no threads to choose
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         return ops.operate(operation, ops.DTYPES[dtype], arrays)

@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.engine import NumpyArray, Observer
 from qwenimg.common.runtime.group import Group, RankPlace
 from qwenimg.common.runtime.observers import observe
-from qwenimg.common.runtime.rates import Layer, Shapes
+from qwenimg.common.runtime.rates import Layer, Rates, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.plan import LoadPlan
@@ -63,6 +64,7 @@ class TorchEngine:
         self._device = torch.device("cuda", number) if self.on_gpu else torch.device("cpu")
         self.device = torch.cuda.get_device_name(self._device) if self.on_gpu else _processor()
         self.facts = self._facts()
+        self.rate = Rates(f"{name} of torch {version('torch')}", lambda: self, self.device if self.on_gpu else "")
         self.group: Group | None = None
         self._ranks: ops.HasTokenRanks | None = None  # the same
         self._neighbours = 1  # ranks on this machine
@@ -210,9 +212,9 @@ class TorchEngine:
         with compile.eager(self._compiles), observe(observer):
             yield
 
-    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes) -> float:
+    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes, small: bool) -> float:
         with torch.inference_mode():
-            return ops.layer_seconds(layer, ops.DTYPES[dtype], shapes, self._device)
+            return ops.layer_seconds(layer, ops.DTYPES[dtype], shapes, self._device, small)
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:
         with torch.inference_mode():

@@ -13,6 +13,8 @@ from qwenimg.cli import places
 
 if TYPE_CHECKING:
     from qwenimg.common.hub.folder_listing import Row
+    from qwenimg.common.hub.listing import ListedModel
+    from qwenimg.common.hub.outlook import Outlook
 
 
 @click.command("models")
@@ -22,7 +24,8 @@ def models(as_json: bool, models_dir: tuple[Path, ...]) -> None:
     """Print the models that are known by name, and those in the Hugging Face cache that have no name here. With
     --models-dir: the files in DIR, the kind of each, and the option that takes it.
 
-    Size: of the download. Memory: about what an image takes on a GPU or a Mac; twice that on a CPU. Any other model in
+    The best for this machine come first, as `qwenimg plan` forecasts them. Size: on the disk if the model is here, else
+    of the download. Memory: at the peak of an image, with the options beside it, which make it fit. Any other model in
     diffusers layout can be used by its folder, file or hub id."""
     if models_dir:
         click.echo(_folders(models_dir, as_json))
@@ -32,25 +35,41 @@ def models(as_json: bool, models_dir: tuple[Path, ...]) -> None:
 
 def _as_json() -> str:
     from qwenimg.common.base import hf_cache
-    from qwenimg.common.hub import listing
 
-    return json.dumps({"cache": str(hf_cache.cache_folder()), "models": [asdict(entry) for entry in listing.entries()]})
+    models = [
+        {**asdict(entry), "peak": row and row.peak, "fits": row and row.fits, "options": row and row.options}
+        for entry, row in _ranked()
+    ]
+    return json.dumps({"cache": str(hf_cache.cache_folder()), "models": models})
+
+
+def _ranked() -> list[tuple[ListedModel, Outlook | None]]:
+    """Return the listed models with the first row of each in the forecast of this machine, best first; then those that
+    draw nothing alone or have no known name."""
+    from qwenimg.backends.paper import for_hints
+    from qwenimg.common.hub import listing, outlook
+
+    entries = {entry.name: entry for entry in listing.entries()}
+    rows: dict[str, Outlook] = {}
+    for one in outlook.every(for_hints("auto")):
+        rows.setdefault(one.model.name, one)
+    ranked = [(entries.pop(name), row) for name, row in rows.items()]
+    return [*ranked, *((entry, None) for entry in entries.values())]
 
 
 def table() -> str:
     """Return the lines of the table, and how to use a name."""
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.base.text import aligned, clean
-    from qwenimg.common.hub import listing
 
-    lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "license", "for")]
-    for entry in listing.entries():
-        memory = "" if entry.memory is None else size_text(entry.memory)
+    lines: list[tuple[str, ...]] = [("name", "here", "size", "memory", "", "options", "license", "for")]
+    for entry, row in _ranked():
+        size = size_text(entry.bytes if entry.here == "no" or not entry.on_disk else entry.on_disk)
+        fits = ("", "", "") if row is None else (size_text(row.peak), "fits" if row.fits else "too large", row.options)
         rest = (entry.license or "its own", entry.purpose or "in the cache")
-        lines.append((clean(entry.name, 100), entry.here, size_text(entry.bytes), memory, *rest))
-    return "\n".join(
-        [*aligned(lines), "", 'get one: qwenimg pull NAME     draw with it: qwenimg -m NAME "a red circle"']
-    )
+        lines.append((clean(entry.name, 100), entry.here, size, *fits, *rest))
+    ways = 'get one: qwenimg pull NAME   draw with it: qwenimg -m NAME "a red circle"'
+    return "\n".join([*aligned(lines), "", ways])
 
 
 # Folders of other programs

@@ -116,7 +116,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     from qwenimg.common.families.opening import opening_of
     from qwenimg.common.hub.open_model import plan_pipeline
     from qwenimg.common.hub.part_files import located
-    from qwenimg.common.measure import machines
+    from qwenimg.common.precision import machines
     from qwenimg.common.request import lora_text
 
     if on is not None and on.strip().lower() == machines.LIST:
@@ -156,7 +156,7 @@ def _engine(opening: Opening, memory: str | None, on: str | None, devices: int) 
     from qwenimg.backends.paper import on_paper
     from qwenimg.cli.ranks.lead import check
     from qwenimg.common.base.amounts import parse_bytes
-    from qwenimg.common.measure.machines import machine
+    from qwenimg.common.precision.machines import machine
     from qwenimg.common.runtime.group import PaperRanks
 
     amount = None if memory is None else parse_bytes(memory, "--memory")
@@ -223,7 +223,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
 def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, beside: int = 0) -> _Row:
     from qwenimg.common.hub.outlook import times
 
-    steps, seconds = model.plan(request).steps, times(model.runtime.engine, model, request, memory)
+    steps, seconds = model.plan(request).steps, times(model, request, memory)
     return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, beside=beside)
 
 
@@ -353,7 +353,7 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
 def _budget_text(engine: OnPaper, budget: int) -> str:
     from qwenimg.common.base.amounts import size_text
 
-    return engine.about if engine.about and budget == engine.free else f"of {size_text(budget)}"
+    return engine.about if engine.about and budget == engine.free else f"of {size_text(budget)} free"
 
 
 def _about_steps(planned: _Plan, engine: OnPaper) -> list[str]:

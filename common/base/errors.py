@@ -70,6 +70,14 @@ class ModelError(QwenimgError, ValueError):
     exit_code = 5
 
 
+class NotHere(ModelError):
+    """A model that is not on this machine, or only in part; `qwenimg pull NAME` gets it."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
+
+
 class NumericsError(QwenimgError, ArithmeticError):
     """A non-finite value, or a numeric check that failed."""
 

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import stat
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,7 @@ REPO = r"(?!.*(?:--|\.\.))[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAMED = re.compile(rf"(?P<repo>{REPO})(?P<file>(?:/[\w-][\w.-]*)*)", re.ASCII)
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+MOST_FILES = 100_000  # of a repository that are counted
 SMALL = 4096  # bytes of a note or a ref
 
 
@@ -138,6 +140,14 @@ def is_inside(cache: Path, path: Path, size: int) -> bool:
         return False
     real, root = os.path.realpath(path), os.path.realpath(cache)
     return stat.S_ISREG(status.st_mode) and status.st_size == size and Path(real).is_relative_to(root)
+
+
+def stored(storage: Path) -> int:
+    """Return the bytes on the disk of the files in the folder `storage` of a repository, links not followed."""
+    if not storage.is_dir() or storage.is_symlink():
+        return 0
+    paths = (Path(folder, name) for folder, _, names in os.walk(storage) for name in names)
+    return sum(filter(None, map(own_size, islice(paths, MOST_FILES))))
 
 
 def own_size(path: Path) -> int | None:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -79,7 +79,7 @@ def convert(
         opened.checkpoint.read_tokenizers()
         for report in opened.checkpoint.reports:
             listener.report(*report)
-        files = Loras(opened.family.lora_names(opened.checkpoint))
+        files = Loras(cache(lambda: opened.family.lora_names(opened.checkpoint)))
         stack.callback(files.close)
         changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(files.deltas(loras, "fuse")))
         converted = parts(changed, dtype and DTYPES[dtype])

@@ -25,8 +25,14 @@ class KnownModel:
     family: str
     dtype: str = "bfloat16"  # of its published weights
     denoiser_dtype: str | None = None  # of its denoiser's weights, if another
+    gated: bool = False  # True: its makers ask for a consent on the hub before the download
     aliases: tuple[str, ...] = ()  # other names, in lower case
     files: tuple[str, ...] = ()  # names of its files in other programs, without suffix and in lower case
+
+    @property
+    def about(self) -> str:
+        """The purpose, and whether its makers ask for a consent."""
+        return f"{self.purpose}; gated" if self.gated else self.purpose
 
     @property
     def usual(self) -> dict[str, Any]:

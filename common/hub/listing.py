@@ -31,6 +31,7 @@ class ListedModel:
     name: str  # for `-m` and `pull`
     here: Here
     bytes: int  # the size of its download, or of its files in the cache
+    on_disk: int = 0  # bytes of the files of its repository that are here, whatever of it they are
     repo: str | None = None
     title: str | None = None
     license: str | None = None
@@ -56,18 +57,20 @@ def is_here(name: str) -> bool:
 def _known_model(known: KnownModel) -> ListedModel:
     if known.repo is None:
         here: Here = "yes" if builtin.present() else "no"
-        size = _bytes(builtin.folder()) if builtin.present() else 0
+        on_disk = size = _bytes(builtin.folder()) if builtin.present() else 0
     else:
-        here, size = _state(hf_cache.storage_folder(known.repo)), known.bytes
+        storage = hf_cache.storage_folder(known.repo)
+        here, size, on_disk = _state(storage), known.bytes, hf_cache.stored(storage)
     return ListedModel(
         name=known.name,
         title=known.title,
         repo=known.repo,
         bytes=size,
         license=known.license,
-        purpose=known.purpose,
+        purpose=known.about,
         memory=known.memory,
         here=here,
+        on_disk=on_disk,
     )
 
 
@@ -110,7 +113,8 @@ def _others(known: set[str | None]) -> list[ListedModel]:
         if repo in known or not resolve.is_hub_id(repo) or not _draws(storage):
             continue
         size = max((_bytes(folder) for folder in hf_cache.snapshots(storage)[:1]), default=0)
-        models.append(ListedModel(name=repo, repo=repo, bytes=size, here=_state(storage)))
+        there = hf_cache.stored(storage)
+        models.append(ListedModel(name=repo, repo=repo, bytes=size, on_disk=there, here=_state(storage)))
     return models
 
 

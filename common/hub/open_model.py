@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,14 @@ class ModelFiles:
         self.opened.checkpoint.close()
 
 
-def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
+def open_files(opening: Opening, *, planned: bool = False, published: bool = False) -> ModelFiles:
     """Open the files that `opening` names and check everything about them; no weight is read. Raises QwenimgError.
 
-    planned: read only headers and configurations, and take a known model that is not here as it is published."""
+    planned: read only headers and configurations, and take a known model that is not here as it is published.
+    published: take a known model so although it is here."""
     opening = completed(opening)
     with ExitStack() as stack:
-        resolved, opened, here = _model(opening, planned=planned)
+        resolved, opened, here = _model(opening, planned=planned, published=published)
         stack.callback(opened.checkpoint.close)
         if not planned:
             opened.checkpoint.read_tokenizers()
@@ -86,16 +88,18 @@ def open_files(opening: Opening, *, planned: bool = False) -> ModelFiles:
         return ModelFiles(opening=opening, resolved=resolved, opened=opened, here=here, refining=refining)
 
 
-def _model(opening: Opening, *, planned: bool) -> tuple[Resolved, Opened, bool]:
+def _model(opening: Opening, *, planned: bool, published: bool) -> tuple[Resolved, Opened, bool]:
     """Return the files of the model, and whether they are here."""
     choices = opening.choices
+    if published and (model := _published(opening)) is not None:
+        return *model, False
     try:
         resolved = resolve(opening.model, offline=opening.offline, without=choices.elsewhere)
     except ModelError:
-        published = _published(opening) if planned else None
-        if published is None:
+        model = _published(opening) if planned else None
+        if model is None:
             raise
-        return *published, False
+        return *model, False
     return resolved, registry.open_model(resolved.folder, choices), True
 
 
@@ -115,22 +119,28 @@ def _published(opening: Opening) -> tuple[Resolved, Opened] | None:
 # Pipelines
 
 
-def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify = ignore) -> Pipeline:
+def open_pipeline(
+    opening: Opening,
+    engine: Callable[[], Engine],
+    notify: Notify = ignore,
+    real_model: Callable[[Engine], str] = lambda engine: builtin.real_model(),
+) -> Pipeline:
     """Open the model that `opening` names on `engine`, which is called once its files have passed all checks. Weights
-    are read when they are first needed. notify(kind, text) gets stages, warnings and notices. Raises QwenimgError."""
+    are read when they are first needed. notify(kind, text) gets stages, warnings and notices. real_model: returns the
+    commands for a real model, for the notice of the built-in one. Raises QwenimgError."""
     folders, opening = located(opening)
     wildcards, notify = Wildcards(opening.wildcards), Notices(notify)
     with ExitStack() as stack:
         files = open_files(opening)
         stack.callback(files.close)
         entries = _entries(files)
-        if opening.model is None and files.resolved.known is catalog.BUILT_IN:
-            notify("notice", builtin.notice(files.opened.checkpoint.parameters))
         for report in files.reports:
             notify(*report)
         kind = files.opened.family.precision
         policies.parse(opening.precision, on_gpu=False, kind=kind)  # before a framework is imported
         ready = engine()
+        if opening.model is None and files.resolved.known is catalog.BUILT_IN:
+            notify("notice", builtin.notice(files.opened.checkpoint.parameters, real_model(ready)))
         error = exactness.float32_error(ready)
         runtime = _runtime(files, opening, ready, notify, error)
         if opening.cache_prompts:
@@ -138,7 +148,7 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
         checkpoint, entries = _reduced(runtime, files.opened.checkpoint, entries)
         pipeline = _kind_of(ready)(
             files.opened.family.model(runtime, checkpoint),
-            loras=Loras(files.opened.family.lora_names(checkpoint)),
+            loras=Loras(cache(lambda: files.opened.family.lora_names(checkpoint))),
             others=OTHERS,
             name=files.resolved.name,
             family=files.opened.family.name,
@@ -159,11 +169,11 @@ def open_pipeline(opening: Opening, engine: Callable[[], Engine], notify: Notify
     return pipeline
 
 
-def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
+def plan_pipeline(opening: Opening, engine: OnPaper, *, published: bool = False) -> tuple[Pipeline, bool]:
     """Open the model on an engine that is only described, to plan images; return it, and whether its files are here.
-    Raises QwenimgError."""
+    published: take a known model as it is published, although it may be here. Raises QwenimgError."""
     with ExitStack() as stack:
-        files = open_files(opening, planned=True)
+        files = open_files(opening, planned=True, published=published)
         stack.callback(files.close)
         kind = files.opened.family.precision
         policies.parse(opening.precision, on_gpu=False, kind=kind)
@@ -171,7 +181,7 @@ def plan_pipeline(opening: Opening, engine: OnPaper) -> tuple[Pipeline, bool]:
         checkpoint = runtime.reduced(files.opened.checkpoint)
         pipeline = _kind_of(engine)(
             files.opened.family.model(runtime, checkpoint),
-            loras=Loras(files.opened.family.lora_names(checkpoint)),
+            loras=Loras(cache(lambda: files.opened.family.lora_names(checkpoint))),
             others=OTHERS,
             name=files.resolved.name,
             family=files.opened.family.name,

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, NotHere
 from qwenimg.common.base.hf_cache import cached_name
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
@@ -127,5 +127,5 @@ def _named(name: str, option: str, picture: Path, opening: Opening) -> str:
     try:
         return resolve.named(name, offline=opening.offline, without=opening.choices.elsewhere)
     except ModelError as error:
-        where = clean(picture, 60)
-        raise ModelError(f"{error} (the model that {where} was made with; give it with {option})") from None
+        text = f"{error} (the model that {clean(picture, 60)} was made with; give it with {option})"
+        raise (NotHere(text, error.name) if isinstance(error, NotHere) else ModelError(text)) from None

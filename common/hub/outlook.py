@@ -6,26 +6,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from qwenimg.common.base.amounts import duration, size_text
+from qwenimg.common.base.config import data_folder, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub import listing
 from qwenimg.common.hub.open_model import plan_pipeline
-from qwenimg.common.measure import machines
-from qwenimg.common.memory.estimate import steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.pipeline.fit import seconds
 from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, needs
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.precision.precision import Precision
+from qwenimg.common.precision import machines
 from qwenimg.common.request.loras import in_cache
 from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
-from qwenimg.common.runtime.rates import decoder_layer, denoiser_layer
+from qwenimg.common.runtime.rates import Layer
 from qwenimg.common.runtime.runtime import Change
 
 PROMPT = "a picture"  # used if none is given
@@ -34,6 +36,9 @@ FEW = "lightning"  # the distilled models that get a row of their own
 QUICK, LONG = 300, 1200
 # A distilled LoRA of Qwen-Image stays beside quantized weights: rank 64 on 720 layers, in bfloat16.
 LORA_BYTES = 850 * 10**6
+OPERATIONS = "operations.json"  # written by tools/write_operations.py
+LAYERS: tuple[Layer, ...] = ("matmul", "conv2d")
+DTYPES = ("float32", "bfloat16", "float16")
 ROWS = 10  # of the forecast that are printed, unless all are asked for
 NO_MODELS = ("sdxl-refiner",)  # models that generate nothing alone
 
@@ -65,6 +70,7 @@ class Outlook:
     peak: int  # bytes
     fits: bool
     times: Times
+    operations: float = 0.0  # multiplications and additions of the image
 
     @property
     def command(self) -> str:
@@ -96,44 +102,108 @@ class Variant:
         return self.peak <= self.needs.budget
 
 
-def times(engine: Any, model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
+def times(model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
     """Return the expected times of an image by `model` with the plan `plan`."""
-    rates = _rates(engine, model.runtime.precision, plan.quantized)
-    if rates is None:
+    expected = seconds(model, plan)
+    if expected is None:
         return Times(step=None, picture=None)
-    denoising, decoding = rates
-    steps = steps_seconds(plan, 1 / denoising, engine.facts)
-    return Times(step=steps / model.plan(request).steps, picture=steps + plan.decoding / decoding)
-
-
-def _rates(engine: Any, precision: Precision, quantized: bool) -> tuple[float, float] | None:
-    """Return the operations a second of a step and of decoding: measured on this CPU, or a share of a known machine's
-    published rate; None for a device that is not known."""
-    measured, layers = engine.rate, (denoiser_layer(precision), decoder_layer(precision))
-    if measured is not None:
-        return measured(*layers[0]), measured(*layers[1])
-    machine = machines.of_device(engine.device)
-    if machine is None:
-        return None
-    dtype = precision.compute_dtype("transformer")
-    return machine.rate(dtype, quantized), machine.rate(dtype)
+    steps, decoding = expected
+    return Times(step=steps / model.plan(request).steps, picture=steps + decoding)
 
 
 def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
     """Return the known models on `engine`, best first. below: only smaller models, in bytes."""
-    models = [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
-    chosen = models if below is None else [known for known in models if 0 < known.bytes < below]
+    chosen = _models() if below is None else [known for known in _models() if 0 < known.bytes < below]
     return sorted((one for known in chosen for one in of_model(known, engine)), key=order)
+
+
+def first(engine: OnPaper) -> Outlook:
+    """Return the first row of `every` that is a model to download. Few models are opened: in the order in which they
+    would be if all fitted, and their operations were computed at the highest rate of the device."""
+    models = [known for known in _models() if known.repo is not None]
+    bounds = {known.name: min(map(order, _bounds(known, engine))) for known in models}
+    best: Outlook | None = None
+    for known in sorted(models, key=lambda known: bounds[known.name]):
+        if best is not None and order(best) <= bounds[known.name]:
+            break
+        best = min([*([] if best is None else [best]), *of_model(known, engine)], key=order)
+    assert best is not None, "models are known"
+    return best
+
+
+def _models() -> list[KnownModel]:
+    return [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
+
+
+def _bounds(known: KnownModel, engine: OnPaper) -> list[Outlook]:
+    """Return rows of `known` that come no later than those of `of_model`."""
+    machine = machines.of_device(engine.device) if engine.on_gpu else None
+    rates = [1e30]
+    if machine is not None:
+        rates = [machine.rate(dtype, quantized) for dtype in DTYPES for quantized in (False, True)]
+    elif engine.rate is not None:
+        rates = [engine.rate(layer, dtype, False) for layer in LAYERS for dtype in DTYPES]
+    size = (known.width, known.height)
+    return [
+        Outlook(
+            model=known,
+            options="",
+            size=size,
+            steps=0,
+            peak=0,
+            fits=True,
+            times=Times(step=None, picture=operations / max(rates)),
+        )
+        for operations in _operations().get(known.name, [0.0])
+    ]
+
+
+@cache
+def _operations() -> dict[str, list[float]]:
+    """Return the multiplications and additions of an image by each known model, at least: with its default steps, and
+    with those of its distilled LoRA."""
+    return cast(dict[str, list[float]], read_json(data_folder(OPERATIONS)))
 
 
 def order(one: Outlook) -> tuple[float, ...]:
     """Return the place of a model among others: those that fit first; of them quick ones, then those that take up to
-    LONG, in each case first the model to pull first, then large ones before small ones; then slow ones, the fastest
-    first."""
+    LONG, in each case first the model to pull first, then those that anybody may download, those with a gate and the
+    built-in one, large ones before small ones; then slow ones, the fastest first."""
     (width, height), known, seconds = one.size, one.model, one.times.picture or 0.0
-    later = known.name != catalog.FIRST
+    later = 0 if known.name == catalog.FIRST else 3 if known.repo is None else 1 + known.gated
     speed = (2, seconds) if seconds > LONG else (int(seconds > QUICK), 0.0)
     return not one.fits, *speed, later, -known.bytes, -width * height, one.steps
+
+
+def hint_of(engine: Engine) -> str:
+    """Return `hint` for a loaded engine, at rates that were measured before or are usual."""
+    free, rate = engine.free_memory(), engine.rate.expected
+    return hint(OnPaper(name=engine.name, facts=engine.facts, workspace=engine.workspace, free=free, rate=rate))
+
+
+def hint(engine: OnPaper) -> str:
+    """Return the commands that download a real model, for a message: the first of the forecast, and the smallest."""
+    best, smallest = first(engine), min((known for known in _models() if known.repo), key=lambda known: known.bytes)
+    name, ways = best.model.name, list[str]()
+    if best.fits:
+        ways.append(f"{f'-m {name}' if listing.is_here(name) else pull_text(name)}{_duration(best)}")
+    if best.model is not smallest or not best.fits:
+        ways.append(f"the smallest: {pull_text(smallest.name)}")
+    return f"{'; '.join(ways)}; all that fit: qwenimg plan"
+
+
+def instead(name: str, engine: OnPaper) -> str:
+    """Return the end of a message about the model `name`, which is not here: the first of the forecast, if it is
+    another one; else ""."""
+    best = first(engine)
+    if not best.fits or best.model.name == name:
+        return ""
+    return f"; the best for this machine: {best.model.name} ({size_text(best.model.bytes)}{_duration(best)})"
+
+
+def _duration(one: Outlook) -> str:
+    picture = one.times.texts()[1]
+    return f", a picture in {picture}" if picture else ""
 
 
 def pull_text(name: str) -> str:
@@ -172,7 +242,7 @@ def _best(names: Iterable[str], engine: OnPaper) -> str:
 def of_model(known: KnownModel, engine: OnPaper) -> list[Outlook]:
     """Return how `known` runs on `engine` with its default steps, and with few steps if it is a Qwen-Image that has a
     distilled LoRA."""
-    pipe, _ = plan_pipeline(Opening(model=known.name), engine)
+    pipe, _ = plan_pipeline(Opening(model=known.name), engine, published=True)
     with closing(pipe):
         has_few = known.family == "qwen-image" and FEW in pipe.model.few_steps
         return [_outlook(known, pipe, few) for few in ((False, True) if has_few else (False,))]
@@ -191,7 +261,8 @@ def _outlook(known: KnownModel, pipe: Pipeline, few: bool) -> Outlook:
         steps=steps,
         peak=best.peak,
         fits=best.fits,
-        times=times(pipe.engine, best.model, request, best.needs),
+        times=times(best.model, request, best.needs),
+        operations=best.needs.steps + best.needs.decoding,
     )
 
 
@@ -231,7 +302,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
             request = pipe.check(PROMPT, **pipe.model.inputs.placeholder())
             plan = needs(model, request, counted=False)
             fits = "fits" if plan.fits(plan.budget) else "does not fit"
-            texts = times(engine, model, request, plan).texts()
+            texts = times(model, request, plan).texts()
             lines.append((f"{policy} (auto)" if policy == auto else policy, size_text(plan.largest.peak), fits, *texts))
     return lines
 

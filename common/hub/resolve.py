@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.arguments import home
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, NotHere
 from qwenimg.common.base.hf_cache import (
     COMMIT,
     REPO,
@@ -141,11 +142,12 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
     if without and known is not None and shipped is not None and _all_given_or_none_here(without, folders):
         raise _parts_missing(known, piece, folders, without, offline)
     if not folders:
-        raise ModelError(_absent(name, repo, known, offline))
-    raise ModelError(
+        raise _absent(name, repo, known, offline)
+    raise NotHere(
         f"{name}: the copy in {clean(cache_folder(), 100)} is incomplete, it lacks {lacks(folders[0], without)}; "
         f"`qwenimg pull {name}` resumes"
-        + (f"; until then: -m {builtin.NAME}" if is_default and builtin.present() else "")
+        + (f"; until then: -m {builtin.NAME}" if is_default and builtin.present() else ""),
+        name,
     )
 
 
@@ -159,9 +161,10 @@ def is_built_in(model: str | None) -> bool:
         return False
 
 
-def advice(model: str | None) -> builtin.Advice | None:
-    """Return advice about the prompts of `model`, before it is opened; None for a model that can draw anything."""
-    return builtin.Advice(named=model is not None) if is_built_in(model) else None
+def advice(model: str | None, real: Callable[[], str] = builtin.real_model) -> builtin.Advice | None:
+    """Return advice about the prompts of `model`, before it is opened; None for a model that can draw anything. real:
+    returns the commands for a real model."""
+    return builtin.Advice(named=model is not None, real=real) if is_built_in(model) else None
 
 
 def _built_in() -> Resolved:
@@ -246,12 +249,13 @@ def _has_tokenizer(piece: Piece | None) -> bool:
     return piece is None or find_cached(f"{piece.repo}/{piece.tokenizer}") is not None
 
 
-def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> str:
+def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> ModelError:
     about = f"{repo}, {size_text(known.bytes)}," if known else "the model"
     near = None if known else catalog.nearest(repo)
     if near:
-        return (
+        return ModelError(
             f"{name}: is not in the cache {clean(cache_folder(), 100)}; did you mean {near}? else: qwenimg pull {name}"
         )
     when = " with the network on" if offline or is_offline() else ""
-    return f"{name}: {about} is not in the cache {clean(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"
+    text = f"{name}: {about} is not in the cache {clean(cache_folder(), 100)}; get it{when} by: qwenimg pull {name}"
+    return NotHere(text, name)

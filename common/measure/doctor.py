@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from qwenimg.common.memory.memory import free_ram
 from qwenimg.common.precision import presets
 from qwenimg.common.precision.precision import DenoiserKind, short
 from qwenimg.common.precision.presets import Choice
-from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
-from qwenimg.common.runtime.rates import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +109,8 @@ def lines(report: DoctorReport) -> list[str]:
 
 def on_paper(engine: Engine, report: DoctorReport) -> OnPaper:
     """Return `engine` in the form that plans take, with its measured rates."""
-    products = {one.dtype: one.flops for one in report.dtypes}
-
-    @cache
-    def rate(layer: Layer, dtype: str) -> float:
-        return products[dtype] if layer == "matmul" else rates.measure(engine, layer, dtype)
-
     free = report.free_memory
-    return OnPaper(name=engine.name, facts=engine.facts, workspace=engine.workspace, free=free, rate=rate)
+    return OnPaper(name=engine.name, facts=engine.facts, workspace=engine.workspace, free=free, rate=engine.rate)
 
 
 def _choice(kind: DenoiserKind, engine: Engine, weights: Any, free: int) -> Choice:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.numbers.rounding import nearest
-from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.engine import Engine
 
 Array = NDArray[np.float64]
@@ -90,7 +89,7 @@ class Measured:
 def measure(engine: Engine, dtype: str) -> Measured:
     """Measure the errors and the speed of `dtype` on the engine's device."""
     errors = {name: error(engine, dtype, name) for name in OPERATIONS}
-    return Measured(dtype=dtype, errors=errors, flops=rates.measure(engine, "matmul", dtype))
+    return Measured(dtype=dtype, errors=errors, flops=engine.rate.again("matmul", dtype))
 
 
 def float32_error(engine: Engine) -> float:

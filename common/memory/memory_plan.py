@@ -38,6 +38,8 @@ class MemoryPlan:
     steps: float = 0.0  # multiplications and additions of all steps
     decoding: float = 0.0  # the same of the decoder
     streamed: float = 0.0  # bytes of streamed blocks that all steps read
+    small_denoiser: bool = False  # True: few parameters compute the steps
+    small_decoder: bool = False
     quantized: bool = False  # True: the steps multiply by quantized weights
 
     @property

@@ -90,7 +90,7 @@ class Modulations:
         key = self._find(schedule, needed)
         if key is None:
             transformer, split = self.residents.enter(stage)
-            self.runtime.notify("stage", "computing modulation")
+            self.runtime.notify("stage", "preparing the steps")
             drop_oldest(self._kept, KEPT - 1)
             every = dict.fromkeys([*needed, *announced])
             prompts = tuple(every)[: split.size] if needed else ()

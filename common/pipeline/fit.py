@@ -9,10 +9,11 @@ from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.fit_options import FitOptions, needs
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
+from qwenimg.common.precision import machines
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.request import Request
-from qwenimg.common.runtime import rates
-from qwenimg.common.runtime.rates import Layer, decoder_layer, denoiser_layer
+from qwenimg.common.runtime.paper import Rate
+from qwenimg.common.runtime.rates import decoder_layer, denoiser_layer
 from qwenimg.common.runtime.runtime import Change
 
 MUCH_LESS = 0.8  # the share of the planned bytes within which options are suggested if the plan did not suffice
@@ -23,7 +24,6 @@ class FitCheck:
 
     def __init__(self, model: DiffusionModel):
         self.model, self.runtime, self.engine = model, model.runtime, model.runtime.engine
-        self._rates: dict[tuple[Layer, str], float] = {}  # operations a second
         self._last: tuple[Request, MemoryPlan] | None = None
 
     def check(self, request: Request, model: DiffusionModel) -> MemoryPlan:
@@ -59,17 +59,26 @@ class FitCheck:
     def estimate(self, request: Request, model: DiffusionModel) -> Estimate:
         """Return memory and time of an image by `model`. Raises DoesNotFit like `check`."""
         plan = self.check(request, model)
-        steps = steps_seconds(plan, 1 / self._rate(*denoiser_layer(self.runtime.precision)), self.engine.facts)
-        return Estimate(
-            memory=plan.largest.peak,
-            seconds=steps + plan.decoding / self._rate(*decoder_layer(self.runtime.precision)),
-            step=steps / self.model.plan(request).steps,
-        )
+        expected = seconds(model, plan)
+        assert expected is not None, "an engine knows its rates"
+        steps, decoding = expected
+        return Estimate(memory=plan.largest.peak, seconds=steps + decoding, step=steps / self.model.plan(request).steps)
 
-    def _rate(self, layer: Layer, dtype: str) -> float:
-        if (layer, dtype) not in self._rates:
-            self._rates[layer, dtype] = rates.measure(self.engine, layer, dtype)
-        return self._rates[layer, dtype]
+
+def seconds(model: DiffusionModel, plan: MemoryPlan) -> tuple[float, float] | None:
+    """Return the seconds of all steps and of decoding, as every command tells them: by the published rate of a known
+    GPU, else by the rates that were measured here. None on paper for a device that is not known."""
+    engine, precision = model.runtime.engine, model.runtime.precision
+    layers = denoiser_layer(precision), decoder_layer(precision)
+    rate: Rate | None = engine.rate
+    if engine.on_gpu and (machine := machines.of_device(engine.device)) is not None:
+        denoising, decoding = machine.rate(layers[0][1], plan.quantized), machine.rate(layers[0][1])
+    elif rate is None:
+        return None
+    else:
+        denoising = rate(*layers[0], plan.small_denoiser)
+        decoding = rate(*layers[1], plan.small_decoder)
+    return steps_seconds(plan, 1 / denoising, engine.facts), plan.decoding / decoding
 
 
 def with_inputs(

@@ -88,7 +88,7 @@ class Pipeline:
         self.backend, self.device = self.engine.name, self.engine.device
         self.tf32 = tf32  # True: float32 products are rounded to fewer digits on this device
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
-        self.loras, self.controls, self.others = loras or Loras(()), controls or Controls(), others
+        self.loras, self.controls, self.others = loras or Loras(tuple), controls or Controls(), others
         self.wildcards, self._advise = wildcards or Wildcards(), advise
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._lock: FairLock[Step | Result] = FairLock()

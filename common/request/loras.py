@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -84,10 +84,10 @@ Key: TypeAlias = "tuple[tuple[_Opened, float, str], ...]"
 
 
 class Loras:
-    """The LoRAs of one model, whose layers have `names`."""
+    """The LoRAs of one model. `names` returns those of its layers: they are many, and not every run has a LoRA."""
 
-    def __init__(self, names: Names):
-        self.names = names
+    def __init__(self, names: Callable[[], Names]):
+        self._names = names
         self._opened: dict[str, _Opened] = {}  # by their names in requests, the last used last
 
     def deltas(self, loras: Sequence[Lora], mode: str = "auto") -> Deltas:
@@ -104,7 +104,7 @@ class Loras:
         """Return a line for each LoRA with its number of modules, and how many change nothing."""
         opened = ((one, self._open(one).file) for one in loras if one.scale)
         return [
-            f"LoRA {label(one.source)}: {files.counts(file, self.names)} at strength {one.scale:g}"
+            f"LoRA {label(one.source)}: {files.counts(file, self._names())} at strength {one.scale:g}"
             for one, file in opened
         ]
 
@@ -137,7 +137,7 @@ class Loras:
     def _read(self, path: Path) -> _Opened:
         opened = files.read_lora(path)
         with closed_on_error(opened):
-            return _Opened(file=opened, deltas=files.fit(opened, self.names), print=fingerprint([opened.file]))
+            return _Opened(file=opened, deltas=files.fit(opened, self._names()), print=fingerprint([opened.file]))
 
 
 def in_cache(source: str) -> bool:

@@ -18,7 +18,7 @@ from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.compiling import Compiler
 from qwenimg.common.runtime.group import Group
-from qwenimg.common.runtime.rates import Layer, Shapes
+from qwenimg.common.runtime.rates import Layer, Rates, Shapes
 from qwenimg.common.runtime.skipping import Skipping
 from qwenimg.common.runtime.traced import BlockRunner, Look
 from qwenimg.common.weights.plan import LoadPlan
@@ -116,6 +116,7 @@ class Engine(Protocol):
     device: str  # shown in messages: "Apple M4 Max", "NVIDIA H200", "CPU (torch, 8 threads)"
     on_gpu: bool
     facts: Device  # properties of the device
+    rate: Rates  # of its layers, as measured on this machine
     workspace: Workspace
     group: Group | None  # the ranks that share a run, if there are several
 
@@ -226,10 +227,10 @@ class Engine(Protocol):
         """Call `observer` after every operation of the models while the context is open."""
         ...
 
-    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes) -> float:
+    def layer_seconds(self, layer: Layer, dtype: str, shapes: Shapes, small: bool) -> float:
         """Return the seconds of one linear layer (`matmul`) or convolution of the networks with inputs and weights of
-        `shapes` in `dtype`. On a CPU they are processor time, of one thread and shared among all, which other
-        programs hardly change."""
+        `shapes` in `dtype`. On a CPU they are processor time, which other programs hardly change: of one thread, and
+        shared among all, unless the network is `small`."""
         ...
 
     def operate(self, operation: str, dtype: str, arrays: Sequence[NumpyArray]) -> NumpyArray:

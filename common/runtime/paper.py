@@ -11,7 +11,7 @@ from qwenimg.common.runtime.engine import Array, NumpyArray
 from qwenimg.common.runtime.group import Ranks
 from qwenimg.common.runtime.rates import Layer
 
-Rate = Callable[[Layer, str], float]  # the operations a second of a layer in a dtype
+Rate = Callable[[Layer, str, bool], float]  # the operations a second of a layer in a dtype, also of small networks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.memory.memory_plan import MemoryPlan, StageMemory
 from qwenimg.common.runtime.checkpoint import Component
+from qwenimg.common.runtime.rates import SMALL
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import DECODE, Split, Stage
 from qwenimg.common.weights import streaming
@@ -139,10 +140,13 @@ class Residents:
             memory.commit(stage, use.component)
             memory.results += use.split.results
             plan.streamed += use.split.passes * self.runtime.streamed_bytes(use.component)
+            small = stage.operations > 0 and use.component.plan.parameters < SMALL
             if stage.name == DECODE:
                 plan.decoding += stage.operations
+                plan.small_decoder = small
             else:
                 plan.steps += stage.operations
+                plan.small_denoiser |= small
                 plan.quantized |= stage.operations > 0 and use.component.is_quantized
         return plan
 

@@ -21,6 +21,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.memory import own_cache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +35,8 @@ _SUFFIX = ".safetensors"
 
 
 def folder() -> Path:
-    """Return the folder: in XDG_CACHE_HOME, else in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qwenimg" / "prompts"
+    """Return the folder, among those of this program."""
+    return own_cache.folder() / "prompts"
 
 
 def key(backend: str, precision: str, plans: Iterable[LoadPlan], asked: object) -> str | None:

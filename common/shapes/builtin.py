@@ -6,7 +6,7 @@ and no other is there; it never stands in for a model that was named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,8 @@ def absent() -> ModelError:
 
 
 def real_model() -> str:
-    """Return the command that names the models which fit this machine, and that which downloads the smallest."""
+    """Return the command that names the models which fit this machine, and that which downloads the smallest. `outlook`
+    knows more, where the machine is known."""
     smallest = min((known for known in catalog.KNOWN.values() if known.bytes), key=lambda known: known.bytes)
     return f"qwenimg plan lists what fits here, and how long it takes; the smallest: {_pull(smallest.name)}"
 
@@ -55,24 +56,24 @@ def _pull(name: str) -> str:
     return f"qwenimg pull {name} ({size_text(catalog.KNOWN[name].bytes)})"
 
 
-def notice(parameters: int) -> str:
-    """Return the line that is shown if the model was not named."""
+def notice(parameters: int, real: str) -> str:
+    """Return the line that is shown if the model was not named. real: the commands for a real model."""
     about = f"{parameters / 1e6:.1f} M parameters, draws coloured shapes only"
-    return f'built-in demo model "shapes" ({about}); real model: {real_model()}'
+    return f'built-in demo model "shapes" ({about}); real model: {real}'
 
 
 # Its limits
 
 
-def check_prompts(prompts: Iterable[str]) -> None:
-    """Raise ModelError for the first prompt that names no shape at all."""
+def check_prompts(prompts: Iterable[str], real: Callable[[], str] = real_model) -> None:
+    """Raise ModelError for the first prompt that names no shape at all. real: returns the commands for a real model."""
     from qwenimg.common.shapes.words import parse
 
     for prompt in prompts:
         if not parse(prompt).has_noun:
             raise ModelError(
-                f"the built-in demo model draws coloured shapes only, and {clean(prompt, 60)!r} names none; "
-                f"real model: {real_model()}; to draw it nevertheless: -m shapes"
+                f"the built-in demo model draws coloured shapes only, and {clean(prompt, 30)!r} names none; "
+                f"real model: {real()}; or draw it: -m shapes"
             )
 
 
@@ -120,6 +121,7 @@ class Advice:
     """Checks of a request, before the model is opened. If it was `named`, every prompt is allowed."""
 
     named: bool
+    real: Callable[[], str] = real_model  # returns the commands for a real model
 
     def check(self, prompt: str, few_steps: str | None = None) -> None:
         """Raise ModelError for a prompt that it cannot draw, and for few steps, unless it was named."""
@@ -130,4 +132,4 @@ class Advice:
                 f"few steps ({clean(few_steps, 40)}) are for real models, and without -m the built-in one draws; "
                 f"real model: {_pull(catalog.DEFAULT)}, and after it the LoRA that is then named"
             )
-        check_prompts([prompt])
+        check_prompts([prompt], self.real)

@@ -46,7 +46,7 @@ def test_the_readme_has_what_the_command_writes(cache: Path, monkeypatch: pytest
     def asked() -> int:
         raise AssertionError("the machine that writes the table was asked")
 
-    for name in ("_rate", "_multiplies_bf16", "_card", "free_ram", "machine_ram"):
+    for name in ("rates", "_multiplies_bf16", "_card", "free_ram", "machine_ram"):
         monkeypatch.setattr(paper, name, asked)
     assert block() == tool.text(), "run `python tools/write_machines_table.py`"
 

@@ -18,8 +18,8 @@ from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub import listing, outlook
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.hub.outlook import NO_MODELS
-from qwenimg.common.measure.machines import machine
 from qwenimg.common.pipeline.models.flow_model import FlowModel
+from qwenimg.common.precision.machines import machine
 
 
 @pytest.fixture

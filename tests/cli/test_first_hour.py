@@ -13,7 +13,7 @@ from support.rules import ROOT
 
 from qwenimg import backends
 from qwenimg.common.base.errors import BackendMissing
-from qwenimg.common.measure.machines import machine
+from qwenimg.common.precision.machines import machine
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -235,7 +235,7 @@ def test_info(wide: dict[str, Path], tmp_path: Path) -> None:
 def test_known_models(name: str, steps: int, guidance: float, word: str) -> None:
     known = catalog.find(name)
     assert known is not None and "Non-Commercial" in known.license
-    assert "gated" in known.purpose and word in known.purpose
+    assert known.gated and word in known.purpose
     assert catalog.refusal(known.repo or "") is None
     published = registry.published(known)
     assert published is not None

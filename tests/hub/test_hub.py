@@ -147,7 +147,7 @@ def test_a_missing_model_in_a_fresh_process(tmp_path):
         end = os.times()
         seconds = end.children_user - start.children_user + end.children_system - start.children_system
         last = ended.stderr.splitlines()[-1]
-        assert "ModelError" in last and str(tmp_path / place) in last and last.endswith("qwenimg pull qwen-image")
+        assert "NotHere" in last and str(tmp_path / place) in last and last.endswith("qwenimg pull qwen-image")
         print(f"{seconds:.2f} s of processor time")
         assert seconds < SECONDS
 

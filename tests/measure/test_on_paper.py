@@ -26,8 +26,8 @@ from qwenimg.common.families.flux import memory as flux_memory
 from qwenimg.common.families.flux2 import memory as flux2_memory
 from qwenimg.common.families.sd3 import memory as sd3_memory
 from qwenimg.common.families.z_image import memory
-from qwenimg.common.measure.machines import MACHINES
 from qwenimg.common.networks.network import import_network
+from qwenimg.common.precision.machines import MACHINES
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights.plan import LoadPlan
 

@@ -138,7 +138,7 @@ def test_an_estimate_reads_no_weight(
     touched: list[str] = []
     monkeypatch.setattr(OpenFile, "fill", lambda self, view, begin: touched.append(self.path.name))
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: 2**50)
-    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype: 1e10)
+    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype, small: 1e10)
     asked: dict[str, Any] = {"steps": 4, "guidance": 3.0}
     small, large, vast = (pipe.estimate("a ring", width=s, height=s, **asked) for s in (512, 2048, 8192))
     print(*(estimate.summary(one.memory, one.seconds) for one in (small, large, vast)), sep="; ")
@@ -215,7 +215,7 @@ def test_what_is_left_after_the_first_step(said: float, step: float, took: float
 def test_every_evaluation_counts(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heun asks twice a step, but once in the last; an estimate took both at one level for one."""
     pipe = qwenimg.load(tiny_folder, backend="cpu", precision="fp32")
-    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype: 1e10)
+    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype, small: 1e10)
     found = {name: pipe.estimate("a ring", width=512, height=512, steps=8, sampler=name) for name in ("euler", "heun")}
     ratio = found["heun"].step / found["euler"].step
     print(f"heun takes {ratio:.3f} times euler's")
@@ -229,7 +229,7 @@ def test_the_rate_is_that_of_the_middle_layer_after_a_first_one(monkeypatch: pyt
     class Engine:
         on_gpu = False
 
-        def layer_seconds(self, layer: str, dtype: str, shapes: rates.Shapes) -> float:
+        def layer_seconds(self, layer: str, dtype: str, shapes: rates.Shapes, small: bool) -> float:
             return next(taken)
 
     monkeypatch.setattr(rates, "SECONDS", 0.2)

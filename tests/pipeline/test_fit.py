@@ -22,8 +22,8 @@ from qwenimg.common.base.errors import DoesNotFit, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.measure.machines import MACHINES, machine, of_device
 from qwenimg.common.memory.estimate import TO_CARD
+from qwenimg.common.precision.machines import MACHINES, machine, of_device
 from qwenimg.common.runtime import rates
 
 STAGES = ["text", "modulation", "denoise", "decode"]

@@ -118,7 +118,7 @@ def test_what_is_beside_is_the_sum_of_all(kind: str, folder: Path, tmp_path: Pat
     """up down of every weight against the fused one; it counts as memory, and fused kinds are not beside."""
     a, b = (write_lora(folder, kind, tmp_path / f"{i}.safetensors", 10 * i) for i in (1, 2))
     opened = registry.open_model(folder)
-    loras = Loras(opened.family.lora_names(opened.checkpoint))
+    loras = Loras(lambda: opened.family.lora_names(opened.checkpoint))
     plans = {
         mode: opened.checkpoint.with_deltas(loras.deltas((Lora(str(a), 0.7), Lora(str(b), -0.4)), mode))
         for mode in ("fuse", "side", "auto")
@@ -153,7 +153,7 @@ def test_kinds_that_are_no_product_are_fused(tmp_path: Path) -> None:
     save_file(low, tmp_path / "plain.safetensors")
     save_file(low | {f"{layer.format(1)}.dora_scale": np.ones((128, 1), np.float32)}, tmp_path / "dora.safetensors")
     opened = registry.open_model(MODEL, Choices(quantize="8"))
-    loras = Loras(opened.family.lora_names(opened.checkpoint))
+    loras = Loras(lambda: opened.family.lora_names(opened.checkpoint))
     deltas = loras.deltas([Lora(str(tmp_path / name)) for name in ("plain.safetensors", "dora.safetensors")])
     checkpoints = (opened.checkpoint, opened.checkpoint.with_deltas(deltas))
     before, after = (one["transformer"].plan.entries for one in checkpoints)

@@ -6,25 +6,28 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import write_operations
 from support.cli_runner import cli
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.backends.paper import on_paper
+from qwenimg.backends.paper import for_hints, on_paper
 from qwenimg.backends.torch.ops import cpu
+from qwenimg.common.base.config import data_folder
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub import outlook
 from qwenimg.common.hub.open_model import plan_pipeline
-from qwenimg.common.measure.machines import MACHINES, machine
 from qwenimg.common.memory import share
 from qwenimg.common.memory.estimate import TO_CARD, streaming_rate
 from qwenimg.common.pipeline.fit_options import needs
+from qwenimg.common.precision.machines import MACHINES, machine
 from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.runtime import Change
 
@@ -139,10 +142,10 @@ def test_all_models_as_text() -> None:
 def test_smaller_models_are_named_where_one_does_not_fit_or_takes_long() -> None:
     slow = planned("qwen-image", "--on", "m4", "--memory", "16GB", "--steps", 50)
     least = min(row["picture_seconds"] for row in (slow, *slow["ways"]) if row["fits"])
-    assert [one["model"] for one in slow["others"]] == ["z-image-turbo", "flux2-klein-9b"] and least > 600
+    assert [one["model"] for one in slow["others"]] == ["z-image-turbo", "flux-schnell"] and least > 600
     assert all(one["fits"] and one["picture_seconds"] < least / 2 for one in slow["others"])
     text = told("plan", "qwen-image", "--on", "m4", "--memory", "16GB", "--steps", 50)
-    others = r"^other models that fit: z-image-turbo \(.*\) or flux2-klein-9b \(.*\); all of them: qwenimg plan$"
+    others = r"^other models that fit: z-image-turbo \(.*\) or flux-schnell \(.*\); all of them: qwenimg plan$"
     assert re.search(others, text, re.M)
     assert planned("sdxl", "--on", "h100")["others"] == []
 
@@ -163,7 +166,9 @@ def test_plan_doctor_and_run_have_one_rate_of_a_dtype(
     backend: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = {"float32": 1e9, "bfloat16": 3e9, "float16": 0.5e9}
-    monkeypatch.setattr(rates, "measure", lambda engine, layer, dtype: speeds[dtype] / (2 if layer == "conv2d" else 1))
+    monkeypatch.setattr(
+        rates, "measure", lambda engine, layer, dtype, small: speeds[dtype] / (2 if layer == "conv2d" else 1)
+    )
     planned_now = planned("shapes", "-p", "a picture", "--backend", backend, "--precision", precision)
     with closing(qwenimg.load("shapes", backend, precision)) as pipe:
         expected = pipe.estimate("a picture")
@@ -267,3 +272,54 @@ def test_fewer_bits_are_not_faster_on_old_macs() -> None:
         row for row in planned("--on", "m2-pro", "--memory", "32GB")["models"] if row["model"] == "z-image-turbo"
     )
     assert best["options"] == "", "16 bit fit"
+
+
+# The first row
+
+
+@pytest.mark.parametrize("free", [3.5e9, 24e9])
+@pytest.mark.parametrize("rate", [5e9, 1e11, 1e12])
+@pytest.mark.sample(1)
+def test_the_first_row_is_found_without_the_others(free: float, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replace(on_paper("cpu", int(free)), rate=lambda layer, dtype, small: rate)
+    expected = next(one for one in outlook.every(engine) if one.model.repo is not None)
+    opened: list[str] = []
+    of_model = outlook.of_model
+    monkeypatch.setattr(outlook, "of_model", lambda known, on: opened.append(known.name) or of_model(known, on))  # type: ignore[func-returns-value]
+    found = outlook.first(engine)
+    print(found.model.name, found.options, opened)
+    assert found == expected and len(opened) <= 3
+
+
+@pytest.mark.sample(0)
+def test_the_operations_of_a_first_row_are_those_of_its_model() -> None:
+    written = json.loads(data_folder(outlook.OPERATIONS).read_text())
+    assert written == write_operations.counted(), "run python tools/write_operations.py"
+
+
+def test_ten_rows_and_all_of_them() -> None:
+    every = json.loads(told("plan", "--on", "3060", "--json"))["models"]
+    rows = re.findall(r"^.* qwenimg PROMPT -m (\S+).*$", told("plan", "--on", "3060"), re.MULTILINE)
+    assert rows == [row["model"] for row in every[: outlook.ROWS]] and len(rows) == 10
+    assert f"\n{len(every) - 10} more: --all lists them\n" in told("plan", "--on", "3060")
+    whole = told("plan", "--on", "3060", "--all")
+    assert whole.count("qwenimg PROMPT -m ") == len(every) > 25 and "more:" not in whole
+
+
+def test_a_model_that_is_not_here_is_answered_with_the_first_row() -> None:
+    first = outlook.first(for_hints("auto"))
+    other = "sdxl" if first.model.name == "sd15" else "sd15"
+    ran = cli("-m", other, "x")
+    assert f"the best for this machine: {first.model.name} (" in ran.err or not first.fits
+    ran.refused(5, f"qwenimg pull {other}")
+    assert "the best" not in cli("-m", first.model.name, "x").err
+    assert first.model.name in cli("a lighthouse").err and "all that fit: qwenimg plan" in cli("a lighthouse").err
+
+
+def test_a_broken_copy_does_not_hide_the_forecast(tmp_path: Path) -> None:
+    place = tmp_path / "empty" / "models--Qwen--Qwen-Image" / "snapshots" / ("0" * 40) / "transformer"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text('{"a": 1}')
+    (place.parent / "model_index.json").write_text('{"_class_name": "QwenImagePipeline"}')
+    assert "qwen-image" in told("plan", "--on", "3060", "--all")
+    assert "qwen-image" in told("models")

@@ -420,7 +420,7 @@ def test_modulation_is_kept_for_the_last_schedules(tiny_folder: Path, backend: s
     for size in (32, 48, 32, 48):
         pipe("a ring", width=size, height=size, steps=3, seed=0)
         pipe.free_transformer()
-    assert told.count("computing modulation") == 2
+    assert told.count("preparing the steps") == 2
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from qwenimg.common.request.request import Defaults
 from qwenimg.common.shapes import builtin
 from qwenimg.common.shapes.words import parse
 
-REAL = "qwenimg plan lists what fits here, and how long it takes; the smallest: qwenimg pull sd15 (4.3 GB)"
+REAL = "the smallest: qwenimg pull sd15 (4.3 GB); all that fit: qwenimg plan"
 SMALL = replace(catalog.BUILT_IN, width=32, height=48, steps=2)
 
 
@@ -139,7 +139,7 @@ def test_the_notice_counts(toy: Path):
     model = open_folder(toy)
     count = sum(part.plan.parameters for part in model.components.values())
     model.close()
-    text = builtin.notice(model.parameters)
+    text = builtin.notice(model.parameters, REAL)
     print(text)
     about = f"{count / 1e6:.1f} M parameters, draws coloured shapes only"
     assert text == f'built-in demo model "shapes" ({about}); real model: {REAL}'

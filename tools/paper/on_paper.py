@@ -20,7 +20,7 @@ from paper.kernels import Counts, Kernel, fused
 from paper.published import Subject
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.text import aligned
-from qwenimg.common.measure.machines import Machine
+from qwenimg.common.precision.machines import Machine
 from qwenimg.common.precision.precision import Precision
 
 LABEL = "MODEL"

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwenimg.backends.torch.ops.attention import attention_order
+from qwenimg.common.runtime.rates import SMALL
 
-SMALL = 2**24  # parameters
 P = ParamSpec("P")
 R = TypeVar("R")
 

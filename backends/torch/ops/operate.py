@@ -26,7 +26,11 @@ def operate(operation: str, dtype: torch.dtype, arrays: Sequence[np.ndarray], de
 
 
 def layer_seconds(
-    operation: str, dtype: torch.dtype, shapes: tuple[tuple[int, ...], tuple[int, ...]], device: torch.device
+    operation: str,
+    dtype: torch.dtype,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    device: torch.device,
+    small: bool,
 ) -> float:
     """Return the seconds of a layer, as `Engine.layer_seconds` describes them."""
     x, weight = (torch.ones(shape, dtype=dtype, device=device) for shape in shapes)
@@ -40,7 +44,7 @@ def layer_seconds(
     try:
         start = time.thread_time()
         residual(x, layer(silu(x)))
-        return (time.thread_time() - start) / threads
+        return (time.thread_time() - start) / (1 if small else threads)
     finally:
         torch.set_num_threads(threads)
 
