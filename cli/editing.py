@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import NotHere, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.opening import OPENING
 
@@ -81,4 +81,11 @@ def _model(word: str, given: Mapping[str, Any]) -> list[str]:
 
     backend = given.get("backend") or os.environ.get("QWENIMG_BACKEND") or config.defaults().get("backend") or "auto"
     options = {name: given[name] for name in ("quantize", "max_memory", "precision") if given.get(name) is not None}
-    return ["-m", outlook.editor(word == "inpaint", lambda: on_paper(backend, None), options)]
+    try:
+        return ["-m", outlook.editor(word == "inpaint", lambda: on_paper(backend, None), options)]
+    except NotHere as error:
+        from qwenimg.cli.commands.pull import offer
+
+        if not offer(error, offline=bool(given.get("offline") or given.get("json"))):
+            raise
+        return ["-m", error.name]

@@ -42,6 +42,8 @@ def _instead(error: NotHere) -> str:
     from qwenimg.backends.paper import for_hints
     from qwenimg.common.hub import outlook
 
+    if error.chosen:
+        return ""
     try:
         text = outlook.instead(error.name, for_hints("auto"))
     except QwenimgError:  # a backend or a file of this installation is missing

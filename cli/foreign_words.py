@@ -52,7 +52,7 @@ OPTIONS = by_name({
     "Ctrl-C ends a run after its step; qwenimg serve takes --deadline": "--timeout",
     "set OMP_NUM_THREADS in the environment, as OMP_NUM_THREADS=4": "--threads",
     "there is none; leave it out": "--safety-checker --no-safety-checker --disable-safety-checker --nsfw",
-    "a run asks nothing; --overwrite replaces files that exist": "--yes --force",
+    "a run asks at most whether to get a model; --overwrite replaces files": "--yes --force",
     "that is the server's page: qwenimg serve": "--webui --web --gui --ui --share",
     "give --step-cache, as 0.1": "--cache --cache-mode --teacache --fbcache --step-cache-ratio",
     "give -N, --num-images": "--batch-size --batch-count --count --num --batch --n-iter --n-samples",
@@ -116,6 +116,7 @@ SIMILAR_COMMAND = 0.85  # difflib's similarity: one wrong letter in seven
 COMMANDS = by_name({
     "models": "list ls model",
     "pull": "download install fetch",
+    "rm NAME": "remove delete uninstall prune",
     "generate": "txt2img text2img t2i imagine",
     "generate PROMPT -i PICTURE": "img2img i2i",
     "devices": "gpu gpus backends hardware",

@@ -40,6 +40,29 @@ def show(text: str) -> None:
         sys.stderr.write(text + "\n")
 
 
+def asks() -> bool:
+    """Return whether a question can be asked: a terminal reads and shows everything, and no program waits for the
+    output."""
+    return all(stream is not None and _is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def agreed(question: str, *, default: bool) -> bool:
+    """Print a question on standard error and return the answer: no line at all is a no, an empty one `default`."""
+    with contextlib.suppress(OSError, ValueError, UnicodeError):
+        sys.stderr.write(f"{clean(question, MAX_LINE)} [{'Y/n' if default else 'y/N'}] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        return default if answer.strip() == "" and answer else answer.strip().lower() in ("y", "yes")
+    return False
+
+
 def flush() -> None:
     """Write the buffer of standard output. Raises OSError, except if its reader has closed it."""
     put(b"")

@@ -63,7 +63,7 @@ def _machines() -> Iterator[tuple[str, OnPaper, list[Outlook]]]:
 def a_cpu() -> OnPaper:
     facts = devices.cpu("CPU (torch)", bf16=False)
     rate = CORES * CORE_RATE
-    return OnPaper(name="cpu", facts=facts, workspace=TORCH_CPU, free=CPU_FREE, rate=lambda layer, dtype: rate)
+    return OnPaper(name="cpu", facts=facts, workspace=TORCH_CPU, free=CPU_FREE, rate=lambda layer, dtype, small: rate)
 
 
 def on_gpu(engine: OnPaper) -> list[Outlook]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -124,18 +126,26 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         report.notify("warning", line)
     keep_policy = given["preset"] is None and given["precision"] is None
     opening = opening_of(places.taken(given))
+    offline = opening.offline or given["json"] or given["devices"] > 1
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
 
     def drawn(opens: Open) -> int:
         run = parsed(given, opening)
         if given["replay"] is not None:
+            from qwenimg.cli.commands.pull import with_offer
             from qwenimg.cli.replaying import with_recipe
 
-            run = with_recipe(run, given["replay"], report.notify, keep_policy=keep_policy)
+            repeats = partial(with_recipe, run, given["replay"], report.notify, keep_policy=keep_policy)
+            run = with_offer(repeats, offline=offline)
         return draw(run, opens, stop, report)
 
+    def opened(opening: Opening, notify: Callable[[str, str], None]) -> qwenimg.Pipeline:
+        from qwenimg.cli.commands.pull import with_offer
+
+        return with_offer(lambda: qwenimg.open_pipeline(opening, notify), offline=offline)
+
     if given["devices"] == 1:
-        return drawn(qwenimg.open_pipeline)
+        return drawn(opened)
     from qwenimg.cli.ranks.lead import leading
 
     with leading(given["devices"], opening, stop) as leader:

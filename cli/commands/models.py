@@ -68,7 +68,7 @@ def table() -> str:
         fits = ("", "", "") if row is None else (size_text(row.peak), "fits" if row.fits else "too large", row.options)
         rest = (entry.license or "its own", entry.purpose or "in the cache")
         lines.append((clean(entry.name, 100), entry.here, size, *fits, *rest))
-    ways = 'get one: qwenimg pull NAME   draw with it: qwenimg -m NAME "a red circle"'
+    ways = 'get one: qwenimg pull NAME   draw with it: qwenimg -m NAME "a red circle"   delete it: qwenimg rm NAME'
     return "\n".join([*aligned(lines), "", ways])
 
 

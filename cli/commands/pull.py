@@ -1,4 +1,5 @@
-"""The command `pull`: download a model from the hub into the cache. It is the only command that uses the network."""
+"""The command `pull`: download a model from the hub into the cache; and the question of a run that lacks its model.
+Nothing else uses the network."""
 
 from __future__ import annotations
 
@@ -6,13 +7,18 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 import click
 
 from qwenimg.cli import streams
 from qwenimg.cli.progress import Bar
-from qwenimg.common.base.errors import UsageError
+from qwenimg.common.base.errors import NotHere, UsageError
 
+T = TypeVar("T")
 EVERY = 10.0  # seconds between two lines without a terminal
 
 
@@ -54,6 +60,49 @@ class ByteBar(Bar):
         self._bar.update(done - self._bar.n)
 
 
+def offer(error: NotHere, *, offline: bool) -> bool:
+    """Download the model that `error` misses if a person on a terminal agrees, and return whether it is here now.
+    Raises as `pull`."""
+    from qwenimg.common.base import hf_cache
+    from qwenimg.common.base.amounts import size_text
+    from qwenimg.common.base.text import clean
+    from qwenimg.common.families import catalog
+    from qwenimg.common.hub.requirements import time_text
+
+    if offline or not error.name or not streams.asks() or hf_cache.is_offline():
+        return False
+    known = catalog.find(error.name)
+    host = clean(urlsplit(hf_cache.settings().ENDPOINT).netloc, 60)
+    size = "an unknown number of bytes" if known is None else f"{size_text(known.bytes)}"
+    time = "" if known is None else time_text(known.bytes)
+    consent = ", if you have agreed to its terms there" if known is not None and known.gated else ""
+    streams.say(f"{error}")
+    if not streams.agreed(f"{error.name}: {size} from {host}{time}{consent}: get it?", default=known is not None):
+        return False
+    _fetch(error.name, quiet=False, verify=False)
+    return True
+
+
+def with_offer(opens: Callable[[], T], *, offline: bool) -> T:
+    """Return the result of `opens`; if a model is missing, offer its download first. Raises as `opens` and `pull`."""
+    try:
+        return opens()
+    except NotHere as error:
+        if not offer(error, offline=offline):
+            raise
+    return opens()
+
+
+def _fetch(name: str, *, quiet: bool, verify: bool) -> Path:
+    from qwenimg.common.hub.pull import pull as fetch_model
+
+    bar = ByteBar(quiet=quiet)
+    try:
+        return fetch_model(name, echo=bar.line, progress=bar.update, verify=verify)
+    finally:
+        bar.close()
+
+
 @click.command("pull")
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option(
@@ -73,11 +122,4 @@ def pull(name: str | None, verify: bool, quiet: bool) -> None:
 
         click.echo(table())
         return
-    from qwenimg.common.hub.pull import pull as fetch_model
-
-    bar = ByteBar(quiet=quiet)
-    try:
-        folder = fetch_model(name, echo=bar.line, progress=bar.update, verify=verify)
-    finally:
-        bar.close()
-    streams.put(os.fsencode(folder) + b"\n")
+    streams.put(os.fsencode(_fetch(name, quiet=quiet, verify=verify)) + b"\n")

@@ -71,11 +71,12 @@ class ModelError(QwenimgError, ValueError):
 
 
 class NotHere(ModelError):
-    """A model that is not on this machine, or only in part; `qwenimg pull NAME` gets it."""
+    """A model that is not on this machine, or only in part; `qwenimg pull NAME` gets it. chosen: for this machine, and
+    not by the user."""
 
-    def __init__(self, text: str, name: str = "") -> None:
+    def __init__(self, text: str, name: str = "", *, chosen: bool = False) -> None:
         super().__init__(text)
-        self.name = name
+        self.name, self.chosen = name, chosen
 
 
 class NumericsError(QwenimgError, ArithmeticError):
@@ -115,7 +116,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "variation of a seed": ("variation", "subseed", "subseed-strength", "variation-seed", "variation-strength",
                             "seed-resize"),
     "training": ("train", "finetune", "fine-tune", "dreambooth", "train-lora"),
-    "removal of models": ("rm", "remove", "delete", "prune", "uninstall"),
     "a grid from the command line": ("grid", "compare", "xyz", "xy-plot"),
     "video": ("video", "animate", "img2vid", "txt2vid"),
     "a server for assistants (MCP)": ("mcp",),
@@ -124,7 +124,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
 
 
 INSTEAD = {
-    "removal of models": "delete its folder in the Hugging Face cache, which `qwenimg models --json` names",
     "a grid from the command line": "the page of `qwenimg serve` draws grids, and -s 1-4 -o out/ single files",
     "variation of a seed": "-s 1-4 draws with several seeds",
     "a second pass at a larger size (hires fix)": "`qwenimg upscale PICTURE --by 2` makes a picture larger",

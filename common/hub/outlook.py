@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from qwenimg.common.base.amounts import duration, size_text
 from qwenimg.common.base.config import data_folder, read_json
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import NotHere
 from qwenimg.common.families import catalog
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
@@ -213,7 +213,7 @@ def pull_text(name: str) -> str:
 
 def editor(masked: bool, engine: Callable[[], OnPaper], options: Mapping[str, Any]) -> str:
     """Return the name of the best model on this machine that edits, or that draws within a mask if `masked`: one that
-    fits before others. engine: called if several are here, or none. options: of opening it. Raises ModelError if none
+    fits before others. engine: called if several are here, or none. options: of opening it. Raises NotHere if none
     is here."""
     names = catalog.INPAINTERS if masked else catalog.EDITORS
     here = [name for name in names if listing.is_here(name)]
@@ -222,7 +222,8 @@ def editor(masked: bool, engine: Callable[[], OnPaper], options: Mapping[str, An
     if here:
         return here[0]
     what = "draws within a mask" if masked else "edits pictures"
-    raise ModelError(f"no model that {what} is here; get one: {pull_text(_best(names, engine()))}")
+    best = _best(names, engine())
+    raise NotHere(f"no model that {what} is here; get one: {pull_text(best)}", best, chosen=True)
 
 
 def _fits(opening: Opening, engine: OnPaper) -> bool:

@@ -1,4 +1,5 @@
-"""Download of a model from the hub into the Hugging Face cache, in its layout, so that other programs share the files.
+"""Download of a model from the hub into the Hugging Face cache, in its layout, so that other programs share the files;
+and its removal.
 
 The layout: blobs/<hash> holds the bytes, snapshots/<commit>/<path> links to them, refs/main holds the commit. A file
 gets its name when it is complete and verified, and refs/main is written last, so that an update that stops half way
@@ -12,23 +13,28 @@ import fcntl
 import functools
 import os
 import shutil
+import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from qwenimg.common.base import amounts, hf_cache
+from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry, repository
+from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.verify import HASH, Progress, damaged, report, right, verify_offline
 from qwenimg.common.parts.texts.piece import Piece
 from qwenimg.common.transfer.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.transfer.http import Echo, Server, check_endpoint, connect, get_json
+from qwenimg.common.transfer.removal import Removal, of_files, of_repository
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
@@ -57,7 +63,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
         raise ModelError(f"{error}; did you mean {near}?") if near else error from None
     work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hf_cache.storage_folder(repo), echo=echo)
     try:
-        with _lock(work):
+        with locked(work.storage, partial(echo, f"{repo}: another process is pulling it; waiting")):
             if verify:
                 _drop_damaged(work, files, progress)
             _download(work, files, progress)
@@ -151,6 +157,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
             sizes[f.path.partition("/")[0]] += f.size
         work.echo(requirements.machine_text(catalog.find(work.repo), max(sizes.values())))
     hf_cache.make_folder(work.cache, work.blob(files[0]).parent)
+    begin = time.monotonic()
     done = 0  # bytes of the files that are complete
     ahead = received  # bytes received earlier of the files that are still to come
     for wanted in files:
@@ -162,6 +169,7 @@ def _download(work: _Work, files: list[Wanted], progress: Progress) -> None:
             done += wanted.size
         _link(work, wanted)
         _check_kind(work, wanted.path)
+    requirements.keep_speed(total - received, time.monotonic() - begin)
 
 
 def _check_kind(work: _Work, path: str) -> None:
@@ -247,17 +255,67 @@ def _finish(work: _Work) -> None:
 
 
 @contextmanager
-def _lock(work: _Work) -> Iterator[None]:
-    """Lock the repository: a second `pull` of it waits. The system releases the lock of a process that dies."""
-    hf_cache.make_folder(work.cache, work.storage)
-    locks = hf_cache.make_folder(work.cache, work.cache / ".locks" / work.storage.name)
+def locked(storage: Path, busy: Callable[[], None]) -> Iterator[None]:
+    """Lock the repository in the folder `storage`: if another process has it, call `busy` and wait. The system releases
+    the lock of a process that dies."""
+    cache = storage.parent
+    hf_cache.make_folder(cache, storage)
+    locks = hf_cache.make_folder(cache, cache / ".locks" / storage.name)
     with hf_cache.open_lock(locks / "qwenimg.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            work.echo(f"{work.repo}: another process is pulling it; waiting")
+            busy()
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in _NO_LOCKS:  # some network disks have no locks
                 raise
         yield
+
+
+# Removal
+
+
+def removal(name: str) -> tuple[Removal, list[str]]:
+    """Return what `rm` deletes of `name`, a known model, a piece, a hub id or a file of one, and lines about what else
+    uses it. Raises ModelError for what is not in the cache, and UsageError for what is not ours to delete."""
+    if os.path.lexists(Path(home(name))):
+        raise UsageError(
+            f"{clean(name, 100)}: is a file or folder of that name here, and rm deletes only from the cache; "
+            f"delete it yourself, or run rm in another folder"
+        )
+    piece = catalog.find_piece(name)
+    repo = piece.repo if piece else resolve.find_repo(name)[0]
+    storage = hf_cache.storage_folder(repo)
+    if not os.path.lexists(storage):
+        raise ModelError(f"{clean(name, 100)}: nothing of it is in the cache {clean(storage.parent, 120)}")
+    rows: tuple[KnownModel | Piece, ...] = (*catalog.KNOWN.values(), *catalog.NAMED)
+    asked = (name.lower(), repo.lower())
+    titles = {one.name: one.purpose for one in rows if one.repo == repo and one.name not in asked}
+    if piece is None:
+        return of_repository(storage), [f"{other} goes with it: {purpose}" for other, purpose in titles.items()]
+    whole = next((one for one in catalog.KNOWN.values() if one.repo == repo), None)
+    if whole is not None and any(map(_is_whole, hf_cache.snapshots(storage))):
+        raise UsageError(f"{name}: its files belong to {whole.name}, which is here: qwenimg rm {whole.name}")
+    return of_files(storage, piece.files), [piece.purpose]
+
+
+def removing(what: Removal) -> None:
+    """Delete what `removal` has found. Raises UsageError, also while another process pulls it."""
+
+    def busy() -> None:
+        raise UsageError(f"{what.storage.name}: another process is pulling it; wait for it or stop it")
+
+    try:
+        with locked(what.storage, busy):
+            what.run()
+    except OSError as error:
+        where, reason = clean(what.storage, 120), clean(error.strerror or error, 60)
+        raise UsageError(f"{where}: cannot be deleted: {reason}") from None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return repository.lacks(folder) is None
+    except ModelError:
+        return False

@@ -1,1 +1,1 @@
-"""Requests to a hub, and downloads that resume; only this room uses the network."""
+"""Requests to a hub, downloads that resume, and removal of them; only this room uses the network."""

@@ -193,7 +193,7 @@ def test_help_by_every_name(library: Library) -> None:
 
 
 FINDING = (
-    "ui app demo run start notebook mcp config cache remove rm delete prune login examples grid compare gallery queue "
+    "ui app demo run start notebook mcp config cache remove delete prune login examples grid compare gallery queue "
     "cancel history search show loras merge wildcards outpaint update upgrade gui web webui enlarge quantize "
     "controlnet caption train"
 )
@@ -215,7 +215,7 @@ def test_a_word_that_people_type_is_answered(library: Library, word: str) -> Non
     [
         ("gui", "serve"), ("webui", "serve"), ("quantize", "-q 8"), ("controlnet", "--control"),
         ("caption", "--caption"), ("history", "--from"), ("merge", "convert"), ("loras", "--lora"),
-        ("rm", "cache"), ("grid", "serve"),
+        ("remove", "rm NAME"), ("grid", "serve"),
         ("workflow.json", "--from"), ("a.safetensors", "-m FILE"), ("cat.PNG", "edit FILE"),
         ("prompts.txt", "--prompt-file"),
     ],

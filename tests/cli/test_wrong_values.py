@@ -33,6 +33,7 @@ NEEDED = {  # what a command cannot do without
     "models": [],
     "upscale": [MISSING, "--with", MISSING],
     "pull": ["./none"],
+    "rm": ["./none"],
     "completion": ["zzz"],
     "parity record": [MISSING, "-o", "out.safetensors"],
     "parity check": [MISSING],
