@@ -147,7 +147,7 @@ FEATURES = by_name({
     "`qwenimg pull NAME` downloads a model, and completes one that is here in part": "update upgrade",
     "`qwenimg models` lists the models, `qwenimg info FILE` shows what a file is": "search show",
     'give a prompt, as in qwenimg "a red circle"; `qwenimg selftest` draws 40': "run demo examples",
-    "a notebook calls the library: import qwenimg; see docs/python.md": "notebook jupyter",
+    "a notebook calls the library: import qwenimg; see docs/notebook.ipynb": "notebook jupyter",
 })  # fmt: skip
 # Endings of a file's name in place of a prompt: the option that takes the file.
 FILE_ENDINGS = by_name({

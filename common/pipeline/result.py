@@ -84,6 +84,10 @@ class Result:
         about = f"seed {r['seed']}, steps {r['steps']}, {clean(r['model'], 60)}"
         return f"<Result {width}x{height}, {about}, {clean(r['prompt'], 60)!r}>"
 
+    def _repr_png_(self) -> bytes:
+        """Return the bytes by which a notebook shows the image, with its recipe."""
+        return self.png()
+
     def warn(self, lines: Iterable[str]) -> None:
         """Add warnings to those of the recipe, each once."""
         self.warnings.extend(line for line in dict.fromkeys(lines) if line not in self.warnings)

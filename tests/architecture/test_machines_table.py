@@ -1,4 +1,5 @@
-"""The README's table of machines: what `python tools/write_machines_table.py` writes, and what `qwenimg plan` says."""
+"""The tables of machines in docs/memory.md and the README: what `python tools/write_machines_table.py` writes, and what
+`qwenimg plan` says."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.hub import outlook
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+MEMORY, README = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/memory.md", "README.md"))
 ROW = re.compile(r"^\| (.*?) \| (.*?) \| `qwenimg PROMPT (.*?)` \| ([\d.]+) GB \| (.*?) \|$", re.MULTILINE)
 TITLE = re.compile(r"(?:NVIDIA|Mac), (\d+) GB: (.+)")
 KEEPS = 2 / 3  # of 8 to 32 GiB the least that a machine's GPU may have: a Mac's; above it is 3/4
 
 
-def block() -> str:
-    [text] = re.findall(f"<!-- begin {tool.BLOCK} -->\n(.*?)\n<!-- end {tool.BLOCK} -->", README, re.DOTALL)
+def block(page: str = MEMORY, name: str = tool.BLOCK) -> str:
+    [text] = re.findall(f"<!-- begin {name} -->\n(.*?)\n<!-- end {name} -->", page, re.DOTALL)
     return str(text)
 
 
@@ -40,7 +41,7 @@ def machines() -> list[tuple[int, str, str, float]]:
 
 
 @pytest.mark.sample(0)
-def test_the_readme_has_what_the_command_writes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_have_what_the_command_writes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every machine alike: nothing of the one that writes it is asked."""
 
     def asked() -> int:
@@ -49,6 +50,8 @@ def test_the_readme_has_what_the_command_writes(cache: Path, monkeypatch: pytest
     for name in ("rates", "_multiplies_bf16", "_card", "free_ram", "machine_ram"):
         monkeypatch.setattr(paper, name, asked)
     assert block() == tool.text(), "run `python tools/write_machines_table.py`"
+    assert block(README, tool.FEW) == tool.few(), "run `python tools/write_machines_table.py`"
+    assert block(README, tool.FEW).count("qwenimg PROMPT") == 5
 
 
 def test_every_machine_has_two_or_three_commands_that_fit() -> None:

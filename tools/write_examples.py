@@ -1,0 +1,76 @@
+"""Draw the pictures of the README's list "More to try" with the built-in model.
+
+    python tools/write_examples.py [--output docs/pictures]
+
+Each is the picture that its command in the README draws, beside the one that it starts from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from qwenimg.cli.main import run
+from qwenimg.common.base.errors import QwenimgError
+
+SIDE, GAP = 192, 8  # pixels
+SIZES, COLOURS = ("small", "large"), ("red", "green", "blue")
+ANY = "a large star"
+START, CHANGED, MASKED = "two yellow stars", "two blue stars", "a yellow star to the left of a red circle"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("docs/pictures"))
+    output = parser.parse_args().output
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        row(output / "seeds.png", [drawn(folder, ANY, "-s", str(seed)) for seed in range(1, 5)])
+        start = drawn(folder, START, "-s", "1")
+        row(
+            output / "image-to-image.png",
+            [start, drawn(folder, CHANGED, "-i", str(start), "--strength", "0.8", "-s", "1")],
+        )
+        mask = folder / "mask.png"
+        half = Image.new("L", Image.open(start).size, 0)
+        ImageDraw.Draw(half).rectangle((half.width // 2, 0, half.width, half.height), fill=255)
+        half.save(mask)
+        inside = drawn(folder, MASKED, "-i", str(start), "--mask", str(mask), "-s", "4")
+        row(output / "mask.png", [start, mask, inside])
+        words = [
+            f"a {size} {colour} ring"
+            for size, colour in itertools.product(("small", "large"), ("red", "green", "blue"))
+        ]
+        grid(output / "grid.png", [drawn(folder, prompt, "-s", "3") for prompt in words], 3)
+
+
+def drawn(folder: Path, prompt: str, *options: str) -> Path:
+    """Draw a picture as the command line does, and return its file."""
+    path = folder / f"{len([*folder.iterdir()])}.png"
+    code = run(["-m", "shapes", prompt, *options, "-o", str(path), "--quiet"])
+    if code:
+        raise QwenimgError(f"{prompt}: exit code {code}")
+    return path
+
+
+def row(path: Path, pictures: list[Path]) -> None:
+    grid(path, pictures, len(pictures))
+
+
+def grid(path: Path, pictures: list[Path], columns: int) -> None:
+    """Write pictures in rows of `columns`, with gaps between them."""
+    lines = -(-len(pictures) // columns)
+    sheet = Image.new("RGB", (columns * (SIDE + GAP) - GAP, lines * (SIDE + GAP) - GAP), "white")
+    for index, one in enumerate(pictures):
+        place = (index % columns * (SIDE + GAP), index // columns * (SIDE + GAP))
+        sheet.paste(Image.open(one).convert("RGB").resize((SIDE, SIDE)), place)
+    sheet.save(path, optimize=True)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
