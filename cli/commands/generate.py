@@ -15,7 +15,7 @@ from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.opening import OPENING, opening_of
+from qwenimg.common.families.opening import OPENING, Opening, opening_of
 
 _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
