@@ -90,6 +90,11 @@ class Loras:
         self._names = names
         self._opened: dict[str, _Opened] = {}  # by their names in requests, the last used last
 
+    @property
+    def names(self) -> Names:
+        """The names of the layers that LoRAs may change."""
+        return self._names()
+
     def deltas(self, loras: Sequence[Lora], mode: str = "auto") -> Deltas:
         """Return the changes to the model by LoRAs. Only headers and alphas are read. Raises ModelError and
         UsageError."""
@@ -104,7 +109,7 @@ class Loras:
         """Return a line for each LoRA with its number of modules, and how many change nothing."""
         opened = ((one, self._open(one).file) for one in loras if one.scale)
         return [
-            f"LoRA {label(one.source)}: {files.counts(file, self._names())} at strength {one.scale:g}"
+            f"LoRA {label(one.source)}: {files.counts(file, self.names)} at strength {one.scale:g}"
             for one, file in opened
         ]
 
@@ -137,7 +142,7 @@ class Loras:
     def _read(self, path: Path) -> _Opened:
         opened = files.read_lora(path)
         with closed_on_error(opened):
-            return _Opened(file=opened, deltas=files.fit(opened, self._names()), print=fingerprint([opened.file]))
+            return _Opened(file=opened, deltas=files.fit(opened, self.names), print=fingerprint([opened.file]))
 
 
 def in_cache(source: str) -> bool:
