@@ -98,7 +98,7 @@ class Upscaling:
             self.runtime.check_fit(taken.title, taken.peak)  # raises if the machine lacks it
             limit = self.runtime.budget_text(needs.budget)
             raise DoesNotFit(f"{taken.title} takes {size_text(taken.peak)}, {limit}; take a smaller picture")
-        rate = rates.measure(self.engine, *rates.decoder_layer(self.runtime.precision))
+        rate = self.engine.rate(*rates.decoder_layer(self.runtime.precision))
         seconds = needs.steps * (2 if pictures.has_alpha(pixels) else 1) / rate
         takes = estimate.summary(needs.largest.peak, seconds)
         self.runtime.notify("stage", f"{width}x{height} to {width * by}x{height * by} {takes}")
