@@ -18,6 +18,7 @@ from qwenimg.common.base import safe_files
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.latents import read_latents
+from qwenimg.common.request.family_options import FamilyOptions
 from qwenimg.common.request.request import Defaults, Request
 
 BIG = 10**5000
@@ -151,8 +152,9 @@ def test_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch, capsys) -> N
      "guidance_rescale", "refine_at") for value in (BIG, -BIG, [BIG], {1: BIG})],
 )  # fmt: skip
 def test_large_integers_in_a_request(fields: dict[str, Any]) -> None:
+    own = {name: value for name, value in fields.items() if name in FamilyOptions.__dataclass_fields__}
     with pytest.raises(UsageError) as caught:
-        Request(prompt="a", **fields)
+        Request(prompt="a", family_options=FamilyOptions(**own), **{k: v for k, v in fields.items() if k not in own})
     assert len(str(caught.value)) < 200 and "of about 5,001 digits" in str(caught.value)
 
 

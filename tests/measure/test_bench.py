@@ -17,6 +17,7 @@ from support.cli_runner import Ran, captured, cli
 from qwenimg import Step
 from qwenimg.common.measure import bench
 from qwenimg.common.measure.bench import STAGES, Workload
+from qwenimg.common.pipeline.models.inputs import PictureInputs
 
 WORK = Workload(width=64, height=64, guidance=3.0, few=2, many=6, rounds=3)
 
@@ -24,7 +25,7 @@ WORK = Workload(width=64, height=64, guidance=3.0, few=2, many=6, rounds=3)
 class Clockwork:
     """A pipeline whose steps take 0.5 s each, and the first one 9 s more."""
 
-    model = SimpleNamespace(images=(0, 1))
+    model = SimpleNamespace(inputs=PictureInputs())
 
     def stream(self, prompt: str, *, steps: int, **options: Any):
         for i in range(steps):
