@@ -29,6 +29,7 @@ from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.rates import Layer
 from qwenimg.common.runtime.runtime import Change
+from qwenimg.common.shapes import builtin
 
 PROMPT = "a picture"  # used if none is given
 FEW = "lightning"  # the distilled models that get a row of their own
@@ -132,7 +133,9 @@ def first(engine: OnPaper) -> Outlook:
 
 
 def _models() -> list[KnownModel]:
-    return [known for known in catalog.KNOWN.values() if known.name not in NO_MODELS]
+    """Return the known models that draw alone, the built-in one where it is installed."""
+    models = (known for known in catalog.KNOWN.values() if known.name not in NO_MODELS)
+    return [known for known in models if known is not catalog.BUILT_IN or builtin.present()]
 
 
 def _bounds(known: KnownModel, engine: OnPaper) -> list[Outlook]:

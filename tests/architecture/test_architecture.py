@@ -30,6 +30,7 @@ ALLOWED_FRAMEWORKS = {
     ): "the name of a random number generator, in the recipe",
     ("common/request/recipe.py", "a1111_parameters: torch-cpu"): "the same name, read back",
     ("common/hub/open_model.py", "_check_fp32: ): a reduced"): "the variable that a user set",
+    ("common/hub/network_search.py", "upscaling: : a mode"): "the same",
     ("common/formats/tensor_pickle.py", ": torch"): "the name of a module in pickles",
     ("common/conversion/convert.py", "_metadata: mlx"): "the name of a layout in a file's metadata",
     ("common/networks/denoisers/zimage_names.py", ": MLX_z-image's names"): "the name of a program that writes files",

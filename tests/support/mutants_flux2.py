@@ -15,8 +15,8 @@ from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.networks.denoisers import flux2_conditioning
 from qwenimg.common.numbers import noise, packing
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.pictures import pixels
 from qwenimg.common.pipeline.models.inputs import PictureInputs
+from qwenimg.common.request.request import MULTIPLE
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
 from support import oracle_flux2
 from support.mutant import Judge, Mutant, Patch, PictureJudge, Scenes
@@ -257,10 +257,8 @@ def references_exchanged(patch: Patch) -> None:
 
 def reference_stretched(patch: Patch) -> None:
     """For its middle."""
-    patch.set(
-        references,
-        "values",
-        lambda picture: pixels.from_uint8(pixels.fit(picture, *references.size(*picture.shape[1::-1]))),
+    patch.around(
+        references, "_within", lambda made, *sides: tuple(side // MULTIPLE * MULTIPLE for side in made(*sides))
     )
 
 
