@@ -10,7 +10,7 @@ ARG BACKEND=cpu
 RUN useradd --create-home --uid 1000 qwenimg \
  && mkdir /data && chown qwenimg /data \
  && if [ "$BACKEND" = cpu ]; then \
-      pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu; \
+      pip install --no-cache-dir uv && uv pip install --system --no-cache --torch-backend=cpu torch; \
     else \
       pip install --no-cache-dir torch; \
     fi

@@ -40,7 +40,7 @@ def test_the_readme_installs_before_it_runs() -> None:
     assert first[first.index("```") + 1] == "make demo" and README[: README.index("## Install")].count("```") == 2
     assert README.index("pip install '.[torch]'") < min(map(README.index, ("qwenimg selftest", "qwenimg pull sd15")))
     assert README.index("57.7 GB") < README.index("qwenimg pull qwen-image")
-    assert "https://download.pytorch.org/whl/cpu" in README, "pip takes the build for CUDA by itself"
+    assert "https://pytorch.org/get-started/locally/" in README, "pip takes the build for CUDA by itself"
 
 
 @pytest.mark.parametrize("command", ["info", "convert", "convert sd15", "parity record", "parity check"])
