@@ -22,7 +22,7 @@ class Finder:
             draw = module.DrawingProcess.draw
 
             def drawn(process, order):
-                if "poison" in order.fields["prompt"]:
+                if "poison" in order.job.prompt:
                     os.kill(os.getpid(), 9)
                 draw(process, order)
 
