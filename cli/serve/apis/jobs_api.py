@@ -144,17 +144,18 @@ class JobsApi:
 
     async def _described(self, name: str) -> dict[str, Any]:
         """Return a job for clients. Raises Fault."""
+        order = self.dispatcher.order(name)  # before its row is read: a job that ends meanwhile has its last state
         row = await self.journal.reading(self.journal.job, name)
         if row is None:
             raise Fault(404, "there is no job of this id", code="not_found")
-        return self._live(row)
+        return self._live(row, order)
 
-    def _live(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row of the journal with how far the job is."""
+    def _live(self, row: dict[str, Any], order: PictureOrder | None = None) -> dict[str, Any]:
+        """Return a row of the journal with how far the job is; `order`: the job as it was before the row was read."""
         for option, files in (("lora", self.settings.loras), ("control", self.settings.controls)):
             if option in row["request"]:  # the paths of files are not shown
                 row["request"][option] = named(str(row["request"][option]), files)
-        order = self.dispatcher.order(row["id"])
+        order = self.dispatcher.order(row["id"]) or order
         if order is None:
             return row
         if order.ended.is_set():
