@@ -73,10 +73,14 @@ class Dispatcher:
         """The orders that are being drawn."""
         return [worker.order for worker in self.workers if worker.order is not None and not worker.order.ended.is_set()]
 
+    @property
+    def orders(self) -> list[PictureOrder]:
+        """The orders that have not ended, or whose end is not in the journal yet."""
+        return [*self.drawing, *self.waiting, *self._ending]
+
     def order(self, name: str) -> PictureOrder | None:
-        """Return the order of an id that has not ended, or whose end is not in the journal yet."""
-        known = [*self.drawing, *self.waiting, *self._ending]
-        return next((order for order in known if order.id == name), None)
+        """Return the one of `orders` with this id."""
+        return next((order for order in self.orders if order.id == name), None)
 
     def position(self, order: PictureOrder) -> int:
         """Return how many orders are drawn before this one starts; 0 if it has started."""

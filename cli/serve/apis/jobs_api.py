@@ -84,8 +84,9 @@ class JobsApi:
 
     async def list_jobs(self, request: HttpRequest) -> Response:
         """List the newest jobs."""
+        before = {order.id: order for order in self.dispatcher.orders}  # see `_described`
         rows = await self.journal.reading(self.journal.jobs, _number(request, "limit", LISTED, LISTED))
-        return JsonAnswer({"jobs": [self._live(row) for row in rows]})
+        return JsonAnswer({"jobs": [self._live(row, before.get(row["id"])) for row in rows]})
 
     async def job(self, request: HttpRequest) -> Response:
         """Describe a job. Raises Fault."""
