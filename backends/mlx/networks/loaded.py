@@ -1,10 +1,10 @@
 # Translated from the file of this name in backends/torch by `make twins`: edit that one.
-"""The part that transformers, UNets and text encoders share as components: a network with its weights on the device."""
+"""The parts that networks share as components: a network with its weights on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import mlx.core as mx
 import mlx.nn
@@ -30,3 +30,12 @@ class LoadedNetwork(Generic[Config, Model]):
         self.table_dtype = ops.DTYPES[precision.compute_dtype(self.role)]
         self.model = load.empty(lambda: self.network(config, stream), precision, self.role)
         load.fill(self.model, plan.when(ALWAYS))
+
+
+class PixelNetwork:
+    """A network from or to pixels, that `build` makes, with all its weights, in the precision of the VAE."""
+
+    def __init__(self, build: Callable[[], mlx.nn.Module], plan: LoadPlan, precision: Precision):
+        self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
+        self.model: Any = load.empty(build, precision, "vae")
+        load.fill(self.model, plan)

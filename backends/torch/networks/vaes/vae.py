@@ -3,29 +3,15 @@ that half may be used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-
-from qwenimg.backends.torch import load, ops
+from qwenimg.backends.torch import ops
+from qwenimg.backends.torch.networks.loaded import PixelNetwork
 from qwenimg.backends.torch.ops import images
-from qwenimg.common.precision.precision import Precision
 from qwenimg.common.runtime.engine import NumpyArray
-from qwenimg.common.weights.plan import LoadPlan
 
 WIDE = 2**20  # more rows than any image has
 
 
-class VAEComponent:
-    def __init__(
-        self, build: Callable[[], torch.nn.Module], plan: LoadPlan, precision: Precision, device: torch.device
-    ):
-        self.device = device
-        self.dtype = ops.DTYPES[precision.compute_dtype("vae")]
-        self.model: Any = load.empty(build, precision, "vae")
-        load.fill(self.model, plan, device)
-
+class VAEComponent(PixelNetwork):
     @ops.computes
     def decode(self, latents: NumpyArray, rows: int | None = None) -> NumpyArray:
         height, width = latents.shape[2:]
