@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from qwenimg.common.base.safe_files import OpenFile, bad, closed_on_error, open_regular
+from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.safetensors import BITS, MAX_TENSORS
 from qwenimg.common.formats.stored import MAX_BITS, MAX_DIM, MAX_NAME, Header, Stored
@@ -39,13 +38,6 @@ def is_pth(file: OpenFile) -> bool:
     """Return whether the file begins as `torch.save` writes it."""
     first = file.read(0, min(file.size, 4))
     return first == ZIP or first.startswith(PICKLE)
-
-
-def open_pth(path: Path) -> Header:
-    """Return the tensors of `path`. Raises ModelError. The caller closes `Header.file`."""
-    file = open_regular(path)
-    with closed_on_error(file):
-        return parse(file)
 
 
 def parse(file: OpenFile) -> Header:

@@ -114,6 +114,11 @@ class Layouts:
                     return Naming(row, prefix)
         return None
 
+    def find_placed(self, names: Collection[str]) -> Naming | None:
+        """Return the layout of a file with these `names` if it has places of its own, as its authors' has, or None."""
+        naming = self.find(names)
+        return naming if naming is not None and naming.layout.place is not None else None
+
     def find_in(self, header: Header) -> Naming | None:
         """Return the layout of a file with this header; None in a file without the network, and in a GGUF file that
         names another architecture."""

@@ -1,19 +1,12 @@
-"""The VAE (AutoencoderKL) in a file: the prefix of its names, and the channels of its latents."""
+"""The channels of the latents of a VAE (AutoencoderKL) in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from qwenimg.common.formats.stored import Stored
 from qwenimg.common.networks.vaes.kl_vae_names import DIFFUSERS_SIGN, SIGN
 from qwenimg.common.weights.part_names import VAES
-
-
-def prefix_of(names: Iterable[str]) -> str | None:
-    """Return the prefix of the VAE in ldm names that a file with these `names` has, "" for one alone; None if it has
-    none."""
-    every = frozenset(names)
-    return next((prefix for prefix in ("", *VAES) if prefix + SIGN in every), None)
 
 
 def latent_channels(tensors: Mapping[str, Stored]) -> int | None:

@@ -88,37 +88,41 @@ def open_upscaler(path: Path, what: Callable[[Header], str | None] = lambda head
     what: names the kind of a file that is none, for the message."""
     header = open_weights(path)
     with closed_on_error(header.file):
-        told = _network(header)
-        if told is None:
+        upscaler = _opened(header)
+        if upscaler is None:
             other = _other(header) or what(header)
             is_what = (
                 "is no upscaler that is read" if other is None else f"is {other}, which is not read as an upscaler"
             )
             raise bad(path, f"{is_what}; {READ}")
-        network, config, keys = told
-        places = {name: Place(key) for key, name in keys.items()}
-        manifest = network.manifest(config)
-        missing, extra = manifest.keys() - places.keys(), places.keys() - manifest.keys()
-        if missing or extra:
-            fault = (
-                f"lacks tensor {first(sorted(missing))}" if missing else f"holds unknown tensor {first(sorted(extra))}"
-            )
-            raise bad(path, f"{fault}: it is no whole {network.kind}")
-        plan = plan_places(header, "upscaler", places, manifest, stored_uses(manifest))
-        component = Component(network=network.name, role=network.role, config=config, plan=plan)
-    patch = config.patch if isinstance(config, rrdbnet.RRDBNetConfig) else 1
-    return Upscaler(path=path, kind=network.kind, scale=config.scale, patch=patch, component=component)
+    return upscaler
 
 
 def described(path: Path) -> str | None:
     """Return what the upscaler in the file `path` is, for `info`; None for a file that is none. Raises ModelError."""
     header = open_weights(path)
     with closing(header.file):
-        if _network(header) is None:
-            return None
-    upscaler = open_upscaler(path)
-    upscaler.close()
-    return upscaler.title
+        upscaler = _opened(header)
+        return None if upscaler is None else upscaler.title
+
+
+def _opened(header: Header) -> Upscaler | None:
+    """Return the upscaler in an open file; None in a file that is none. Raises ModelError. The caller closes the file
+    after an error."""
+    path, told = header.file.path, _network(header)
+    if told is None:
+        return None
+    network, config, keys = told
+    places = {name: Place(key) for key, name in keys.items()}
+    manifest = network.manifest(config)
+    missing, extra = manifest.keys() - places.keys(), places.keys() - manifest.keys()
+    if missing or extra:
+        fault = f"lacks tensor {first(sorted(missing))}" if missing else f"holds unknown tensor {first(sorted(extra))}"
+        raise bad(path, f"{fault}: it is no whole {network.kind}")
+    plan = plan_places(header, "upscaler", places, manifest, stored_uses(manifest))
+    component = Component(network=network.name, role=network.role, config=config, plan=plan)
+    patch = config.patch if isinstance(config, rrdbnet.RRDBNetConfig) else 1
+    return Upscaler(path=path, kind=network.kind, scale=config.scale, patch=patch, component=component)
 
 
 def _network(header: Header) -> tuple[Network, Any, Mapping[str, str]] | None:

@@ -19,9 +19,15 @@ import pytest
 import torch
 
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import closed_on_error, open_regular
 from qwenimg.common.formats import pth_file, tensor_pickle
-from qwenimg.common.formats.pth_file import open_pth
-from qwenimg.common.formats.stored import Stored, TensorSlice, raw
+from qwenimg.common.formats.stored import Header, Stored, TensorSlice, raw
+
+
+def open_pth(path: Path) -> Header:
+    file = open_regular(path)
+    with closed_on_error(file):
+        return pth_file.parse(file)
 
 
 def saved(path: Path, value: Any, *, old: bool = False) -> Path:

@@ -13,7 +13,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.networks.denoisers.flux_names import LAYOUTS
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
-from qwenimg.common.parts import open_file, vae_files
+from qwenimg.common.parts import open_file
 from qwenimg.common.parts.ldm_configs import Text
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.runtime.checkpoint import Component
@@ -26,15 +26,10 @@ def parts_of(header: Header) -> list[str]:
     """Return the names of the components in a file that has FLUX.1's transformer, in its authors' names; none of
     another file."""
     names = header.tensors
-    if not _has_transformer(names):
+    if LAYOUTS.find_placed(names) is None:
         return []
     texts = [part for part, prefix in PREFIXES.items() if any(name.startswith(prefix) for name in names)]
-    return ["transformer", *texts, *(["vae"] if vae_files.prefix_of(names) else [])]
-
-
-def _has_transformer(names: Collection[str]) -> bool:
-    naming = LAYOUTS.find(names)
-    return naming is not None and naming.layout.place is not None
+    return ["transformer", *texts, *(["vae"] if kl_vae_names.LAYOUTS.find_placed(names) else [])]
 
 
 def is_model(header: Header) -> bool:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.families.sd3.texts import T5
+from qwenimg.common.formats import gguf
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import sd3_dit
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
 from qwenimg.common.networks.denoisers.sd3_names import LAYOUTS
-from qwenimg.common.networks.layout import Naming
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
-from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.ldm_configs import Text
 from qwenimg.common.parts.open_file import check_whole, find, open_named
 from qwenimg.common.parts.texts import clip_files, t5_files
@@ -35,12 +34,11 @@ def texts() -> tuple[Text, Text]:
 
 def parts_of(header: Header) -> list[str]:
     """Return the names of the components in a file of the authors' names; none of another file."""
-    naming = LAYOUTS.find_in(header)
-    if naming is None or naming.layout.place is None:
+    if not gguf.may_be(header, sd3_dit.NETWORK.architectures) or LAYOUTS.find_placed(header.tensors) is None:
         return []
     encoders = [text.component for text in texts() if text.within(header.tensors)]
     encoders += [T5] if any(key.startswith(T5_PREFIX) for key in header.tensors) else []
-    return ["transformer", *encoders, *(["vae"] if vae_files.prefix_of(header.tensors) else [])]
+    return ["transformer", *encoders, *(["vae"] if kl_vae_names.LAYOUTS.find_placed(header.tensors) else [])]
 
 
 def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
@@ -60,9 +58,9 @@ def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
                 components[text.component] = clip_files.within(header, text, whole=whole)
         if T5 in names:
             components[T5] = t5_files.within(header, T5_PREFIX, T5, whole=whole)
-        if prefix := vae_files.prefix_of(header.tensors):
-            vae, like = kl_vae_names.LAYOUTS, kl_vae.STABLE_DIFFUSION_3
-            components["vae"] = open_named(header, vae, Naming(vae.rows[0], prefix), like, "vae", whole=whole)
+        if vae := kl_vae_names.LAYOUTS.find_placed(header.tensors):
+            like = kl_vae.STABLE_DIFFUSION_3
+            components["vae"] = open_named(header, kl_vae_names.LAYOUTS, vae, like, "vae", whole=whole)
         check_whole(header, components.values(), "Stable Diffusion 3")
         stack.pop_all()
         return components

@@ -172,8 +172,8 @@ def detect(header: Header, prediction: Prediction | None = None) -> Detected:
 def prefixes(tensors: Mapping[str, Stored]) -> tuple[str | None, str | None]:
     """Return the prefixes of the UNet's and the VAE's names; None for an absent part. A VAE of other latents than a
     UNet here has is another family's."""
-    naming = unet_names.LAYOUTS.find(tensors)
-    unet = naming.prefix if naming and naming.layout.place else None
+    naming = unet_names.LAYOUTS.find_placed(tensors)
+    unet = naming.prefix if naming else None
     alone = unet is None and latent_channels(tensors) == LATENTS
     inside = ("", *VAES) if alone else VAES
     vae = next((prefix for prefix in inside if prefix + kl_vae_names.SIGN in tensors), None)
