@@ -90,7 +90,7 @@ def shot(chromium: Any, address: str, file: Path, width: int, height: int, theme
     """Take the page while it draws, its preview shown."""
     page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=theme, device_scale_factor=1)
     page.goto(address)
-    page.get_by_label("Prompt").fill("a red circle above a blue star")
+    page.get_by_label("Prompt", exact=True).fill("a red circle above a blue star")
     page.locator("#gallery img").last.wait_for()
     jobs = [page.request.post(f"{address}/api/jobs", data={"prompt": prompt, "steps": 60, "seed": 5}).json()["id"]
             for prompt in ("a red circle above a blue star", "a green ring and a yellow square")]  # fmt: skip

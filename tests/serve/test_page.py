@@ -210,21 +210,88 @@ def test_progress_preview_queue_and_stop(watched: Watched, server: RunningServer
 def test_an_error_is_at_its_field(watched: Watched) -> None:
     page = watched.page
     page.click("#draw")
-    expect(page.locator("[data-field=prompt] .fault")).to_have_text("a prompt is missing")
+    expect(page.locator("[data-field=prompt] .fault")).to_have_text("Write what you want to see.")
     assert page.evaluate("document.activeElement.id") == "prompt"
     page.fill("#prompt", "x")
     page.fill("#steps", "5000")
     page.click("#draw")
-    expect(page.locator("[data-field=steps] .fault")).to_have_text(re.compile("steps is 5000"))
+    expect(page.locator("[data-field=steps] .fault")).to_have_text(re.compile("^Steps is 5000"))
     assert page.get_attribute("#steps", "aria-invalid") == "true"
     page.fill("#steps", "")
     page.locator("#others summary").click()
     page.fill("#f-cfg_end", "7")
     page.locator("#others summary").click()
     page.click("#draw")
-    expect(page.locator("[data-field=cfg_end] .fault")).to_contain_text("cfg-end is 7")
+    expect(page.locator("[data-field=cfg_end] .fault")).to_contain_text("Cfg end is 7")
     expect(page.locator("#f-cfg_end")).to_be_focused()
+    page.fill("#f-cfg_end", "")
+    for prompt, told in (("a <lora:x:1> cat", "this server has no LoRAs"), ("a __nothing__ cat", "The wildcard __nothing__")):
+        page.fill("#prompt", prompt)
+        page.click("#draw")
+        expect(page.locator("[data-field=prompt] .fault")).to_contain_text(told)  # the second by the job that fails
+        assert "--lora x" not in page.locator("#form").text_content()
+    page.fill("#prompt", "")
+    page.locator("#begin summary").click()
+    choose(page, "#pick", "grey.png", np.full((64, 64, 3), 90))
+    expect(page.locator("#inputs img")).to_have_count(1)
+    page.click("#draw")  # this model describes no picture
+    expect(page.locator("[data-field=prompt] .fault")).to_have_text("Write what you want to see.")
     watched.check("400")
+
+
+@slow
+def test_earlier_prompts(watched: Watched) -> None:
+    page = watched.page
+    small(page)
+    expect(page.locator("#earlier")).to_be_hidden()
+    for prompt in ("a red circle", MARKUP + TURNED, "a red circle"):
+        page.fill("#prompt", prompt)
+        page.click("#draw")
+        expect(page.locator("#prompts button").first).to_contain_text(prompt[:10])
+    page.reload()
+    page.locator("#earlier summary").click()
+    expect(page.locator("#prompts button")).to_have_count(2)
+    assert axe(page) == []
+    page.locator("#prompts button").nth(1).click()
+    expect(page.locator("#prompt")).to_have_value(MARKUP + TURNED)
+    expect(page.locator("#prompt")).to_be_focused()
+    page.evaluate("localStorage.setItem('qwenimg.prompts', '{\"a\": 1}'); earlierShown()")
+    expect(page.locator("#earlier")).to_be_hidden()
+    page.fill("#prompt", "a ring")
+    page.click("#draw")
+    page.locator("#earlier summary").click()
+    page.click("#forget")
+    expect(page.locator("#earlier")).to_be_hidden()
+    watched.check()
+
+
+@slow
+def test_while_the_model_loads(browser: Any, server: RunningServer) -> None:
+    """A line, a bar without an end, and no button that only fails."""
+    context = browser.new_context(viewport=WIDE)
+    page = context.new_page()
+    refusal = {"status": 503, "json": {"error": {"message": "the model is loading"}}}
+    page.route("**/api/schema", lambda route: route.fulfill(**refusal))
+    page.goto(server.address)
+    expect(page.locator("#easel")).to_contain_text("Loading shapes")
+    assert page.locator("#easel progress").evaluate("one => one.position") == -1
+    expect(page.locator("#draw")).to_be_disabled()
+    assert axe(page) == []
+    page.unroute("**/api/schema")
+    expect(page.locator("#draw")).to_be_enabled()
+    expect(page.locator("#state")).to_have_text("ready")
+    context.close()
+
+
+@slow
+def test_the_button_of_a_small_window_lies_over_nothing(browser: Any, server: RunningServer) -> None:
+    one = Watched(browser, server, viewport=NARROW)
+    boxes = [one.page.locator(name).bounding_box() for name in ("#stage", "#prompt", "#draw", "#negative_prompt")]
+    tops = [box["y"] for box in boxes]
+    print(f"from above: picture, prompt, button, the rest at {tops}")
+    assert tops == sorted(tops) and all(a["y"] + a["height"] <= b["y"] for a, b in zip(boxes, boxes[1:], strict=False))
+    assert one.page.locator(".go").evaluate("one => getComputedStyle(one).position") == "static"
+    one.check()
 
 
 @pytest.mark.sample(0)
@@ -329,6 +396,10 @@ def test_what_else_a_person_does(watched: Watched, server: RunningServer) -> Non
     file = Path(download.value.path()).read_bytes()
     assert file == server.http.get(f"/api/pictures/{done['id']}").content
     watched.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    with watched.context.expect_page() as opened:
+        page.click("#recipelink")
+    assert json.loads(opened.value.locator("body").inner_text()) == done["recipe"]
+    opened.value.close()
     page.click("#copy")
     expect(page.locator("#toasted")).to_have_text("The recipe is in the clipboard.")
     assert json.loads(page.evaluate("navigator.clipboard.readText()")) == done["recipe"]
@@ -395,7 +466,7 @@ def test_a_mask_is_painted(watched: Watched, server: RunningServer) -> None:
     assert covered() < 0.01
     page.click("#undo")
     assert axe(page) == []
-    page.click("#painted")
+    assert page.evaluate("painted.click(), !painter.open"), "the dialog is closed before the mask is made"
     expect(page.locator("#inputs img")).to_have_count(2)
     count = page.locator("#gallery li").count()
     page.click("#draw")
