@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import io
+import itertools
 import json
 import re
 import threading
@@ -225,7 +226,8 @@ def test_an_error_is_at_its_field(watched: Watched) -> None:
     expect(page.locator("[data-field=cfg_end] .fault")).to_contain_text("Cfg end is 7")
     expect(page.locator("#f-cfg_end")).to_be_focused()
     page.fill("#f-cfg_end", "")
-    for prompt, told in (("a <lora:x:1> cat", "this server has no LoRAs"), ("a __nothing__ cat", "The wildcard __nothing__")):
+    refused = {"a <lora:x:1> cat": "this server has no LoRAs", "a __nothing__ cat": "The wildcard __nothing__"}
+    for prompt, told in refused.items():
         page.fill("#prompt", prompt)
         page.click("#draw")
         expect(page.locator("[data-field=prompt] .fault")).to_contain_text(told)  # the second by the job that fails
@@ -289,7 +291,7 @@ def test_the_button_of_a_small_window_lies_over_nothing(browser: Any, server: Ru
     boxes = [one.page.locator(name).bounding_box() for name in ("#stage", "#prompt", "#draw", "#negative_prompt")]
     tops = [box["y"] for box in boxes]
     print(f"from above: picture, prompt, button, the rest at {tops}")
-    assert tops == sorted(tops) and all(a["y"] + a["height"] <= b["y"] for a, b in zip(boxes, boxes[1:], strict=False))
+    assert tops == sorted(tops) and all(a["y"] + a["height"] <= b["y"] for a, b in itertools.pairwise(boxes))
     assert one.page.locator(".go").evaluate("one => getComputedStyle(one).position") == "static"
     one.check()
 
