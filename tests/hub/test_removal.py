@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.cli_runner import cli
-from support.fake_hub import COMMIT, REPO
+from support.fake_hub import COMMIT, REPO, running
 from support.hub_cases import pulled
 
 from qwenimg.common.base import hf_cache
@@ -314,6 +316,20 @@ def test_a_terminal_is_asked_for_a_missing_model(tmp_path: Path, fake, cache: Pa
     host = constants.ENDPOINT.partition("//")[2]
     assert f"sd15: 4.3 GB from {host}, about 6 min at the speed of the last download: get it?".encode() in shown
     assert code == 5 and (b"is not on the hub" in shown or b"404" in shown) is (answer == b"\n")
+
+
+def test_a_yes_on_a_terminal_gets_the_model_and_draws(tmp_path: Path, cache: Path, tiny_folder: Path) -> None:
+    files = {str(path.relative_to(tiny_folder)): path.read_bytes() for path in tiny_folder.rglob("*") if path.is_file()}
+    draw = ["-m", REPO, "a red circle", "--size", "32x32", "--steps", "1", "-s", "7"]
+    with running(files) as (hub, address):
+        env = {"HF_ENDPOINT": address, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", "no_proxy": "*"}
+        code, shown = on_terminal([*draw, "-o", str(tmp_path / "pulled.png")], b"y\n", b"[y/N]", env)
+        assert code == 0 and b"an unknown number of bytes" in shown, "of a model that is not known: No is usual"
+        requests = len(hub.requests)
+        code, shown = on_terminal([*draw, "-o", str(tmp_path / "again.png")], b"", b"\0", env)
+        assert code == 0 and b"get it?" not in shown and len(hub.requests) == requests
+    pulled, again = (np.asarray(Image.open(tmp_path / name)) for name in ("pulled.png", "again.png"))
+    assert pulled.shape == (32, 32, 3) and pulled.std() > 1 and (pulled == again).all()
 
 
 @pytest.mark.parametrize("options", [["--offline"], ["--json"], ["-m", "no/such-model", "--offline"]])
