@@ -1,7 +1,7 @@
 """Trains three sizes of the built-in model in four precisions for a few hundred steps, and writes what each costs.
 
     python tools/compare_training.py           # trains: about 9 minutes on one idle core; writes the table
-    python tools/compare_training.py --tables  # writes the table of docs/training.md again
+    python tools/compare_training.py --tables  # writes the table of docs/shapes.md again
 
 Every run is a process of its own, so that its peak of memory is its own; what a process takes before its first step is
 given beside it. All sizes learn with one VAE, trained for a few steps: the loss of the transformer is what is compared.
@@ -169,7 +169,7 @@ def tables() -> None:
         f"{result['machine']}, torch {result['versions']['torch']}, load average {result['load_average']:.1f}, "
         f"{result['date'][:10]}."
     )
-    write("training.md", "precisions", f"{table(heads, rows)}\n\n{about}")
+    write("shapes.md", "precisions", f"{table(heads, rows)}\n\n{about}")
 
 
 def main() -> None:

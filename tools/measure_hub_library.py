@@ -1,4 +1,4 @@
-"""What huggingface_hub's download keeps of the promises in docs/downloads.md, against a hub on this machine.
+"""What huggingface_hub's download keeps of the promises in docs/models.md, against a hub on this machine.
 
 python tools/measure_hub_library.py
 """

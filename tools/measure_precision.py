@@ -120,14 +120,14 @@ def write_presets() -> None:
         [f"`{name}`", *(f"`{kind.presets[name]}`" for kind in kinds.values()), preset.purpose]
         for name, preset in presets.PRESETS.items()
     ]
-    write("precision.md", "presets", table(["preset", *kinds, "for"], rows))
+    write("memory.md", "presets", table(["preset", *kinds, "for"], rows))
     made = []
     for device in EXAMPLES:
         choices = [
             presets.choose("auto", "auto", kind, device, lambda p: 2 * 10**10, 10**12) for kind in kinds.values()
         ]
         made.append([device.name, *(f"`{choice.precision}`" for choice in choices), device.about])
-    write("precision.md", "auto", table(["device", *kinds, "since it"], made))
+    write("memory.md", "auto", table(["device", *kinds, "since it"], made))
 
 
 def main() -> None:

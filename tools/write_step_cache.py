@@ -1,4 +1,4 @@
-"""Measures what `--step-cache` changes and saves on the built-in model, and writes the table of docs/performance.md.
+"""Measures what `--step-cache` changes and saves on the built-in model, and writes the table of docs/memory.md.
 
 python tools/write_step_cache.py
 """
@@ -36,7 +36,7 @@ def main() -> None:
         ratios = [psnr(one.pixels, other.pixels) for one, other in zip(made, whole, strict=True)]
         rows.append((f"{share}", f"{count:.1f} of {STEPS}", f"{seconds / all_seconds:.2f}", f"{mean(ratios):.1f} dB"))
         print(*rows[-1])
-    write("performance.md", "cache", table(("X", "calls cached", "processor time", "PSNR"), rows))
+    write("memory.md", "cache", table(("X", "calls cached", "processor time", "PSNR"), rows))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ MakeWorker: TypeAlias = Callable[[str, Settings], BatchWorker]
 def check(name: str) -> None:
     """Raise BackendMissing for an engine that is not installed."""
     if name == "ray" and find_spec("ray") is None:
-        raise BackendMissing("--engine ray needs ray; in the clone of qwenimg: pip install '.[ray]' (docs/fleet.md)")
+        raise BackendMissing("--engine ray needs ray; in the clone of qwenimg: pip install '.[ray]' (docs/batch.md)")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Every policy of every family on both backends: finite, and as near to float32 as docs/precision.md says."""
+"""Every policy of every family on both backends: finite, and as near to float32 as docs/measured/precision.md says."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_defects_of_the_reference_are_still_there(defect, monkeypatch):
-    """Which docs/samplers.md tells of."""
+    """They are listed in docs/promises.md."""
     module, name, fields, steps, skip = DEFECTS[defect]
     config = {**SD, **fields}
     ours = parse_diffusion({"_class_name": name, **config}, "scheduler_config.json")
