@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.sample(0)
 def test_the_python_of_every_page_passes_mypy(folder: Path) -> None:
     found = snippets()
-    assert {"README", "python", "lora"} <= found.keys()
+    assert {"README", "python", "weights"} <= found.keys()
     assert "Success: no issues found" in strict(folder, found)
 
 
