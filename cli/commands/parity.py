@@ -123,8 +123,8 @@ def check(
     Give recorded parts, LoRAs and control networks again; those in the Hugging Face cache are found."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.hub.resolve import named, named_part
-    from qwenimg.common.parity.given import completed
     from qwenimg.common.parity.passport import passport_file
+    from qwenimg.common.parity.recorded_inputs import completed
     from qwenimg.common.request import lora_text
 
     if output is not None:
@@ -271,11 +271,11 @@ class Session:
     def check(self, passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str], *, picture: bool) -> Checked:
         from qwenimg.common.hub.network_search import named_control
         from qwenimg.common.parity import check as checking
-        from qwenimg.common.parity import given
+        from qwenimg.common.parity import recorded_inputs
 
         changed = checking.check_model(passport, self.pipe, loras)
         controls = () if passport.picture is None else passport.picture.controls
-        networks = given.networks(controls, networks, self.pipe.controls, named_control)
+        networks = recorded_inputs.networks(controls, networks, self.pipe.controls, named_control)
         checking.check_run(passport, self.pipe, loras, networks)
         for name in changed:
             streams.say(f"qwenimg: warning: the files of the {clean(name, 30)} are not those that were recorded")

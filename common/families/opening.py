@@ -196,9 +196,9 @@ def _converted(one: Option, value: object) -> object:
             return None if value is None else str(value)
         return Path(home(str(value)))
     elif one.name == "quantize":
-        from qwenimg.common.request.given import bits  # which imports numpy
+        from qwenimg.common.request.coerce import quantize_text  # which imports numpy
 
-        return bits(value)
+        return quantize_text(value)
     elif not one.python and one.default is not None:
         arguments.check_texts(**{one.name: value})
     return value

@@ -14,7 +14,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.formats.fingerprint import fingerprint
-from qwenimg.common.parity import given, inputs, parity
+from qwenimg.common.parity import inputs, parity, recorded_inputs
 from qwenimg.common.parity.blocks import ComponentPolicy, parts, shapes_sum
 from qwenimg.common.parity.judged import figures, returned
 from qwenimg.common.parity.lookups import are_inside
@@ -69,7 +69,7 @@ def check_model(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = ()
         )
     prints = {part: fingerprint(components[part].plan.files) for part in recorded.fingerprints if part in components}
     others = [part for part, mark in prints.items() if mark != recorded.fingerprints[part]]
-    given.check_files(recorded, others, pipe.loras, loras)
+    recorded_inputs.check_files(recorded, others, pipe.loras, loras)
     return others
 
 

@@ -18,7 +18,7 @@ from qwenimg.common.pictures import input, pixels
 from qwenimg.common.pipeline.controls import label
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
-from qwenimg.common.request import given
+from qwenimg.common.request import coerce
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.request import request_of
@@ -36,7 +36,7 @@ def read(controls: Sequence[Control], mask: Path | None, width: int, height: int
     ModelError for a file."""
     asked, notes = dict[str, Any](), list[str]()
     if controls:
-        pictured, notes = given.controls(tuple(controls))
+        pictured, notes = coerce.controls(tuple(controls))
         fitted = (pixels.fit(one.picture, width, height) for one in pictured)  # type: ignore[arg-type]
         asked = {CONTROL: tuple(replace(one, picture=fit) for one, fit in zip(pictured, fitted, strict=True))}
     if mask is not None:

@@ -34,8 +34,8 @@ from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
-from qwenimg.common.request import call_options, few_steps, given
-from qwenimg.common.request.asked import CallOptions
+from qwenimg.common.request import call_options, coerce, few_steps
+from qwenimg.common.request.call_types import CallOptions
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import recorded
@@ -120,20 +120,20 @@ class Pipeline:
         """Yield each `Step` when it is done, and the `Result` last; arguments are those of a call.
 
         The pipeline is taken from the first `next` until the stream ends or is closed; `wait` waits in that `next`."""
-        patience = given.patience(wait)
-        if not patience:
+        timeout = coerce.timeout(wait)
+        if not timeout:
             self._lock.check_free()
-        converted, notes = given.asked(asked)
+        converted, notes = coerce.read_pictures(asked)
         request = self.check(prompt, **cast(CallOptions, converted))
-        notes += start.picture_warnings(self.model, request, converted, given.noises(asked))
+        notes += start.picture_warnings(self.model, request, converted, coerce.noise_hashes(asked))
         notes += start.no_effects(self.model, request, asked, self.options)
-        return self._lock.run(self._generate(request, notes), patience)
+        return self._lock.run(self._generate(request, notes), timeout)
 
     @call_options.described
     def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
         """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)
-        values = self.settled(given.asked(asked)[0])
+        values = self.settled(coerce.read_pictures(asked)[0])
         part, sides = values.get("only_masked") is not None, (values.get("width"), values.get("height"))
         values["width"], values["height"] = self.defaults.sides(*sides, start.given_images(values), only_masked=part)
         values["seed"] = values.get("seed", random_seed())
@@ -170,9 +170,9 @@ class Pipeline:
         self,
         prompts: Sequence[str],
         clip_skip: int = 0,
-        lora: given.Loras = (),
+        lora: coerce.Loras = (),
         lora_mode: str = "auto",
-        image: given.Pictures | None = None,
+        image: coerce.Pictures | None = None,
     ) -> None:
         """Announce `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
         transformer. The rest is encoded when needed, again as much as fits. `lora`, `lora_mode`: those of the first
@@ -222,7 +222,7 @@ class Pipeline:
     def close(self, *, wait: bool | float = False) -> None:
         """Free everything and close the model's files. Every later call but `close` and `headline` raises UsageError,
         and so does every call that waits in line. `wait`: for the image that is being drawn, as in a call."""
-        with self._lock.closing(given.patience(wait)) as is_open:
+        with self._lock.closing(coerce.timeout(wait)) as is_open:
             if is_open:
                 self.model.close()
                 self.loras.close()

@@ -12,8 +12,8 @@ from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request import call_options
-from qwenimg.common.request.asked import CallOptions
-from qwenimg.common.request.given import Loras, Pictures
+from qwenimg.common.request.call_types import CallOptions
+from qwenimg.common.request.coerce import Loras, Pictures
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.compiling import Decision
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qwenimg.common.base.arguments import shown, texts
 from qwenimg.common.base.errors import UnknownOption, UsageError, not_built
 from qwenimg.common.base.text import by_name, clean
-from qwenimg.common.request import given
+from qwenimg.common.request import coerce
 from qwenimg.common.request.family_options import FamilyOptions
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
@@ -56,7 +56,7 @@ def described(function: F) -> F:
 def check_names(names: Iterable[str]) -> None:
     """Raise UnknownOption for the first name that is no option."""
     for name in names:
-        if name not in _keywords() and name not in given.INTERNAL:
+        if name not in _keywords() and name not in coerce.INTERNAL:
             raise UnknownOption(f"unknown option {clean(name, 40)!r}: {_nearest(name)}")
 
 
@@ -84,7 +84,7 @@ def checked_prompts(prompts: object) -> list[str]:
 def checked_images(image: object, alpha: bool) -> tuple[NDArray[np.uint8], ...]:
     """Return the images of a call's `image`, checked, on white without `alpha`. Raises UsageError, and ModelError for a
     file."""
-    request = Request(prompt="", **given.asked({"image": image})[0])
+    request = Request(prompt="", **coerce.read_pictures({"image": image})[0])
     return (request if alpha else request.opaque()).images
 
 

@@ -120,7 +120,7 @@ def load(
         notify: a function that takes (kind, text), for stages, warnings and notices.
 
     Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end."""
-    given = dict(locals())  # written by tools/write_asked.py up to here
+    given = dict(locals())  # written by tools/write_call_types.py up to here
     from qwenimg.common.base import arguments
     from qwenimg.common.families.opening import OPENING, from_call
     from qwenimg.common.request import load_options

@@ -23,7 +23,7 @@ from qwenimg.common.families.opening import from_call
 from qwenimg.common.hub.model_folders import read_folders
 from qwenimg.common.jobs.naming import output_path
 from qwenimg.common.jobs.prompt_file import read_prompts
-from qwenimg.common.request import control_text, given
+from qwenimg.common.request import coerce, control_text
 from qwenimg.common.request.loras import find_file
 
 
@@ -63,7 +63,7 @@ def test_files_that_are_read(at_home: Path) -> None:
     assert [place for place, _ in read_prompts("~/prompts.txt")] == ["~/prompts.txt:1"]
     [control] = control_text.parse("net=canny@~/a:0.5.png")
     assert (control.file, control.scale) == ("~/a:0.5.png", 1)
-    [control] = given.controls("net=~/a:0.5.png:0.7")[0]
+    [control] = coerce.controls("net=~/a:0.5.png:0.7")[0]
     assert (control.file, control.scale) == ("~/a:0.5.png", 0.7) and control.picture is not None
     shown = cli("info", "~/a.safetensors")
     assert shown.code == 0 and b"some.weight" in shown.out

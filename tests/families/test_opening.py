@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import write_asked
+import write_call_types
 from support.rules import ROOT, sources
 
 import qwenimg
@@ -95,7 +95,7 @@ def copy_of_the_source(folder: Path) -> Path:
     shutil.copy(ROOT / "src" / "qwenimg" / "__init__.py", folder / "src" / "qwenimg")
     (folder / "tools").mkdir()
     (folder / "common").symlink_to(folder / "src" / "qwenimg" / "common")
-    shutil.copy(ROOT / "tools" / "write_asked.py", folder / "tools")
+    shutil.copy(ROOT / "tools" / "write_call_types.py", folder / "tools")
     return folder / "src" / "qwenimg"
 
 
@@ -122,7 +122,7 @@ def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> Non
     package = copy_of_the_source(tmp_path)
     insert(package / "common" / "families" / "opening.py", "    max_memory: str | int | None = option(", FIELD)
     insert(package / "common" / "request" / "parts.py", '    "vae": replace(', PART)
-    python(tmp_path, "tools/write_asked.py")
+    python(tmp_path, "tools/write_call_types.py")
     ran = python(tmp_path, "-c", SCRIPT)
     print(ran.stdout[:600], ran.stderr)
     lines = [line for line in ran.stdout.splitlines() if not line.endswith(".png")]
@@ -167,15 +167,15 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses
     outside = {path for path in found if not path.startswith(TWO_TEXTS)}
     print(name, len(outside), *sorted(outside))
     known = {"common/request/parts.py"} if name in PARTS else {"common/families/opening.py"}
-    assert outside == known | uses | {"src/qwenimg/__init__.py"}  # the last is written by tools/write_asked.py
+    assert outside == known | uses | {"src/qwenimg/__init__.py"}  # the last is written by tools/write_call_types.py
 
 
 # One rule for each thing
 
 
 def test_the_keywords_of_load_are_those_of_an_opening() -> None:
-    text = write_asked.LOAD.read_text(encoding="utf-8")
-    assert text == write_asked.load_text(text), "run: python tools/write_asked.py"
+    text = write_call_types.LOAD.read_text(encoding="utf-8")
+    assert text == write_call_types.load_text(text), "run: python tools/write_call_types.py"
     parameters = inspect.signature(qwenimg.load).parameters
     assert parameters.keys() == {*OPENING, "notify", "unknown"}
     assert list(parameters)[:3] == ["model", "backend", "precision"]

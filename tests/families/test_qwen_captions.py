@@ -23,7 +23,7 @@ from support.tiny_layered import with_generation
 import qwenimg
 from qwenimg import Pipeline
 from qwenimg.cli.serve import messages
-from qwenimg.cli.serve.apis import asked
+from qwenimg.cli.serve.apis import body
 from qwenimg.cli.serve.drawing_process import DrawingProcess
 from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.orders import Fault
@@ -280,7 +280,7 @@ def drawn(folder: Path, picture: str) -> list[Any]:
     options = {"width": 96, "height": 64, "steps": 1, "seed": "3-4"}
     options |= {"layers": 1} if "layered" in str(folder) else {}
     files = InputFiles(images=(Path(picture).read_bytes(),))
-    job = asked.job_of(options, Settings(models={}), files, most=2)
+    job = body.job_of(options, Settings(models={}), files, most=2)
     worker.draw(messages.Draw(order="a", model="tiny", job=job))
     return sent
 
@@ -337,7 +337,7 @@ def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, tmp_path: P
 
 def test_an_order_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
     with pytest.raises(Fault, match="a prompt is missing"):
-        asked.job_of({"prompt": " "}, Settings(models={}), most=1)
+        body.job_of({"prompt": " "}, Settings(models={}), most=1)
     pictures = [one for one in drawn(tiny_layered, picture) if isinstance(one, messages.PictureDrawn)]
     assert len(pictures) == 2 and pictures[0].recipe["prompt"] == pictures[1].recipe["prompt"] != ""
     refused = drawn(tiny_folder, picture)[-1]

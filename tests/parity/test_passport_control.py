@@ -25,7 +25,7 @@ from support.tiny_model import tiny_dit
 import qwenimg
 from qwenimg import ModelError, Pipeline
 from qwenimg.common.hub.network_search import named_control
-from qwenimg.common.parity import check, given, record, summary
+from qwenimg.common.parity import check, record, recorded_inputs, summary
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import Passport
 from qwenimg.common.request.control_text import Control
@@ -220,8 +220,8 @@ def test_networks_in_the_cache_are_found(
     cached = {"union": nets["union"], "patches.safetensors": nets["patches"]}
     assert passport.picture is not None
     with closing(load(tiny_folder, "cpu")) as pipe:
-        assert given.networks(passport.picture.controls, (), pipe.controls, cached.get) == names(nets)
-        mixed = given.networks(passport.picture.controls, [str(nets["patches"])], pipe.controls, cached.get)
+        assert recorded_inputs.networks(passport.picture.controls, (), pipe.controls, cached.get) == names(nets)
+        mixed = recorded_inputs.networks(passport.picture.controls, [str(nets["patches"])], pipe.controls, cached.get)
         assert mixed == names(nets)
     shutil.copytree(nets["union"], tmp_path / "owner" / "union")
     monkeypatch.chdir(tmp_path)

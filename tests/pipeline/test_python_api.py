@@ -15,7 +15,7 @@ from support.recipe_cases import recipe_from_png
 import qwenimg
 from qwenimg import Pipeline, QwenimgError, Result, UnknownOption, UsageError
 from qwenimg.common.base import errors
-from qwenimg.common.request.asked import CallOptions
+from qwenimg.common.request.call_types import CallOptions
 from qwenimg.common.request.request import OPTIONS, Request
 
 SMALL: dict[str, Any] = {"width": 32, "height": 32, "steps": 1, "seed": 7}

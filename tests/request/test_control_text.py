@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.request import control_text, given
+from qwenimg.common.request import coerce, control_text
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import request_of
 
@@ -58,7 +58,7 @@ def test_a_file_with_colons_is_a_file() -> None:
     text = "net=a:0.5.png; net=canny@b.png"
     files = (Control("net", "a:0.5.png"), Control("net", "canny@b.png"))
     assert control_text.parse(text) == files
-    seen = request_of({"prompt": "x"} | given.asked({"control": text})[0]).controls
+    seen = request_of({"prompt": "x"} | coerce.read_pictures({"control": text})[0]).controls
     assert seen == files and all(one.picture is not None for one in seen)
     assert str(files[1]) == "net=./canny@b.png", "which no preprocessor makes"
 
@@ -151,12 +151,12 @@ def test_a_control_is_that_of_its_text(
     ],
 )
 def test_calls(value: Any, text: str, count: int) -> None:
-    converted, _ = given.asked({"control": value})
+    converted, _ = coerce.read_pictures({"control": value})
     assert "; ".join(map(str, converted["control"])) == text
     request = request_of({"prompt": "x"} | converted)
     assert len(request.controls) == count == len(request.control_pictures)
     assert all(np.array_equal(one, PICTURE) for one in request.control_pictures)
-    assert given.asked(converted)[0] == converted, "a picture is read once"
+    assert coerce.read_pictures(converted)[0] == converted, "a picture is read once"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_calls(value: Any, text: str, count: int) -> None:
 )  # fmt: skip
 def test_refused_calls(value: Any, said: str) -> None:
     with pytest.raises(UsageError) as error:
-        request_of({"prompt": "x"} | given.asked({"control": value})[0])
+        request_of({"prompt": "x"} | coerce.read_pictures({"control": value})[0])
     assert said in str(error.value)
 
 
@@ -184,4 +184,4 @@ def test_pictures_that_are_none(content: bytes | None, said: str) -> None:
     if content is not None:
         Path("b.png").write_bytes(content)
     with pytest.raises(ModelError, match=said):
-        given.asked({"control": "net=canny@b.png:0.5"})
+        coerce.read_pictures({"control": "net=canny@b.png:0.5"})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import write_asked
+import write_call_types
 from support.rules import ROOT, sources
 
 from qwenimg.cli import config
@@ -142,7 +142,7 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
     print(len(lines), "lines of", len({name for name, _ in lines}), "files")
     assert dict(lines) == {
         "common/request/family_options.py": "guidance_rescale: float = option(0.0, Option(",
-        "common/request/asked.py": "guidance_rescale: float | None",  # written by tools/write_asked.py
+        "common/request/call_types.py": "guidance_rescale: float | None",  # written by tools/write_call_types.py
         "common/pipeline/steps/guidance.py": "share = request.family_options.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
         # The families that take it
@@ -161,7 +161,7 @@ def test_texts_are_parsed_where_they_enter() -> None:
     calls = {name: len(re.findall(r"(?:lora|control)_text\.parse\b", text)) for name, text in found.items()}
     assert {name: count for name, count in calls.items() if count} == {
         "common/request/request.py": 2,  # the options: the command line, TOML, JSON, calls from Python
-        "common/request/given.py": 1,  # a control's text in a call from Python, whose picture is read
+        "common/request/coerce.py": 1,  # a control's text in a call from Python, whose picture is read
         "common/request/recipe.py": 1,  # recipes and passports
         # Commands whose --lora is no option of a picture
         "cli/commands/convert.py": 1,
@@ -171,7 +171,9 @@ def test_texts_are_parsed_where_they_enter() -> None:
 
 
 def test_the_keywords_for_type_checkers_are_those_of_the_request() -> None:
-    assert write_asked.FILE.read_text(encoding="utf-8") == write_asked.text(), "run: python tools/write_asked.py"
+    assert write_call_types.FILE.read_text(encoding="utf-8") == write_call_types.text(), (
+        "run: python tools/write_call_types.py"
+    )
 
 
 # One rule for each thing

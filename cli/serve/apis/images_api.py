@@ -21,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve.apis import answers, asked
+from qwenimg.cli.serve.apis import answers, body
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.messages import PictureDrawn, Settings
@@ -61,7 +61,7 @@ class ImagesApi:
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model. Raises Fault."""
         name = request.path_params["name"]
-        asked.model_named(name, self.settings)
+        body.model_named(name, self.settings)
         return JsonAnswer(self._row(name))
 
     def _row(self, name: str) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class ImagesApi:
 
     async def generate(self, request: HttpRequest) -> Response:
         """Draw pictures of a prompt. Raises Fault."""
-        data = await asked.json_object(request)
-        files = InputFiles(controls=asked.pictures(data, asked.CONTROL_IMAGE))
+        data = await body.json_object(request)
+        files = InputFiles(controls=body.pictures(data, body.CONTROL_IMAGE))
         return await self._answer(request, data, "image_generation", files)
 
     async def edit(self, request: HttpRequest) -> Response:
@@ -102,12 +102,12 @@ class ImagesApi:
         if streams:
             return answers.EventStream(self._stream(order, kind), self.dispatcher.streams)
         await answers.wait(self.dispatcher, order, request)
-        body = {"created": int(time.time()), "data": [_image(drawn) for drawn in order.pictures]}
-        return JsonAnswer(body | _about(order))
+        answer = {"created": int(time.time()), "data": [_image(drawn) for drawn in order.pictures]}
+        return JsonAnswer(answer | _about(order))
 
     def _order(self, request: HttpRequest, data: dict[str, Any], files: InputFiles) -> PictureOrder:
         """Return the order that `data` asks for. Raises Fault."""
-        model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
+        model = body.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         suffix = self._suffix(data)
         _check_fixed(data)
         deadline = deadline_of(data, self.settings)
@@ -117,7 +117,7 @@ class ImagesApi:
             data["num_images"] = data.pop("n")
         return PictureOrder(
             model=model,
-            job=asked.job_of(asked.options(data), self.settings, files, most=MOST),
+            job=body.job_of(body.options(data), self.settings, files, most=MOST),
             suffix=suffix,
             kind="images",
             client=client_of(request),
@@ -170,7 +170,7 @@ def client_of(request: HttpRequest) -> str:
 
 def deadline_of(data: dict[str, Any], settings: Settings) -> float:
     """Take `deadline`, seconds, out of `data`; no request has more than the server gives. Raises Fault."""
-    seconds = asked.number(data.pop("deadline", settings.deadline), float)
+    seconds = body.number(data.pop("deadline", settings.deadline), float)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
         raise Fault(400, "deadline is a number of seconds above 0", param="deadline")
     return min(float(seconds), settings.deadline)
@@ -186,13 +186,13 @@ async def _parts(form: FormData) -> tuple[dict[str, Any], InputFiles]:
             raise Fault(400, "this field occurs twice", param=name[:40])
         else:
             texts[name] = value
-    images, masks, controls = (files.pop(name, []) for name in ("image", "mask", asked.CONTROL_IMAGE))
+    images, masks, controls = (files.pop(name, []) for name in ("image", "mask", body.CONTROL_IMAGE))
     if files:
         raise Fault(400, f"unknown file {next(iter(files))[:40]!r}", param=next(iter(files))[:40])
     if not images:
         raise Fault(400, "an image is missing", param="image")
-    asked.check_count(len(images), "image")
-    asked.check_count(len(controls), asked.CONTROL_IMAGE)
+    body.check_count(len(images), "image")
+    body.check_count(len(controls), body.CONTROL_IMAGE)
     if len(masks) > 1:
         raise Fault(400, f"{len(masks)} masks; there is one at most", param="mask")
     mask = masks[0] if masks else None

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve.apis import answers, asked
+from qwenimg.cli.serve.apis import answers, body
 from qwenimg.cli.serve.apis.images_api import client_of, deadline_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.journal import GalleryPicture, Journal
@@ -63,17 +63,17 @@ class JobsApi:
 
     async def add_job(self, request: HttpRequest) -> Response:
         """Keep a job and put it in line. Raises Fault."""
-        data = await asked.json_object(request)
-        model = asked.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
+        data = await body.json_object(request)
+        model = body.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         deadline = deadline_of(data, self.settings)
-        images, controls = asked.pictures(data, "image"), asked.pictures(data, asked.CONTROL_IMAGE)
-        mask = asked.picture_bytes(data.pop("mask"), "mask") if "mask" in data else None
+        images, controls = body.pictures(data, "image"), body.pictures(data, body.CONTROL_IMAGE)
+        mask = body.picture_bytes(data.pop("mask"), "mask") if "mask" in data else None
         if mask is not None and not (images or controls):
             raise Fault(400, "a mask needs the image that it belongs to", param="mask")
         files = InputFiles(images=images, mask=mask, controls=controls)
         order = PictureOrder(
             model=model,
-            job=asked.job_of(asked.options(data), self.settings, files, most=MOST),
+            job=body.job_of(body.options(data), self.settings, files, most=MOST),
             preview_suffix=".jpg",
             kind="job",
             client=client_of(request),
@@ -195,8 +195,8 @@ class JobsApi:
 
     async def read_recipe(self, request: HttpRequest) -> Response:
         """Read the recipe in a picture that is sent, ours or another program's, as options of a job. Raises Fault."""
-        data = await asked.json_object(request)
-        file = asked.picture_bytes(data.get("image"), "image")
+        data = await body.json_object(request)
+        file = body.picture_bytes(data.get("image"), "image")
         return JsonAnswer(await asyncio.to_thread(sent_recipe, file))
 
     async def recipe(self, request: HttpRequest) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qwenimg.cli.serve.apis import asked
+from qwenimg.cli.serve.apis import body
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -46,7 +46,7 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
         for unit in listed:
             unit = {name: value for name, value in unit.items() if value is not None}
             if unit.get("enabled", True):
-                asked.check_count(len(controls) + 1, asked.CONTROL_IMAGE)
+                body.check_count(len(controls) + 1, body.CONTROL_IMAGE)
                 pictures.append(_picture(unit, images))
                 controls.append(_control(unit, len(pictures)))
     return ControlUnits(controls=tuple(controls), pictures=tuple(pictures))
@@ -60,7 +60,7 @@ def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
         raise _unsupported("a mask of a ControlNet unit")
     if not value and not images:
         raise Fault(400, "a ControlNet unit has no image", param=_PARAM)
-    return asked.picture_bytes(value, "image of a ControlNet unit") if value else images[0]
+    return body.picture_bytes(value, "image of a ControlNet unit") if value else images[0]
 
 
 def _control(unit: Mapping[str, Any], number: int) -> Control:
@@ -69,7 +69,7 @@ def _control(unit: Mapping[str, Any], number: int) -> Control:
     if module not in MODULES:
         text = f"module {clean(module, 40)!r} is not here, but {' and '.join(MODULES)}: send its picture, with none"
         raise Fault(400, text, param=_PARAM, code="unsupported")
-    thresholds = tuple(asked.number(unit.get(name, -1), float) for name in ("threshold_a", "threshold_b"))
+    thresholds = tuple(body.number(unit.get(name, -1), float) for name in ("threshold_a", "threshold_b"))
     if module == "canny" and thresholds not in _THRESHOLDS:
         raise _unsupported("a threshold of canny but 100 and 200")
     if unit.get("inpaint_crop_input_image", True) not in (True, 1):  # the picture is cut along with the masked part
@@ -77,7 +77,7 @@ def _control(unit: Mapping[str, Any], number: int) -> Control:
     if unit.get("control_mode", 0) not in _BALANCED:
         raise _unsupported(f"control_mode {clean(unit['control_mode'], 40)!r}")
     usual = {"weight": 1, "guidance_start": 0, "guidance_end": 1}
-    weight, start, end = (asked.number(unit.get(name, value), float) for name, value in usual.items())
+    weight, start, end = (body.number(unit.get(name, value), float) for name, value in usual.items())
     if not all(type(one) in (int, float) for one in (weight, start, end)):
         raise Fault(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
     name = _HASH.sub("", str(unit.get("model")))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qwenimg.cli.serve.apis import asked
+from qwenimg.cli.serve.apis import body
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -129,7 +129,7 @@ def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
         if value is None or name == "sd_model_checkpoint" or name.startswith(_OF_FILES):
             continue
         if name == "CLIP_stop_at_last_layers":
-            value = asked.number(value, int)
+            value = body.number(value, int)
             if type(value) is not int or not 1 <= value <= _MOST_LAYERS:
                 text = f"override_settings.{name} is a whole number from 1 to {_MOST_LAYERS}"
                 raise Fault(400, text, param="override_settings")
@@ -167,14 +167,14 @@ def mask_options(data: Mapping[str, Any], *, masked: bool) -> Options:
 
 
 def _number(data: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    value = asked.number(data.get(name, default), float)
+    value = body.number(data.get(name, default), float)
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise Fault(400, f"{name} is not a number", param=name)
     return value
 
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
-    value = asked.number(data.get(name, default), int)
+    value = body.number(data.get(name, default), int)
     if type(value) is not int:
         raise Fault(400, f"{name} is not a whole number", param=name)
     return value

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve.apis import answers, asked, sd_control, sd_fields
+from qwenimg.cli.serve.apis import answers, body, sd_control, sd_fields
 from qwenimg.cli.serve.apis.images_api import client_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.json_answer import JsonAnswer
@@ -94,17 +94,17 @@ class SdApi:
 
     async def txt2img(self, request: HttpRequest) -> Response:
         """Draw pictures of a prompt. Raises Fault."""
-        return await self._answer(request, await asked.json_object(request), (), None)
+        return await self._answer(request, await body.json_object(request), (), None)
 
     async def img2img(self, request: HttpRequest) -> Response:
         """Draw pictures that start from one. Raises Fault."""
-        data = await asked.json_object(request)
+        data = await body.json_object(request)
         images = data.get("init_images")
-        if not isinstance(images, list) or not 1 <= len(images) <= asked.IMAGES:
-            text = f"init_images is a list of one picture, for models that see several at most {asked.IMAGES}"
+        if not isinstance(images, list) or not 1 <= len(images) <= body.IMAGES:
+            text = f"init_images is a list of one picture, for models that see several at most {body.IMAGES}"
             raise Fault(400, text, param="init_images")
-        mask = None if data.get("mask") in (None, "") else asked.picture_bytes(data["mask"], "mask")
-        return await self._answer(request, data, [asked.picture_bytes(one, "init_images") for one in images], mask)
+        mask = None if data.get("mask") in (None, "") else body.picture_bytes(data["mask"], "mask")
+        return await self._answer(request, data, [body.picture_bytes(one, "init_images") for one in images], mask)
 
     async def _answer(
         self, request: HttpRequest, data: dict[str, Any], images: Sequence[bytes], mask: bytes | None
@@ -120,7 +120,7 @@ class SdApi:
         files = InputFiles(images=tuple(images), mask=mask, controls=controls.pictures)
         order = PictureOrder(
             model=model,
-            job=asked.job_of(asked.options(values), self.settings, files, most=MOST),
+            job=body.job_of(body.options(values), self.settings, files, most=MOST),
             preview_suffix=".jpg",
             kind="sdapi",
             client=client_of(request),
@@ -140,7 +140,7 @@ class SdApi:
         values = {ours: data[name] for name, ours in _NAMES.items() if name in data}
         if with_image and "denoising_strength" in data:
             values["strength"] = data["denoising_strength"]
-        counts = [asked.number(data.get(name, 1), int) for name in ("batch_size", "n_iter")]
+        counts = [body.number(data.get(name, 1), int) for name in ("batch_size", "n_iter")]
         if not all(type(count) is int and count >= 1 for count in counts):
             raise Fault(400, "batch_size and n_iter are whole numbers from 1 on", param="batch_size")
         if counts[0] * counts[1] > 1:
@@ -152,7 +152,7 @@ class SdApi:
     def _model(self, name: object) -> str:
         """Return the model with a name that the server lists, as it stands there or shortened by clients. Raises
         Fault."""
-        return self.chosen if name in (None, "") else asked.model_named(name, self.settings)
+        return self.chosen if name in (None, "") else body.model_named(name, self.settings)
 
     async def interrupt(self, request: HttpRequest) -> Response:
         """Stop the orders of this API that are being drawn; their finished pictures are their answers."""
@@ -197,8 +197,8 @@ class SdApi:
 
     async def png_info(self, request: HttpRequest) -> Response:
         """Return the recipe in a picture, as A1111's text. Raises Fault."""
-        data = await asked.json_object(request)
-        texts = await asyncio.to_thread(_texts, asked.picture_bytes(data.get("image"), "image"))
+        data = await body.json_object(request)
+        texts = await asyncio.to_thread(_texts, body.picture_bytes(data.get("image"), "image"))
         return JsonAnswer({"info": texts.get("parameters", ""), "items": texts, "parameters": {}})
 
     # Lists
@@ -217,7 +217,7 @@ class SdApi:
 
     async def set_options(self, request: HttpRequest) -> Response:
         """Set the model; other settings are ignored. Raises Fault."""
-        data = await asked.json_object(request)
+        data = await body.json_object(request)
         try:
             self.chosen = self._model(data.get("sd_model_checkpoint"))
         except Fault as fault:  # clients take a 404 for a missing route

@@ -47,7 +47,7 @@ INTERNAL = (*TEMPLATES.values(),)
 """Fields of a request that no user names."""
 
 
-def asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def read_pictures(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the options of a call with images as arrays, and a line for each conversion of one. Raises UsageError, and
     ModelError for a file."""
     converted, notes = dict(options), list[str]()
@@ -89,7 +89,7 @@ def _image(value: object, name: str = "image") -> tuple[object, list[str]]:
     return input.read_image(_file(name, value))
 
 
-def noises(options: Mapping[str, Any]) -> list[str]:
+def noise_hashes(options: Mapping[str, Any]) -> list[str]:
     """Return the hashes of the noise from which a call's images were made, as far as these are files or PIL images
     with a recipe."""
     from qwenimg.common.pictures.texts import read_texts
@@ -194,7 +194,7 @@ def _sources(value: object) -> list[tuple[Control, object]]:
 # Options of `qwenimg.load`, and `wait`
 
 
-def bits(value: object) -> str | None:
+def quantize_text(value: object) -> str | None:
     """Return the text for `quantize`, which may be a number of bits. Raises UsageError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -204,7 +204,7 @@ def bits(value: object) -> str | None:
     return value
 
 
-def patience(wait: object) -> float:
+def timeout(wait: object) -> float:
     """Return the seconds that a call waits for its turn: 0 for False, infinity for True, else `wait` itself. Raises
     UsageError."""
     if isinstance(wait, bool):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_worker import SETTINGS
 
-from qwenimg.cli.serve.apis import asked
+from qwenimg.cli.serve.apis import body
 from qwenimg.cli.serve.orders import Fault
 from qwenimg.cli.serve.public import HIDDEN, public
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS
@@ -28,12 +28,12 @@ LORAS = replace(SETTINGS, loras={"style": "/home/me/loras/style.safetensors"})
 
 def fault(data: dict[str, Any], **more: Any) -> Fault:
     with pytest.raises(Fault) as caught:
-        asked.job_of(asked.options(data, **more), SETTINGS, most=10)
+        body.job_of(body.options(data, **more), SETTINGS, most=10)
     return caught.value
 
 
 def test_every_option_is_asked_by_its_name_and_by_those_of_others() -> None:
-    names = asked.spelled()
+    names = body.spelled()
     assert set(TEXT_OPTIONS) == set(names.values())
     for name in ("num_inference_steps", "guidance_scale", "true_cfg_scale", "cfg_scale", "cfg", "steps", "guidance"):
         assert names[name] in ("steps", "guidance", "true_cfg")
@@ -45,16 +45,16 @@ def test_a_new_option_of_a_picture_needs_no_line_here(monkeypatch: pytest.Monkey
         sparkle: int = option(0, Option(help="sparkle", aliases=("more-glitter",), least=0, most=9))
 
     monkeypatch.setitem(TEXT_OPTIONS, "sparkle", options_of(More)["sparkle"])
-    assert asked.job_of(asked.options({"prompt": "x", "more_glitter": 3}), SETTINGS, most=1).options["sparkle"] == 3
+    assert body.job_of(body.options({"prompt": "x", "more_glitter": 3}), SETTINGS, most=1).options["sparkle"] == 3
     assert fault({"prompt": "x", "sparkle": 10}).param == "sparkle"
 
 
 def test_fields_and_seeds() -> None:
     data = {"prompt": "x", "seed": 7, "num_images": 3, "cfg_scale": 2, "num_inference_steps": 9.0, "size": "64x32"}
-    job = asked.job_of(asked.options(data), SETTINGS, most=3)
+    job = body.job_of(body.options(data), SETTINGS, most=3)
     assert job.options == {"prompt": "x", "guidance": 2, "steps": 9, "width": 64, "height": 32}
     assert job.seeds == (7, 8, 9)
-    seeds = asked.job_of(asked.options({"prompt": "x", "seed": -1}), SETTINGS, most=1).seeds
+    seeds = body.job_of(body.options({"prompt": "x", "seed": -1}), SETTINGS, most=1).seeds
     assert len(seeds) == 1 and seeds[0] >= 0
 
 
@@ -89,8 +89,8 @@ def test_a_wrong_value_names_its_field(data: dict[str, Any], param: str) -> None
 )  # fmt: skip
 def test_a_number_may_be_a_text(name: str, text: str, value: float) -> None:
     """As a seed may be, and as those of a form are."""
-    [option] = {asked.spelled()[name]} - {"prompt"}
-    fields = asked.options({"prompt": "x", name: text})
+    [option] = {body.spelled()[name]} - {"prompt"}
+    fields = body.options({"prompt": "x", name: text})
     assert fields[option] == value and type(fields[option]) is type(value)
 
 
@@ -120,12 +120,12 @@ def test_no_text_is_longer_than_its_schema_says() -> None:
 
 
 def test_loras_have_served_names_alone() -> None:
-    options = asked.job_of(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1).options
+    options = body.job_of(body.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1).options
     assert options["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
-    options = asked.job_of(asked.options({"prompt": "x", "lora": ["style:0.5", "style"]}), LORAS, most=1).options
+    options = body.job_of(body.options({"prompt": "x", "lora": ["style:0.5", "style"]}), LORAS, most=1).options
     assert [one.source for one in options["lora"]] == ["/home/me/loras/style.safetensors"] * 2
     with pytest.raises(Fault) as caught:
-        asked.job_of(asked.options({"prompt": "x", "lora": "/home/me/loras/style.safetensors"}), LORAS, most=1)
+        body.job_of(body.options({"prompt": "x", "lora": "/home/me/loras/style.safetensors"}), LORAS, most=1)
     assert caught.value.param == "lora"
 
 
@@ -134,10 +134,10 @@ def test_the_name_of_a_lora_is_never_looked_for(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     Path("style:0.5").touch()
     Path("style:x").touch()
-    options = asked.job_of(asked.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1).options
+    options = body.job_of(body.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1).options
     assert options["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
     with pytest.raises(Fault, match="'x' is no number"):
-        asked.job_of(asked.options({"prompt": "x", "lora": "style:x"}), LORAS, most=1)
+        body.job_of(body.options({"prompt": "x", "lora": "style:x"}), LORAS, most=1)
 
 
 CONTROLLED = replace(SETTINGS, controls={"union": "/home/me/nets/union", "known": "qwen-image-controlnet-union"})
@@ -152,8 +152,8 @@ CONTROLLED = replace(SETTINGS, controls={"union": "/home/me/nets/union", "known"
     ],
 )  # fmt: skip
 def test_controls_have_served_names_and_numbers_of_pictures(text: object, count: int, expected: str) -> None:
-    data = asked.options({"prompt": "x", "control": text})
-    controls = asked.job_of(data, CONTROLLED, InputFiles(controls=(b"x",) * count), most=1).options["control"]
+    data = body.options({"prompt": "x", "control": text})
+    controls = body.job_of(data, CONTROLLED, InputFiles(controls=(b"x",) * count), most=1).options["control"]
     assert "; ".join(map(str, controls)) == expected
 
 
@@ -173,8 +173,8 @@ def test_controls_have_served_names_and_numbers_of_pictures(text: object, count:
 )  # fmt: skip
 def test_a_control_names_no_file(text: object, count: int, param: str) -> None:
     with pytest.raises(Fault) as caught:
-        data = asked.options({"prompt": "x", "control": text})
-        asked.job_of(data, CONTROLLED, InputFiles(controls=(b"x",) * count), most=1)
+        data = body.options({"prompt": "x", "control": text})
+        body.job_of(data, CONTROLLED, InputFiles(controls=(b"x",) * count), most=1)
     print(caught.value.text)
     assert caught.value.param == param and caught.value.status == 400
     assert "/home" not in caught.value.text.replace("'/home/me/nets/union'", "") and caught.value.text.isprintable()
@@ -183,23 +183,23 @@ def test_a_control_names_no_file(text: object, count: int, param: str) -> None:
 @pytest.mark.parametrize("value", ["/etc/passwd", "http://x/y", 3, [3], [""], {"a": 1}, ["QQ=="] * 9])
 def test_pictures_of_controls_are_in_base64(value: object) -> None:
     with pytest.raises(Fault) as caught:
-        asked.pictures({"control_image": value}, "control_image")
+        body.pictures({"control_image": value}, "control_image")
     assert caught.value.param == "control_image"
 
 
 def test_models_have_served_names_alone() -> None:
     settings = replace(SETTINGS, aliases={"dall-e-2": "two"})
-    assert asked.model_named("dall-e-2", settings) == "two" and asked.model_named("one", settings) == "one"
+    assert body.model_named("dall-e-2", settings) == "two" and body.model_named("one", settings) == "one"
     for name in ("/etc", "../one", "three", "", 3, None, ["one"], {"one": 1}, "owner/name"):
         with pytest.raises(Fault) as caught:
-            asked.model_named(name, settings)
+            body.model_named(name, settings)
         assert caught.value.status == 404 and caught.value.code == "model_not_found"
 
 
 def test_pictures_are_in_base64_and_never_fetched() -> None:
     data = base64.b64encode(b"PNG").decode()
-    assert asked.picture_bytes(data, "image") == b"PNG"
-    assert asked.picture_bytes(f"data:image/png;base64,{data}", "image") == b"PNG"
+    assert body.picture_bytes(data, "image") == b"PNG"
+    assert body.picture_bytes(f"data:image/png;base64,{data}", "image") == b"PNG"
     for wrong in (
         "http://127.0.0.1/x.png",
         "https://x/y",
@@ -212,7 +212,7 @@ def test_pictures_are_in_base64_and_never_fetched() -> None:
         [data],
     ):
         with pytest.raises(Fault) as caught:
-            asked.picture_bytes(wrong, "image")
+            body.picture_bytes(wrong, "image")
         assert caught.value.param == "image" and caught.value.status == 400
 
 
@@ -223,10 +223,10 @@ ANY = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(asked.spelled())) | st.text(max_size=8), ANY, max_size=6))
+@given(st.dictionaries(st.sampled_from(sorted(body.spelled())) | st.text(max_size=8), ANY, max_size=6))
 def test_any_json_is_an_order_or_a_fault(data: dict[str, Any]) -> None:
     try:
-        job = asked.job_of(asked.options(data), SETTINGS, most=4)
+        job = body.job_of(body.options(data), SETTINGS, most=4)
     except Fault as error:
         assert error.status in (400, 404) and len(error.text) <= 300
         json.dumps([error.text, error.param])

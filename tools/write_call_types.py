@@ -1,7 +1,7 @@
-"""Writes what type checkers and editors read: common/request/asked.py, the keywords of a call of a pipeline, and in
-src/qwenimg/__init__.py those of `qwenimg.load` with their documentation.
+"""Writes the keywords that type checkers and editors show: of a call of a pipeline in common/request/call_types.py, and
+of `qwenimg.load`, with their documentation, in src/qwenimg/__init__.py.
 
-python tools/write_asked.py
+python tools/write_call_types.py
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = ROOT / "common" / "request" / "asked.py"
+FILE = ROOT / "common" / "request" / "call_types.py"
 LOAD = ROOT / "src" / "qwenimg" / "__init__.py"
 POSITIONAL = ("model", "backend", "precision")  # of `qwenimg.load`
 HEAD = '''\
 """The keywords of a call of a pipeline, for type checkers and editors.
 
-Written by tools/write_asked.py from the fields of `Request` and of `FamilyOptions`: a type checker reads this and runs
+Written by tools/write_call_types.py from the fields of `Request` and of `FamilyOptions`, for type checkers, which run
 nothing.
 """
 
@@ -34,7 +34,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.given import Controls, Loras, Picture, Pictures
+from qwenimg.common.request.coerce import Controls, Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):

@@ -1,6 +1,6 @@
 """The keywords of a call of a pipeline, for type checkers and editors.
 
-Written by tools/write_asked.py from the fields of `Request` and of `FamilyOptions`: a type checker reads this and runs
+Written by tools/write_call_types.py from the fields of `Request` and of `FamilyOptions`, for type checkers, which run
 nothing.
 """
 
@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.given import Controls, Loras, Picture, Pictures
+from qwenimg.common.request.coerce import Controls, Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):
