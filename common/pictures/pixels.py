@@ -41,6 +41,11 @@ def from_uint8(pixels: Uint8) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray((unit * np.float32(2) - np.float32(1)).transpose(2, 0, 1)[None])
 
 
+def zero_to_one(pixels: Uint8) -> npt.NDArray[np.float32]:
+    """Convert pixels [H, W, C] in 0..255 to [1, C, H, W] in 0..1."""
+    return np.ascontiguousarray((pixels.astype(np.float32) / np.float32(255)).transpose(2, 0, 1)[None])
+
+
 def has_alpha(pixels: Uint8) -> bool:
     """Return whether pixels are [H, W, 4]."""
     return pixels.ndim == 3 and pixels.shape[2:] == (4,)

@@ -27,13 +27,13 @@ def prepared(request: Request) -> tuple[Uint8, ...]:
     return tuple(ready)
 
 
-def latents(
+def seen(
     model: DiffusionModel, request: Request, pictures: Sequence[Uint8], generator: TorchCPUGenerator
 ) -> tuple[Latents, ...]:
-    """Return the latents of each control's picture, followed by the mask where the network takes one. Random
-    numbers are drawn in the order of diffusers: before the noise."""
+    """Return each control's picture as its network sees it: latents, followed by the mask where it takes one, or
+    pixels. Random numbers are drawn in the order of diffusers: before the noise."""
     nets = (model.nets[control.network] for control in request.controls)
-    return tuple(_latents(model, request, net, picture, generator) for net, picture in zip(nets, pictures, strict=True))
+    return tuple(_seen(model, request, net, picture, generator) for net, picture in zip(nets, pictures, strict=True))
 
 
 def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
@@ -43,14 +43,17 @@ def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
     return np.asarray(pixels.extend(inside, width, height), np.bool_)
 
 
-def _latents(
+def _seen(
     model: DiffusionModel, request: Request, net: Controller, picture: Uint8, generator: TorchCPUGenerator
 ) -> Latents:
     width, height = sizes.render_size(request.width, request.height, model.multiple)
-    values = pixels.from_uint8(pixels.extend(picture, width, height))
+    extended = pixels.extend(picture, width, height)
     masked = net.mask != "none" and request.mask is not None
     inside = hole(request, width, height) if masked else np.zeros((height, width), np.bool_)
-    values = np.where(inside, np.float32(-1), values)
+    if net.picture != "latents":
+        values = pixels.zero_to_one(extended[..., ::-1] if net.picture == "bgr" else extended)
+        return np.where(inside, np.float32(-1), values)
+    values = np.where(inside, np.float32(-1), pixels.from_uint8(extended))
     encoded = model.vae.latents(values, generator.normal if net.samples else None)
     if net.mask == "none":
         return encoded

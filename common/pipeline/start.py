@@ -63,6 +63,7 @@ def picture_warnings(
 def met(model: DiffusionModel, request: Request, entries: Container[str]) -> frozenset[str]:
     """Return the `needs` of options that a run has. entries: those of its recipe."""
     has = {
+        "control": bool(request.controls),
         "guidance": model.guidance.is_on(request),
         "image": request.image is not None,
         "mask": request.mask is not None,
@@ -90,7 +91,7 @@ def image_hashes(request: Request) -> dict[str, str | list[str]]:
 def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
     """Return the pictures of the request, encoded, and the noise. Raises UsageError and NumericsError."""
     pictures = control_pictures.prepared(request)
-    controls = control_pictures.latents(model, request, pictures, generator)
+    controls = control_pictures.seen(model, request, pictures, generator)
     started = partial(Initial, controls=controls, control_pictures=pictures)
     if request.image is None:
         return started(noise=noise(model, request, generator))

@@ -48,5 +48,6 @@ class CallOptions(TypedDict, total=False):
     mask_fill: str | None
     mask_mode: str | None
     control: Controls | None
+    control_mode: str | None
     refine_at: float | None
     clip_skip: int | None

@@ -82,12 +82,19 @@ class FamilyOptions:
         unsupported="this model draws one picture",
         after="few_steps",
     ))  # fmt: skip
+    control_mode: str = option("balanced", Option(
+        help="what leads under --control: balanced, prompt (weaker control of the picture's parts), or control (the "
+        "negative prompt is not controlled too)", section="Model", metavar="MODE", recorded="changed",
+        checks=names.check_control_mode, names=names.control_modes, needs="control",
+        unsupported="this model's control has one mode",
+        after="control",
+    ))  # fmt: skip
     refine_at: float = option(0.8, Option(
         help="{bounds}, the share of the steps after which the refiner takes over; 0.8 leaves it the last fifth",
         section="Model", metavar="X",
         least=0,
         most=1, open="both", recorded="used", needs="refiner",
-        after="control",
+        after="control_mode",
     ))  # fmt: skip
     clip_skip: int = option(0, Option(
         help="{bounds}, skip this many of CLIP's last layers", section="Model", metavar="N", least=0,

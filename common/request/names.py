@@ -12,6 +12,7 @@ from qwenimg.common.base.text import clean
 CAPTIONS = ("en", "zh")
 FILLS = ("original", "fill", "noise", "nothing")  # of a masked part
 MODES = ("inside", "outside")  # of a mask
+CONTROL_MODES = ("balanced", "prompt", "control")  # AUTOMATIC1111's three, in the order of its numbers for them
 # AUTOMATIC1111's names of the fills, in the order of their numbers in its API.
 FILLS_THERE = {"fill": "fill", "original": "original", "latent noise": "noise", "latent nothing": "nothing"}
 
@@ -23,6 +24,15 @@ def captions() -> Sequence[str]:
 def check_caption(language: str) -> None:
     if language not in CAPTIONS:
         raise UsageError(f"caption is {clean(language, 40)!r}; choose en or zh, as in --caption en")
+
+
+def control_modes() -> Sequence[str]:
+    return CONTROL_MODES
+
+
+def check_control_mode(mode: str) -> None:
+    if mode not in CONTROL_MODES:
+        raise UsageError(f"control-mode is {clean(mode, 40)!r}; choose one of {', '.join(CONTROL_MODES)}")
 
 
 def samplers() -> Sequence[str]:

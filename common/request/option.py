@@ -50,7 +50,7 @@ class Option:
     config: bool = False  # True: config.toml may set it
     recorded: Literal["", "always", "changed", "used"] = ""
     """When a recipe has it: always, if it is not the default, or if the run has what it `needs`."""
-    needs: Literal["", "guidance", "image", "mask", "refiner"] = ""  # without this it has no effect
+    needs: Literal["", "control", "guidance", "image", "mask", "refiner"] = ""  # without this it has no effect
     # Of an option that only some families take, see `FamilyOptions`
     unsupported: str = ""  # why it has no effect on other models
     after: str = ""  # the option that it follows in help and recipes

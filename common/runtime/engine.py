@@ -75,7 +75,10 @@ class WritingEncoder(PictureEncoder, Protocol):
 class DenoiserNetwork(Protocol):
     """A network that predicts noise, velocity or denoised latents."""
 
-    skipping: Skipping  # if its row names deep blocks
+    @property
+    def skipping(self) -> Skipping:
+        """Calls through it can skip deep blocks, if the network's row names such."""
+        ...
 
     def condition(self, texts: Any, extra: Any) -> Condition:
         """Prepare texts once for a prompt. extra: further inputs of this network (grid, references, sizes).
@@ -95,12 +98,14 @@ class ControlNetwork(Protocol):
     """A network that makes the changes by which a picture controls a denoiser."""
 
     def condition(self, text: Any, extra: Any, picture: Array) -> Condition:
-        """Prepare a text and the latents of a picture once. `extra`: as for the denoiser."""
+        """Prepare a text and a picture, its latents or pixels, once. `extra`: as for the denoiser; for a UNet's also
+        the number of its branches."""
         ...
 
-    def predict(self, x: Array, step: TimeStep, condition: Condition, scale: float) -> Sequence[Any]:
-        """Return the changes, times `scale`, in the order of the denoiser's blocks: as many as it has, or fewer, each
-        for several blocks."""
+    def predict(self, x: Array, step: TimeStep, condition: Condition, scale: Any) -> Any:
+        """Return the changes, times `scale`. Qwen-Image takes a list in the order of its blocks: as many as it has, or
+        fewer, each for several blocks. A UNet takes one for each result that its up blocks join and one for its mid
+        block, each with a scale of its own."""
         ...
 
 

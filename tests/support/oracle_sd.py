@@ -62,3 +62,32 @@ def load_lora(pipe: Any, path: Path, folded: Path) -> None:
     pipe.load_lora_weights(folded)
     pipe.fuse_lora(components=[name for name in ("unet", "text_encoder", "text_encoder_2") if hasattr(pipe, name)])
     pipe.unload_lora_weights()
+
+
+def controlled(folder: Path, class_name: str, nets: list[Path], *, seed: int = 0, **asked: Any) -> Any:
+    """As `generate`, by a pipeline with the ControlNets `nets`, each a folder. `image` and `control_image` are uint8
+    arrays, several as a list."""
+    import diffusers
+
+    name = "StableDiffusionXLPipeline" if "XL" in class_name else "StableDiffusionPipeline"
+    parts = pipeline(folder, name).components
+    opened = [diffusers.ControlNetModel.from_pretrained(net, torch_dtype=torch.float32).eval() for net in nets]
+    cls = getattr(diffusers, class_name)
+    keys = ("image_encoder", "feature_extractor", "safety_checker")
+    pipe = cls(
+        **{key: part for key, part in parts.items() if key not in keys}
+        | ({} if "XL" in class_name else {"safety_checker": None, "feature_extractor": None}),
+        controlnet=opened if len(opened) > 1 else opened[0],
+    )
+    pipe.set_progress_bar_config(disable=True)
+    for key in ("image", "control_image", "mask_image"):
+        given = asked.get(key)
+        if isinstance(given, list):
+            asked[key] = [Image.fromarray(one) for one in given]
+        elif isinstance(given, np.ndarray):
+            asked[key] = Image.fromarray(given)
+    final = pipe(generator=torch.Generator().manual_seed(seed), output_type="latent", **asked).images
+    with torch.no_grad():
+        pixels = pipe.vae.decode(final / pipe.vae.config.scaling_factor, return_dict=False)[0]
+    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
+    return final.numpy(), (image * 255).round().astype(np.float64)

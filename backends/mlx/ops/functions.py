@@ -32,6 +32,17 @@ def repeated(x: Array, count: int) -> Array:
     return mx.broadcast_to(x, (count, *x.shape[1:]))
 
 
+def with_zeros(x: Array, count: int) -> Array:
+    """Return a batch with zeros after its rows, `count` in all."""
+    missing = count - x.shape[0]
+    return mx.concatenate((x, mx.zeros((missing, *x.shape[1:]), x.dtype))) if missing else x
+
+
+def channel_means(x: Array) -> Array:
+    """Return the mean of each channel of an image: [B 1 1 C]."""
+    return x.mean(axis=(1, 2), keepdims=True)
+
+
 def stream(x: Array, dtype: mx.Dtype) -> Array:
     """Cast the start of a residual stream to the dtype that the policy gives it."""
     return x.astype(dtype)

@@ -38,6 +38,17 @@ def repeated(x: Tensor, count: int) -> Tensor:
     return x.expand(count, *x.shape[1:])
 
 
+def with_zeros(x: Tensor, count: int) -> Tensor:
+    """Return a batch with zeros after its rows, `count` in all."""
+    missing = count - x.shape[0]
+    return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
+
+
+def channel_means(x: Tensor) -> Tensor:
+    """Return the mean of each channel of an image: [B C 1 1]."""
+    return x.mean(dim=(2, 3), keepdim=True)
+
+
 def stream(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast the start of a residual stream to the dtype that the policy gives it."""
     return x.to(dtype)

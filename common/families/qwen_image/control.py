@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from qwenimg.common.families.qwen_image import memory
@@ -18,11 +17,11 @@ from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_controlnet
 from qwenimg.common.numbers import packing
 from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet, networks
 from qwenimg.common.parts.modulations import Modulations
+from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
 from qwenimg.common.pipeline.models.flow_model import Controlling
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
 from qwenimg.common.precision.precision import BYTES
-from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.engine import Array, Condition, ControlNetwork, TimeStep
 from qwenimg.common.runtime.residents import Residents
@@ -63,18 +62,17 @@ class _Active:
         return None if self.modulation is None else (self.modulation, row)
 
 
-class ControlNetworks:
+class ControlNetworks(ControlStages[ControlSchedule]):
     """The control networks of one model, whose transformer has `blocks` blocks."""
 
     def __init__(self, residents: Residents, blocks: int):
-        self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
+        super().__init__(residents)
         self.blocks = blocks
-        self.nets: Mapping[str, Controller] = {}
         self._modulations: dict[str, Modulations] = {}
 
     def give(self, nets: Mapping[str, Controller]) -> None:
         """Replace the networks and LoRAs, by their names in requests. Kept modulation of others is dropped."""
-        self.nets = nets
+        super().give(nets)
         names = [net.name for net in networks(nets.values()) if _is_timed(net)]
         self._modulations = {name: self._modulations.get(name, Modulations(self.residents, name)) for name in names}
 
@@ -88,29 +86,21 @@ class ControlNetworks:
         nets = [(self.nets[control.network], control.scale) for control in request.controls]
         return [i for i, (net, scale) in enumerate(nets) if isinstance(net, ControlLora) and scale]
 
-    def co_resident(self, request: Request) -> frozenset[str]:
-        """Return the names of the networks in memory that a step of the transformer calls too."""
-        return frozenset(net.name for net in self._nets(request))
-
     def kept_bytes(self, request: Request, tokens: int) -> int:
         """Return the bytes that the controls of a request keep while the transformer computes a step of `tokens` image
         tokens: each its embedded picture, and a residual for each block of a ControlNet."""
         itemsize = BYTES[self.runtime.precision.compute_dtype("transformer")]
-        configs = [(net.component.config, _is_timed(net)) for _, net in self._controls(request)]
+        configs = [(net.component.config, _is_timed(net)) for _, net in self.controls(request)]
         return sum(tokens * config.dim * (4 + itemsize * config.num_layers * timed) for config, timed in configs)
-
-    def stages(self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]) -> list[Stage]:
-        """Return the stages of a request's control networks. steps: the later stages, of the transformer."""
-        return [stage for stages in self._by_net(request, schedule, steps).values() for stage in stages]
 
     def open(
         self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]
     ) -> dict[str, tuple[ControlNetwork, Any]]:
         """Open the networks of a request, each with its modulation, by their names in the request. steps: as in
         `stages`."""
-        by_net = self._by_net(request, schedule, steps)
-        opened = {net.name: self._opened(net, schedule, by_net[net.name]) for net in self._nets(request)}
-        return {control.network: opened[net.name] for control, net in self._controls(request)}
+        by_net = self.by_net(request, schedule, steps)
+        opened = {net.name: self._opened(net, schedule, by_net[net.name]) for net in self.nets_of(request)}
+        return {control.network: opened[net.name] for control, net in self.controls(request)}
 
     def controlling(
         self,
@@ -130,7 +120,7 @@ class ControlNetworks:
                 continue  # a LoRA
             network, modulation = opened[control.network]
             condition = network.condition(text, grid, self.engine.array(packing.pack(picture)))
-            begin, end = _levels(plan, *control.steps(plan.steps))
+            begin, end = levels(plan, *control.steps(plan.steps))
             active.append(
                 _Active(
                     network=network,
@@ -149,27 +139,6 @@ class ControlNetworks:
 
         return control_step if active else None
 
-    def _controls(self, request: Request) -> list[tuple[Control, ControlNet]]:
-        """Return the controls of a request that are by a network, with their networks."""
-        nets = ((control, self.nets[control.network]) for control in request.controls)
-        return [(control, net) for control, net in nets if isinstance(net, ControlNet)]
-
-    def _nets(self, request: Request) -> list[ControlNet]:
-        """Return the networks of a request, each once."""
-        return list({net.name: net for _, net in self._controls(request)}.values())
-
-    def _by_net(self, request: Request, schedule: ControlSchedule, steps: Sequence[Stage]) -> dict[str, list[Stage]]:
-        """Return the stages of each network, by its name. The networks before it stay in memory, and it leaves room for
-        those after it and for the transformer."""
-        stages: dict[str, list[Stage]] = {}
-        later = list(steps)
-        nets = self._nets(request)
-        for i, net in reversed(list(enumerate(nets))):
-            co_resident = frozenset(one.name for one in nets[:i])
-            stages[net.name] = self._stages(request, net, schedule, co_resident, tuple(later))
-            later = [*stages[net.name], *later]
-        return {net.name: stages[net.name] for net in nets}
-
     def _opened(
         self, net: ControlNet, schedule: ControlSchedule, stages: Sequence[Stage]
     ) -> tuple[ControlNetwork, Any]:
@@ -182,21 +151,21 @@ class ControlNetworks:
         network, _ = self.residents.enter(stages[-1])
         return network, modulation
 
-    def _stages(
+    def stages_of(
         self,
         request: Request,
         net: ControlNet,
-        schedule: ControlSchedule,
+        run: ControlSchedule,
         co_resident: frozenset[str],
         later: tuple[Stage, ...],
     ) -> list[Stage]:
         """Return the stages of one network: its modulation, unless it is kept or it has none, and all steps."""
         component, config, timed = net.component, net.component.config, _is_timed(net)
-        activations, operations = self._needs(net, schedule)
-        activations += self.kept_bytes(request, schedule.tokens)
+        activations, operations = self._needs(net, run)
+        activations += self.kept_bytes(request, run.tokens)
         required = max([activations, *(stage.splits[-1].needed for stage in later)])
-        passes = self._passes(request, net, schedule)
-        kept = not timed or self._modulations[net.name].has(schedule.timesteps)
+        passes = self._passes(request, net, run)
+        kept = not timed or self._modulations[net.name].has(run.timesteps)
         control = Stage(
             name="control",
             resident=net.name,
@@ -209,7 +178,7 @@ class ControlNetworks:
         )
         if kept:
             return [control]
-        rows = memory.modulation_rows(config, self.runtime.load_plan(component), len(schedule.timesteps))
+        rows = memory.modulation_rows(config, self.runtime.load_plan(component), len(run.timesteps))
         modulations = self._modulations[net.name]
         first = modulations.stage(component, rows, "transformer_blocks.0.", [required], co_resident=co_resident)
         return [replace(first, name=control.name, partners=later), control]
@@ -226,18 +195,10 @@ class ControlNetworks:
 
     def _passes(self, request: Request, net: ControlNet, schedule: ControlSchedule) -> float:
         """Return the calls of a network in a run: patches are called by each branch of guidance."""
-        plan = schedule.plan
-        windows = [control.steps(plan.steps) for control, other in self._controls(request) if other is net]
-        steps = sum(last - first for first, last in windows) / plan.steps
-        return plan.evaluations * steps * (1 if _is_timed(net) else schedule.branches)
+        steps = self.steps_under(request, net, schedule.plan)
+        return schedule.plan.evaluations * steps * (1 if _is_timed(net) else schedule.branches)
 
 
 def _is_timed(net: ControlNet) -> bool:
     """Return whether a network has blocks with a timestep, and so a modulation."""
     return net.component.network == qwen_controlnet.NETWORK.name
-
-
-def _levels(plan: SamplingPlan, first: int, last: int) -> tuple[float, float]:
-    """Return the noise levels between which the steps after `first` and up to `last` lie."""
-    end = plan.sigmas[last] if last < plan.steps else -1.0
-    return (plan.sigmas[first] if first else inf), (inf if first == last else end)

@@ -6,10 +6,8 @@ and not the sum. Inputs that depend on neither step nor latent are made once per
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from typing import Self
 
 from qwenimg.common.families.qwen_image import captions, memory, variants
 from qwenimg.common.families.qwen_image.control import ControlNetworks, ControlSchedule
@@ -19,7 +17,6 @@ from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
-from qwenimg.common.parts.control_net import Controller, ControlNet
 from qwenimg.common.parts.texts.captions import CaptionTexts
 from qwenimg.common.parts.texts.picture_texts import PictureTexts
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
@@ -34,7 +31,7 @@ from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.group import ALONE, Sharing
 from qwenimg.common.runtime.residents import Residents
-from qwenimg.common.runtime.runtime import Change, Runtime
+from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.runtime.stages import Split, Stage
 
 BATCHED_TOKENS = 1024  # images of at most this many tokens leave a GPU idle: both branches of guidance go in one batch
@@ -48,6 +45,7 @@ class QwenImage(FlowModel):
     options = frozenset({"step_cache", "cached_calls"})
     texts: TemplateTexts | PictureTexts
     config: QwenDiTConfig
+    controls: ControlNetworks
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents, vae_config = Residents(runtime), checkpoint["vae"].config
@@ -140,19 +138,6 @@ class QwenImage(FlowModel):
             return [count if self.batch_guidance else 1]
         gains = self.engine.on_gpu and tokens <= BATCHED_TOKENS
         return list(dict.fromkeys([count, 1])) if gains else [1]
-
-    def variant(self, change: Change) -> Self:
-        variant = super().variant(change)
-        variant.control({name: variant._own(net) for name, net in self.nets.items()})
-        return variant
-
-    def _own(self, net: Controller) -> Controller:
-        """Return a control network as it is in this variant of a model."""
-        return replace(net, component=self.checkpoint[net.name]) if isinstance(net, ControlNet) else net
-
-    def control(self, nets: Mapping[str, Controller]) -> None:
-        super().control(nets)
-        self.controls.give(self.nets)
 
     def forget(self) -> None:
         super().forget()

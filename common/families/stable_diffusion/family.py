@@ -11,13 +11,13 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import lora_title
+from qwenimg.common.families.stable_diffusion import control, lora_title
 from qwenimg.common.families.stable_diffusion.checkpoint import NETWORKS, PIPELINES, facts, zeros_for_empty
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file, part_of
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
-from qwenimg.common.networks.denoisers import unet
+from qwenimg.common.networks.denoisers import unet, unet_controlnet
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -121,6 +121,8 @@ FAMILY = Family(
     lora_title=lora_title.title,
     small_files=small_files,
     defaults=_defaults,
+    control=control.open_control,
+    control_networks=(unet_controlnet.NETWORK,),
     check=_check,
     described=_described,
     refines=_REFINES,

@@ -7,20 +7,29 @@ the refiner's is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
-from qwenimg.common.families.stable_diffusion import few_steps
+from qwenimg.common.families.stable_diffusion import control, few_steps
+from qwenimg.common.families.stable_diffusion.control import (
+    ActiveControl,
+    ControlledCondition,
+    ControlledUNet,
+    ControlNetworks,
+    ControlRun,
+)
 from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, guidance, schedules, sinusoids
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
+from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel, Image
 from qwenimg.common.pipeline.models.inputs import MaskInput, PictureInputs
 from qwenimg.common.pipeline.steps import inpaint
@@ -45,13 +54,24 @@ class StableDiffusion(DiffusionModel):
     """A Stable Diffusion model for `Pipeline`, and its refiner if the checkpoint has one."""
 
     guidance = GUIDANCE
-    options = frozenset({"step_cache", "cached_calls", "guidance_rescale", "refine_at", "clip_skip"})
+    controls: ControlNetworks
+    options = frozenset(
+        {
+            "step_cache",
+            "cached_calls",
+            "guidance_rescale",
+            "control_mode",
+            "refine_at",
+            "clip_skip",
+        }
+    )
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents = Residents(runtime)
         super().__init__(runtime, checkpoint, residents, vae.scaled_halves(residents, checkpoint["vae"]))
         self.base = Expert(checkpoint, residents)
         self.refiner = None if checkpoint.refiner is None else Expert(checkpoint.refiner, residents)
+        self.controls = ControlNetworks(residents)
         self.multiple, self.channels = self.scale, self.vae.config.latent_channels
         if self.base.facts.sees_mask:
             self.inputs = PictureInputs(mask=MaskInput())
@@ -74,18 +94,29 @@ class StableDiffusion(DiffusionModel):
         return plan
 
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
-        encoding = [self.vae.encoding(shape)]
+        encoding, steps = [self.vae.encoding(shape)], self.steps(request, plan, shape)
         return [
             *(encoding if request.image is not None else []),
             *(stage for expert in self.experts() for stage in expert.encoding(request, plan, counted)),
             *(encoding if self.inputs.mask.is_input and request.mask is None else []),  # an empty image: `_extra`
-            *self.steps(request, plan, shape).values(),
+            *self.controls.stages(request, self.control_run(request, plan, shape), [*steps.values()][:1]),
+            *steps.values(),
             self.vae.decoding(shape),
         ]
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> dict[Expert, Stage]:
         """Return the stage of each UNet."""
-        return {expert: expert.steps(request, shape, plan, i) for i, expert in enumerate(self.experts())}
+        stages = {expert: expert.steps(request, shape, plan, i) for i, expert in enumerate(self.experts())}
+        if nets := self.controls.co_resident(request):
+            kept = self.controls.kept_bytes(request, self.control_run(request, plan, shape))
+            splits = (replace(one, activations=one.activations + kept) for one in stages[self.base].splits)
+            stages[self.base] = replace(stages[self.base], splits=tuple(splits), co_resident=nets)
+        return stages
+
+    def control_run(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> ControlRun:
+        """Return the facts of a run that the stages of its ControlNets depend on."""
+        branches = GUIDANCE.branches(request)
+        return ControlRun(plan=plan, shape=shape, branches=len(branches), calls=plan.passes(branches, len(branches), 0))
 
     def check_weights(self) -> None:
         super().check_weights()
@@ -100,6 +131,10 @@ class StableDiffusion(DiffusionModel):
     def adapt(self, deltas: Deltas) -> None:
         self.base.adapt(deltas)  # LoRAs are made for the base; the refiner's layers only have similar names
         self.checkpoint = self.base.checkpoint
+
+    def control(self, nets: Mapping[str, Controller]) -> None:
+        super().control(nets)
+        self.base.checkpoint = self.checkpoint
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[DiffusionRun]:
@@ -144,6 +179,8 @@ class DiffusionRun:
         time = discrete.clock(scheduler.levels, segment.schedule)
         # before the UNet is loaded: the VAE's encoder may free it, and a reference here would keep it in memory
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
+        controls = self._controls(segment)
+        pictures = [self.array(picture) for picture in initial.controls] if controls else []
         unet, split = self.model.residents.enter(self.stages[expert])
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
@@ -159,7 +196,12 @@ class DiffusionRun:
 
             def make_pass(positions: tuple[int, ...]) -> Pass:
                 rows = conditioning.of(positions)
-                return Pass(unet, unet.condition(rows.texts, rows.added), inputs)
+                condition = unet.condition(rows.texts, rows.added)
+                if not controls:
+                    return Pass(unet, condition, inputs)
+                prompts = control.controlled(self.request, positions, len(branches))
+                nets = control.conditions(controls, pictures, rows, prompts)
+                return Pass(ControlledUNet(unet), ControlledCondition(unet=condition, nets=nets), inputs)
 
             return phases(self.plan, branches, split.size or len(branches), make_pass)
 
@@ -178,9 +220,17 @@ class DiffusionRun:
             denoised,
             partial(guidance(self.request).combined, engine, self.request),
             blend=inpaint.blend(initial, segment.schedule, self.array),
+            control=(lambda x, sigma: control.holding(controls, sigma)) if controls else None,
             evaluate=strategy(engine.group, self.model.sharing(self.request)),
             next_phases=next_phases,
         )
+
+    def _controls(self, segment: Segment) -> list[ActiveControl]:
+        """Open the ControlNets of the request, for the base's segment."""
+        if segment.refines or not self.request.controls:
+            return []
+        run = self.model.control_run(self.request, self.plan, self.shape)
+        return self.model.controls.open(self.request, run, [self.stages[self.model.base]])
 
     def _texts(self, call: int) -> tuple[str, ...]:
         """Return the texts of the branches in a call of the model, counted from 0 over all segments."""

@@ -160,6 +160,18 @@ class UNetConfig:
         return tuple(levels)
 
     @property
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """The results of the down path that the up blocks join, in their order: the channels of each, and how often
+        its sides were halved."""
+        widths = self.block_out_channels
+        first = (widths[0], *widths)
+        return tuple(
+            (width, i)
+            for i, level in enumerate(self.down)
+            for width in (first[i], *(outputs for _, outputs in level.resnets))
+        )
+
+    @property
     def mid(self) -> Level:
         width = self.block_out_channels[-1]
         depth, heads = self.transformer_layers_per_block[-1], self.attention_head_dim[-1]
@@ -204,9 +216,21 @@ def _check_fixed(key: str, value: object) -> None:
 
 def manifest(config: UNetConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout."""
-    widths, time = config.block_out_channels, config.time_width
+    width = config.block_out_channels[0]
+    up = (params.under(f"up_blocks.{i}", _level(config, level, "up")) for i, level in enumerate(config.up))
+    return params.merge(
+        half(config),
+        *up,
+        params.affine("conv_norm_out", width),
+        params.conv("conv_out", config.out_channels, width, 3, 3),
+    )
+
+
+def half(config: UNetConfig) -> Manifest:
+    """Return the shapes of the tensors up to the mid block: those that a ControlNet has too."""
+    time = config.time_width
     parts = [
-        params.conv("conv_in", widths[0], config.in_channels, 3, 3),
+        params.conv("conv_in", config.block_out_channels[0], config.in_channels, 3, 3),
         params.linear("time_embedding.linear_1", time, config.time_channels),
         params.linear("time_embedding.linear_2", time, time),
     ]
@@ -215,11 +239,6 @@ def manifest(config: UNetConfig) -> Manifest:
         parts.append(params.linear("add_embedding.linear_2", time, time))
     parts += [params.under(f"down_blocks.{i}", _level(config, level, "down")) for i, level in enumerate(config.down)]
     parts.append(params.under("mid_block", _level(config, config.mid, "mid")))
-    parts += [params.under(f"up_blocks.{i}", _level(config, level, "up")) for i, level in enumerate(config.up)]
-    parts += [
-        params.affine("conv_norm_out", widths[0]),
-        params.conv("conv_out", config.out_channels, widths[0], 3, 3),
-    ]
     return params.merge(*parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import Controller
+from qwenimg.common.parts.control_net import Controller, ControlNet, networks
 from qwenimg.common.parts.vae import VAEHalves
+from qwenimg.common.pipeline.models.control_stages import ControlStages
 from qwenimg.common.pipeline.models.inputs import PictureInputs
 from qwenimg.common.pipeline.steps.denoiser import Denoiser
 from qwenimg.common.pipeline.steps.guidance import Guidance
@@ -59,6 +61,7 @@ class DiffusionModel(ABC):
     options: frozenset[str] = frozenset()  # of some families, see `FamilyOptions`, that it takes
     few_steps: Mapping[str, FewSteps] = MappingProxyType({})  # by name
     nets: Mapping[str, Controller] = MappingProxyType({})  # of the present request, by their names in it
+    controls: ControlStages[Any] | None = None  # of a model with control networks
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, residents: Residents, vae: VAEHalves):
         self.runtime, self.engine, self.checkpoint = runtime, runtime.engine, checkpoint
@@ -112,13 +115,24 @@ class DiffusionModel(ABC):
     def control(self, nets: Mapping[str, Controller]) -> None:
         """Replace the control networks and LoRAs of the last request by `nets`, by their names in the next one. Loads
         nothing."""
-        assert not nets, "the family opens none"
+        before = [net.name for net in networks(self.nets.values())]
+        bits = self.runtime.bits
+        self.nets = nets if bits is None else {name: net.quantised(bits) for name, net in nets.items()}
+        components = {net.name: net.component for net in networks(self.nets.values())}
+        self.checkpoint = self.checkpoint.with_nets(components, before)
+        if self.controls is not None:
+            self.controls.give(self.nets)
 
     def variant(self, change: Change) -> Self:
         """Return an unloaded copy under changed options, for memory plans."""
         cls: Any = type(self)
         variant: Self = cls(*self.runtime.changed(self.checkpoint, change, self.residents.weights))
+        variant.control({name: variant._own(net) for name, net in self.nets.items()})
         return variant
+
+    def _own(self, net: Controller) -> Controller:
+        """Return a control network as it is in this variant of a model."""
+        return replace(net, component=self.checkpoint[net.name]) if isinstance(net, ControlNet) else net
 
     def check_weights(self) -> None:
         """Read the weights that are loaded only after some steps, once, without keeping any. Raises ModelError."""

@@ -8,7 +8,7 @@ unless the family defines `heads`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import isinf
@@ -19,7 +19,6 @@ import numpy as np
 from qwenimg.common.memory.memory import scores
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.control_net import Controller, networks
 from qwenimg.common.parts.modulations import Modulations
 from qwenimg.common.parts.texts.states import ModelTexts
 from qwenimg.common.parts.vae import VAEHalves
@@ -170,13 +169,6 @@ class FlowModel(DiffusionModel):
         self.texts.renew(self.checkpoint.texts)
         if not before["transformer"].plan.same_deltas(now.plan):
             self.residents.adapt("transformer", now)
-
-    def control(self, nets: Mapping[str, Controller]) -> None:
-        before = [net.name for net in networks(self.nets.values())]
-        bits = self.runtime.bits
-        self.nets = nets if bits is None else {name: net.quantised(bits) for name, net in nets.items()}
-        components = {net.name: net.component for net in networks(self.nets.values())}
-        self.checkpoint = self.checkpoint.with_nets(components, before)
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[FlowRun]:

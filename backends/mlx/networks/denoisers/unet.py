@@ -8,7 +8,7 @@ on neither step nor latents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,6 +203,19 @@ class MidBlock(mlx.nn.Module):
         return self.resnets[1](self.attentions[0](self.resnets[0](x, temb), context[0]), temb)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """The changes that a ControlNet adds to the results of a UNet."""
+
+    down: list[list[Array]]  # to the states that the up blocks join, by level
+    mid: Array  # to the result of the mid block
+
+
+def changed(states: list[Array], changes: list[Array]) -> list[Array]:
+    """Return the states of a level with what a ControlNet adds to each."""
+    return [ops.residual(state, change) for state, change in zip(states, changes, strict=True)]
+
+
 class UpBlock(mlx.nn.Module):
     def __init__(self, level: Level, config: UNetConfig):
         super().__init__()
@@ -229,7 +242,9 @@ class UpBlock(mlx.nn.Module):
 # Model
 
 
-class UNetModel(mlx.nn.Module):
+class UNetHalf(mlx.nn.Module):
+    """The UNet up to its mid block."""
+
     def __init__(self, config: UNetConfig, stream: mx.Dtype):
         super().__init__()
         self.stream = stream
@@ -239,6 +254,25 @@ class UNetModel(mlx.nn.Module):
             self.add_embedding = Embedding(config.projection_class_embeddings_input_dim, config.time_width)
         self.down_blocks = [DownBlock(level, config) for level in config.down]
         self.mid_block = MidBlock(config.mid, config)
+
+    def time(self, features: Array, addition: Array | None) -> Array:
+        """Embed sinusoids of the time [1 or B, C], and for SDXL pooled text and sinusoids of the sizes [B A]: [1 or B,
+        E], behind the SiLU."""
+        temb = self.time_embedding(features)
+        return ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
+
+    def down(self, x: Array, temb: Array, context: list[Context]) -> tuple[Array, list[list[Array]]]:
+        """Run the down blocks on x [B h w C]. Return the result and the states that the up blocks join, by level."""
+        states: list[list[Array]] = []
+        blocks: Iterable[Any] = self.down_blocks
+        for block, pairs in zip(blocks, context, strict=False):
+            x = block.downsampled(block(x, states, temb, pairs))
+        return x, states
+
+
+class UNetModel(UNetHalf):
+    def __init__(self, config: UNetConfig, stream: mx.Dtype):
+        super().__init__(config, stream)
         self.up_blocks = [UpBlock(level, config) for level in config.up]
         width = config.block_out_channels[0]
         self.conv_norm_out = ops.GroupNorm(config.norm_num_groups, width, config.norm_eps)
@@ -248,27 +282,43 @@ class UNetModel(mlx.nn.Module):
         """Return keys and values of the text states [B S in] in every block; the same in every step."""
         return contexts([*self.down_blocks, self.mid_block, *self.up_blocks], text)
 
-    def __call__(self, latents: Array, features: Array, context: list[Context], addition: Array | None = None) -> Array:
+    def __call__(
+        self,
+        latents: Array,
+        features: Array,
+        context: list[Context],
+        addition: Array | None = None,
+        changes: Changes | None = None,
+    ) -> Array:
         """Predict [B h w out] for latents [B h w in] and sinusoids of the time [1 or B, C].
 
-        context: from `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
+        context: from `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL; changes: of
+        a ControlNet.
         """
         count = len(self.down_blocks)
-        temb = self.time_embedding(features)
-        temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
+        temb = self.time(features, addition)
         keys, _ = context[count][0][0]  # in the dtype of most convolutions
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
-        states: list[list[Array]] = []
-        down: Iterable[Any] = self.down_blocks
-        for block, pairs in zip(down, context[:count], strict=True):
-            x = block.downsampled(block(x, states, temb, pairs))
+        x, states = self.down(x, temb, context)
         x = self.mid_block(x, temb, context[count])
+        if changes is not None:
+            x = ops.residual(x, changes.mid)
+            states = [changed(joined, level) for joined, level in zip(states, changes.down, strict=False)]
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
             x = block(x, states, temb, pairs)
         return self.conv_out(ops.norm_silu(self.conv_norm_out, x))
 
 
 # Component
+
+
+def together(control: Sequence[Changes]) -> Changes:
+    """Return the sum of the changes of several ControlNets."""
+    first, *others = control
+    for other in others:
+        down = [changed(a, b) for a, b in zip(first.down, other.down, strict=True)]
+        first = Changes(down, ops.residual(first.mid, other.mid))
+    return first
 
 
 @dataclass(frozen=True)
@@ -288,8 +338,12 @@ class Component(LoadedNetwork[UNetConfig, UNetModel]):
         return Condition(self.model.context(ops.table(texts, self.table_dtype)), extra, len(texts))
 
     @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
-        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time."""
+    def predict(
+        self, x: Array, step: NumpyArray, condition: Condition, control: Sequence[Changes] | None = None
+    ) -> Array:
+        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time. control:
+        the changes of each ControlNet."""
         latents, features = ops.repeated(x, condition.branches), ops.table(step, self.table_dtype)
-        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition)
+        changes = together(control) if control else None
+        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition, changes)
         return images.to_bchw(ops.at_least_float32(prediction))

@@ -7,7 +7,7 @@ on neither step nor latents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +201,19 @@ class MidBlock(torch.nn.Module):
         return self.resnets[1](self.attentions[0](self.resnets[0](x, temb), context[0]), temb)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """The changes that a ControlNet adds to the results of a UNet."""
+
+    down: list[list[Tensor]]  # to the states that the up blocks join, by level
+    mid: Tensor  # to the result of the mid block
+
+
+def changed(states: list[Tensor], changes: list[Tensor]) -> list[Tensor]:
+    """Return the states of a level with what a ControlNet adds to each."""
+    return [ops.residual(state, change) for state, change in zip(states, changes, strict=True)]
+
+
 class UpBlock(torch.nn.Module):
     def __init__(self, level: Level, config: UNetConfig):
         super().__init__()
@@ -227,7 +240,9 @@ class UpBlock(torch.nn.Module):
 # Model
 
 
-class UNetModel(torch.nn.Module):
+class UNetHalf(torch.nn.Module):
+    """The UNet up to its mid block."""
+
     def __init__(self, config: UNetConfig, stream: torch.dtype):
         super().__init__()
         self.stream = stream
@@ -237,6 +252,25 @@ class UNetModel(torch.nn.Module):
             self.add_embedding = Embedding(config.projection_class_embeddings_input_dim, config.time_width)
         self.down_blocks = torch.nn.ModuleList([DownBlock(level, config) for level in config.down])
         self.mid_block = MidBlock(config.mid, config)
+
+    def time(self, features: Tensor, addition: Tensor | None) -> Tensor:
+        """Embed sinusoids of the time [1 or B, C], and for SDXL pooled text and sinusoids of the sizes [B A]: [1 or B,
+        E], behind the SiLU."""
+        temb = self.time_embedding(features)
+        return ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
+
+    def down(self, x: Tensor, temb: Tensor, context: list[Context]) -> tuple[Tensor, list[list[Tensor]]]:
+        """Run the down blocks on x [B C h w]. Return the result and the states that the up blocks join, by level."""
+        states: list[list[Tensor]] = []
+        blocks: Iterable[Any] = self.down_blocks
+        for block, pairs in zip(blocks, context, strict=False):
+            x = block.downsampled(block(x, states, temb, pairs))
+        return x, states
+
+
+class UNetModel(UNetHalf):
+    def __init__(self, config: UNetConfig, stream: torch.dtype):
+        super().__init__(config, stream)
         self.up_blocks = torch.nn.ModuleList([UpBlock(level, config) for level in config.up])
         width = config.block_out_channels[0]
         self.conv_norm_out = ops.GroupNorm(config.norm_num_groups, width, config.norm_eps)
@@ -247,28 +281,42 @@ class UNetModel(torch.nn.Module):
         return contexts([*self.down_blocks, self.mid_block, *self.up_blocks], text)
 
     def forward(
-        self, latents: Tensor, features: Tensor, context: list[Context], addition: Tensor | None = None
+        self,
+        latents: Tensor,
+        features: Tensor,
+        context: list[Context],
+        addition: Tensor | None = None,
+        changes: Changes | None = None,
     ) -> Tensor:
         """Predict [B out h w] for latents [B in h w] and sinusoids of the time [1 or B, C].
 
-        context: from `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL.
+        context: from `self.context`; addition [B A]: pooled text and the sinusoids of the sizes, for SDXL; changes: of
+        a ControlNet.
         """
         count = len(self.down_blocks)
-        temb = self.time_embedding(features)
-        temb = ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
+        temb = self.time(features, addition)
         keys, _ = context[count][0][0]  # in the dtype of most convolutions
         x = ops.stream(self.conv_in(images.laid_out(latents, keys.dtype)), self.stream)
-        states: list[list[Tensor]] = []
-        down: Iterable[Any] = self.down_blocks
-        for block, pairs in zip(down, context[:count], strict=True):
-            x = block.downsampled(block(x, states, temb, pairs))
+        x, states = self.down(x, temb, context)
         x = self.mid_block(x, temb, context[count])
+        if changes is not None:
+            x = ops.residual(x, changes.mid)
+            states = [changed(joined, level) for joined, level in zip(states, changes.down, strict=False)]
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
             x = block(x, states, temb, pairs)
         return self.conv_out(ops.norm_silu(self.conv_norm_out, x))
 
 
 # Component
+
+
+def together(control: Sequence[Changes]) -> Changes:
+    """Return the sum of the changes of several ControlNets."""
+    first, *others = control
+    for other in others:
+        down = [changed(a, b) for a, b in zip(first.down, other.down, strict=True)]
+        first = Changes(down, ops.residual(first.mid, other.mid))
+    return first
 
 
 @dataclass(frozen=True)
@@ -288,8 +336,12 @@ class Component(LoadedNetwork[UNetConfig, UNetModel]):
         return Condition(self.model.context(ops.table(texts, self.table_dtype, self.device)), extra, len(texts))
 
     @ops.computes
-    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
-        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time."""
+    def predict(
+        self, x: Tensor, step: NumpyArray, condition: Condition, control: Sequence[Changes] | None = None
+    ) -> Tensor:
+        """Predict [B 4, h, w] for x [1 C, h, w], both in the order of the pipeline, and sinusoids of the time. control:
+        the changes of each ControlNet."""
         latents, features = ops.repeated(x, condition.branches), ops.table(step, self.table_dtype, self.device)
-        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition)
+        changes = together(control) if control else None
+        prediction = self.model(images.from_bchw(latents), features, condition.context, condition.addition, changes)
         return images.to_bchw(ops.at_least_float32(prediction))

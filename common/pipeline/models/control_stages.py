@@ -1,0 +1,77 @@
+"""The control networks of one model, and their stages in a run: each stays in memory beside those before it and beside
+the denoiser, which calls it in every step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Generic, TypeVar
+
+from qwenimg.common.parts.control_net import Controller, ControlNet
+from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.request import Request
+from qwenimg.common.runtime.residents import Residents
+from qwenimg.common.runtime.stages import Stage
+
+Run = TypeVar("Run")  # the facts of a run that a family's stages depend on
+
+
+class ControlStages(ABC, Generic[Run]):
+    """The control networks and LoRAs of one model."""
+
+    def __init__(self, residents: Residents):
+        self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
+        self.nets: Mapping[str, Controller] = {}
+
+    @abstractmethod
+    def stages_of(
+        self, request: Request, net: ControlNet, run: Run, co_resident: frozenset[str], later: tuple[Stage, ...]
+    ) -> list[Stage]:
+        """Return the stages of one network, beside those in `co_resident` and before the stages in `later`."""
+
+    def give(self, nets: Mapping[str, Controller]) -> None:
+        """Replace the networks and LoRAs, by their names in requests."""
+        self.nets = nets
+
+    def co_resident(self, request: Request) -> frozenset[str]:
+        """Return the names of the networks in memory that a step of the denoiser calls too."""
+        return frozenset(net.name for net in self.nets_of(request))
+
+    def controls(self, request: Request) -> list[tuple[Control, ControlNet]]:
+        """Return the controls of a request that are by a network, with their networks."""
+        nets = ((control, self.nets[control.network]) for control in request.controls)
+        return [(control, net) for control, net in nets if isinstance(net, ControlNet)]
+
+    def nets_of(self, request: Request) -> list[ControlNet]:
+        """Return the networks of a request, each once."""
+        return list({net.name: net for _, net in self.controls(request)}.values())
+
+    def stages(self, request: Request, run: Run, steps: Sequence[Stage]) -> list[Stage]:
+        """Return the stages of a request's control networks. steps: the later stages, of the denoiser."""
+        return [stage for stages in self.by_net(request, run, steps).values() for stage in stages]
+
+    def by_net(self, request: Request, run: Run, steps: Sequence[Stage]) -> dict[str, list[Stage]]:
+        """Return the stages of each network, by its name in memory. The networks before it stay in memory, and it
+        leaves room for those after it and for the denoiser."""
+        stages: dict[str, list[Stage]] = {}
+        later = list(steps)
+        nets = self.nets_of(request)
+        for i, net in reversed(list(enumerate(nets))):
+            co_resident = frozenset(one.name for one in nets[:i])
+            stages[net.name] = self.stages_of(request, net, run, co_resident, tuple(later))
+            later = [*stages[net.name], *later]
+        return {net.name: stages[net.name] for net in nets}
+
+    def steps_under(self, request: Request, net: ControlNet, plan: SamplingPlan) -> float:
+        """Return the share of the steps in which a network is called, once for each control by it."""
+        windows = [control.steps(plan.steps) for control, other in self.controls(request) if other is net]
+        return sum(last - first for first, last in windows) / plan.steps
+
+
+def levels(plan: SamplingPlan, first: int, last: int) -> tuple[float, float]:
+    """Return the noise levels between which the steps after `first` and up to `last` lie: sigma <= the first and >
+    the second."""
+    end = plan.sigmas[last] if last < plan.steps else -1.0
+    return (plan.sigmas[first] if first else inf), (inf if first == last else end)
