@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast, overload
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import StepCache
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
-from qwenimg.common.request import call_options, coerce, few_steps
+from qwenimg.common.request import call_options, coerce, few_steps, foreign_names
 from qwenimg.common.request.call_types import CallOptions
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Key, Loras
@@ -105,10 +105,23 @@ class Pipeline:
 
     # Public
 
+    @overload
+    def __call__(self, prompt: str, *, wait: bool | float = False, **asked: Unpack[CallOptions]) -> Result: ...
+
+    @overload
+    def __call__(
+        self, prompt: list[str] | tuple[str, ...], *, wait: bool | float = False, **asked: Unpack[CallOptions]
+    ) -> list[Result]: ...
+
     @call_options.described
-    def __call__(self, prompt: str, *, wait: bool | float = False, **asked: Unpack[CallOptions]) -> Result:
-        """Return an image of `prompt`. `wait`: wait in line while the pipeline draws for another thread; a number
+    def __call__(
+        self, prompt: str | list[str] | tuple[str, ...], *, wait: bool | float = False, **asked: Unpack[CallOptions]
+    ) -> Result | list[Result]:
+        """Return an image of `prompt`, or of a list of prompts a list of images, each with the options that are given;
+        without a seed each has its own. `wait`: wait in line while the pipeline draws for another thread; a number
         limits the seconds. Raises QwenimgError; UnknownOption, which is a TypeError too, for other keywords."""
+        if isinstance(prompt, list | tuple):
+            return self._each(prompt, wait, asked)
         *_, result = self.stream(prompt, wait=wait, **asked)
         assert isinstance(result, Result)
         return result
@@ -237,7 +250,21 @@ class Pipeline:
         self._lock.end_mine()
         self.close(wait=True)
 
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Never:
+            raise AttributeError(foreign_names.no_attribute("Pipeline", name), name=name, obj=self)
+
     # The run
+
+    def _each(self, prompts: Sequence[str], wait: bool | float, asked: CallOptions) -> list[Result]:
+        """Return an image of each prompt. All are checked before the first is drawn."""
+        texts = call_options.checked_prompts(list(prompts))
+        if not texts:
+            raise UsageError("prompt is an empty list; give one or more texts")
+        for text in texts:
+            self.check(text, **asked)
+        return [self(text, wait=wait, **asked) for text in texts]
 
     def _generate(self, request: Request, notes: Sequence[str]) -> Generator[Step | Result, None, None]:
         area = masked_area.split(request)

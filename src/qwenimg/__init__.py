@@ -144,7 +144,13 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return getattr(import_module(f"qwenimg.common.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'qwenimg' has no attribute {name!r}")
+    if name == "diffusers":
+        from importlib import import_module
+
+        return import_module("qwenimg.diffusers")
+    from qwenimg.common.request import foreign_names
+
+    raise AttributeError(foreign_names.no_attribute("module 'qwenimg'", name))
 
 
 def __dir__() -> list[str]:

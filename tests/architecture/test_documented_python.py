@@ -52,9 +52,10 @@ def test_the_python_of_every_page_passes_mypy(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ('pipe("x", image=5)', "[arg-type]"),
+        ('pipe("x", image=5)', "[call-overload]"),
         ('pipe("x", lora=[("a", "b")])', "[list-item]"),
-        ('pipe("x", stps=5)', "[call-arg]"),
+        ('pipe("x", stps=5)', "[call-overload]"),
+        ('pipe(["x"]).image', "[attr-defined]"),
         ('qwenimg.load("x", device="cuda")', "[arg-type]"),
         ('qwenimg.load("x", quantize=8.5)', "[arg-type]"),
         ('pipe("x").images.size', "[attr-defined]"),

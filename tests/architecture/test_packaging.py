@@ -63,7 +63,7 @@ def tree_names() -> set[str]:
     for folder in FOLDERS:
         files = (path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file())
         found |= {f"qwenimg/{path.as_posix()}" for path in files if "__pycache__" not in path.parts}
-    return found
+    return found | {f"qwenimg/diffusers/{path.name}" for path in (ROOT / "src/qwenimg/diffusers").glob("*.py")}
 
 
 @pytest.mark.sample(0)

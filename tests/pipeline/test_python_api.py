@@ -113,7 +113,42 @@ def test_load_names_the_nearest_of_an_unknown_keyword(name: str, told: str) -> N
         assert len(str(caught.value)) < 400 and "unknown" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("to", "give backend= and precision= to qwenimg.load"),
+        ("from_pretrained", "qwenimg.load(MODEL) opens a model"),
+        ("load_lora_weights", "give lora= to a call"),
+        ("enable_model_cpu_offload", "max_memory= of qwenimg.load sets a limit"),
+        ("scheduler", "give sampler= and schedule= to a call"),
+        ("load_textual_inversion", "textual inversion"),
+        ("QwenImagePipeline", "from qwenimg.diffusers import QwenImagePipeline"),
+    ],
+)
+def test_a_name_of_diffusers_is_answered(pipe: Pipeline, name: str, told: str) -> None:
+    for owner in (pipe, qwenimg):
+        with pytest.raises(AttributeError, match=re.escape(told)):
+            getattr(owner, name)
+        assert not hasattr(owner, name)
+    with pytest.raises(AttributeError, match=r"^Pipeline has no attribute 'zzz'$"):
+        pipe.zzz  # noqa: B018
+
+
 # Seeds and prompts
+
+
+def test_a_list_of_prompts_is_a_list_of_pictures(pipe: Pipeline) -> None:
+    made = pipe(["a ring", "a star"], **SMALL)
+    assert [one.recipe["prompt"] for one in made] == ["a ring", "a star"]
+    for one in made:
+        assert one.latents.tobytes() == pipe(one.recipe["prompt"], **SMALL).latents.tobytes()
+    unseeded = pipe(("a ring", "a ring"), **{name: value for name, value in SMALL.items() if name != "seed"})
+    assert unseeded[0].seed != unseeded[1].seed
+    drawn = pipe.runtime.clock.seconds
+    for wrong, told in (([], "empty list"), (["a ring", 7], "expected a list of texts"), (["a ring", ""], "is empty")):
+        with pytest.raises(UsageError, match=told):
+            pipe(wrong, **SMALL)  # type: ignore[arg-type]
+    assert pipe.runtime.clock.seconds == drawn
 
 
 def test_without_a_seed_each_picture_has_another_one(pipe: Pipeline) -> None:
