@@ -433,9 +433,9 @@ def _own_class(pipe: Pipeline) -> str:
 
 def _size(image: Any) -> tuple[int, int]:
     """Return width and height of a PIL image, an array or a file. Raises UsageError and ModelError."""
-    from qwenimg.common.request import given
+    from qwenimg.common.request import coerce
 
-    values = given.asked({"image": image})[0]["image"]
+    values = coerce.read_pictures({"image": image})[0]["image"]
     if not isinstance(values, np.ndarray) or values.ndim != 3:
         raise UsageError(f"image is {clean(type(image).__name__, 40)}; give a PIL image or the path of a file")
     return values.shape[1], values.shape[0]
