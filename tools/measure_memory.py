@@ -299,21 +299,31 @@ def far(found: dict[str, Any], counted: bool = False) -> dict[str, float]:
 
 
 def page(runs: Sequence[Run], results: dict[str, Any]) -> str:
-    rows = []
+    """Return a row for each model on each backend: the smallest and the largest of its runs' figures."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         if (found := results.get(run.name)) is not None:
-            predicted, peak = found["predicted"], found["measured"]
-            figures = (f"{predicted / 1e6:.0f}", f"{peak / 1e6:.0f}", f"{predicted / peak:.2f}")
-            rows.append((run.model, run.backend, f"`{run.options}`", *figures, _stages(found)))
-    heads = ("model", "backend", "options", "predicted, MB", "measured, MB", "ratio", "ratio of each stage")
-    return table(heads, rows)
+            groups.setdefault((run.model, run.backend), []).append(found)
+    rows = []
+    for (model, backend), some in groups.items():
+        peaks = [found["measured"] / 1e6 for found in some]
+        ratios = [found["predicted"] / found["measured"] for found in some]
+        stages = [ratio for found in some for ratio in _stages(found)]
+        figures = (_between(peaks, "{:.0f}"), _between(ratios, "{:.2f}"), _between(stages, "{:.2f}"))
+        rows.append((model, backend, str(len(some)), *figures))
+    return table(("model", "backend", "runs", "measured, MB", "planned in it", "of each stage"), rows)
 
 
-def _stages(found: dict[str, Any]) -> str:
-    """`text 0.98, decode 1.02`, those of more than 64 MB"""
+def _stages(found: dict[str, Any]) -> list[float]:
+    """Return the ratios of the stages of more than 64 MB."""
     planned = {name: sum(counts) for name, counts in found["planned"].items()}
-    ratios = {name: planned[name] / count for name, count in found["stages"].items() if count > LEAST}
-    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return [planned[name] / count for name, count in found["stages"].items() if count > LEAST]
+
+
+def _between(numbers: Sequence[float], form: str) -> str:
+    """`0.98 to 1.02`, or one number"""
+    ends = dict.fromkeys(form.format(number) for number in (min(numbers), max(numbers)))
+    return " to ".join(ends)
 
 
 def main(chosen: Sequence[str]) -> int:

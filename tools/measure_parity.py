@@ -1,4 +1,4 @@
-"""Writes the table of docs/measured/parity.md: every kind of block on both backends against float64.
+"""Every kind of block on both backends against float64: docs/results/blocks.csv, and its summary in docs/measured/parity.md.
 
 python tools/measure_parity.py      # a minute, on the blocks of tests/support/parity_blocks.py
 """
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
-from doc_tables import table, write
+from doc_tables import read_data, table, write, write_data
 from support import frameworks  # noqa: F401
 from support.parity_bench import POLICIES, Bench
 from support.parity_blocks import BLOCKS
@@ -44,5 +44,21 @@ def rows() -> list[list[str]]:
     return found
 
 
+def summary() -> list[list[str]]:
+    """Of each policy: how many inputs there are, and the block whose error is the largest share of its limit."""
+    found = read_data("blocks")
+    made = []
+    for policy in dict.fromkeys(row["policy"] for row in found):
+        some = [row for row in found if row["policy"] == policy]
+        nearest = [
+            max((float(row[arm]) / float(row["limit"]), row["block"]) for row in some) for arm in ("torch", "MLX")
+        ]
+        made.append(
+            [f"`{policy}`", str(len(some)), *(f"`{block}`: {share:.2f} of its limit" for share, block in nearest)]
+        )
+    return made
+
+
 if __name__ == "__main__":
-    write("measured/parity.md", "blocks", table(["block", "policy", "torch", "MLX", "mutual", "limit"], rows()))
+    write_data("blocks", ["block", "policy", "torch", "MLX", "mutual", "limit"], rows())
+    write("measured/parity.md", "blocks", table(["policy", "inputs", "nearest on torch", "nearest on MLX"], summary()))

@@ -1,7 +1,7 @@
 """What a layer costs whose weight stays in ComfyUI's `int8_convrot` and whose input is rotated: its error and its time,
 beside those of `-q 8` and of the decoded weight.
 
-    python tools/measure_rotated_layers.py      # writes the table of docs/measured/weights.md again
+    python tools/measure_rotated_layers.py      # writes docs/results/rotated.csv again
 
 One layer in one process on one thread of a CPU; the arms take turns, and a figure is the median of the processor time
 of ROUNDS. The error is that of the layer's result against float64 with the values that the file has: of computing, not
@@ -20,7 +20,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from doc_tables import table, write
+from doc_tables import write_data
 
 from qwenimg.common.codes.affine import BITS8, encode
 from qwenimg.common.codes.coded import Coded
@@ -125,7 +125,7 @@ def main() -> None:
                     print(found[-1], flush=True)
     heads = ["backend", "computes in", "layer", "tokens", "error of `-q 8`", "of the rotated layer", "of the decoded"]
     heads += ["time of the rotated layer, in that of `-q 8`", "of the decoded"]
-    write("measured/weights.md", "rotated", table(heads, found))
+    write_data("rotated", heads, found)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Plants faults in every family on both backends and writes the table of docs/measured/parity.md: what
-catches each.
+"""Plants faults in every family on both backends and writes what catches each into docs/results, and the summary
+into docs/measured/parity.md.
 
 python tools/mutations.py            # many minutes; fails where one is not caught
-python tools/mutations.py qwen       # one family and its table
+python tools/mutations.py qwen       # one family
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import conftest  # noqa: F401  (the environment of the tests, before a framework is imported)
-from doc_tables import table, write
+from doc_tables import read_data, table, write, write_data
 from support import frameworks  # noqa: F401
 from support.mutant import PRECISIONS, Judged, Mutant
 from support.mutant_tables import TABLES
@@ -36,6 +36,11 @@ from qwenimg.common.base.text import clean
 BACKENDS = ("cpu", "mlx")
 CRASHED = "breaks off:"
 SHOWN = 90  # characters of what caught a fault
+TITLES = {
+    "qwen": "Qwen-Image", "sd": "SDXL", "z-image": "Z-Image", "sd3": "Stable Diffusion 3", "flux": "FLUX.1",
+    "flux2": "FLUX.2 klein", "qwen-edit": "Qwen-Image-Edit", "qwen-layered": "Qwen-Image-Layered",
+    "qwen21": "Qwen-Image-2.1", "qwen-control": "ControlNets of Qwen-Image",
+}  # fmt: skip
 WRITERS: Mapping[str, Callable[[Path], None]] = {
     "sdxl": lambda folder: write_tiny_sd(folder, "sdxl"),
     "z-image": write_tiny_zimage,
@@ -119,6 +124,23 @@ def _over(text: str) -> float | None:
     return float(found[1]) / float(found[3])
 
 
+def summary() -> list[list[str]]:
+    """Of each family: its faults, how many are planted in each precision, and the one that exceeds a limit the least."""
+    made = []
+    for name, title in TITLES.items():
+        found = read_data(f"mutations-{name}")
+        counts = [str(sum(bool(row[precision]) for row in found)) for precision in PRECISIONS]
+        caught = [(times, row["fault"]) for row in found for cell in row.values() if (times := _times(cell))]
+        least, fault = min(caught)
+        made.append([title, str(len(found)), *counts, f"{fault}: {least:.2g} times"])
+    return made
+
+
+def _times(cell: str) -> float:
+    """Return how many times what is allowed a cell has; 0 where it has no number."""
+    return float(found[1]) if (found := re.search(r"(\d[-+.\de]*) times$", cell)) else 0.0
+
+
 def main() -> None:
     chosen = sys.argv[1:] or list(TABLES)
     missed = []
@@ -128,7 +150,8 @@ def main() -> None:
     for _, some in tables.values():
         missed += some
     for name, (found, _) in tables.items():
-        write("measured/parity.md", f"mutations-{name}", table(["fault", *PRECISIONS], found))
+        write_data(f"mutations-{name}", ["fault", *PRECISIONS], found)
+    write("measured/parity.md", "mutations", table(["model", "faults", *PRECISIONS, "the least"], summary()))
     count = sum(len(found) for found, _ in tables.values())
     print(f"{count} faults on each of {len(BACKENDS)} backends; not caught: {', '.join(missed) or 'none'}")
     sys.exit(6 if missed else 0)

@@ -1,8 +1,8 @@
-"""Draw the pictures of the README's list "More to try" with the built-in model.
+"""Draw the pictures of the README's list "More to try" and of the pages draw.md, edit.md and control.md.
 
     python tools/write_examples.py [--output docs/pictures]
 
-Each is the picture that its command in the README draws, beside the one that it starts from.
+Each is the picture that its command in the page draws with the built-in model, beside the one that it starts from.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import itertools
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import QwenimgError
+from qwenimg.common.pictures import canny
 
 SIDE, GAP = 192, 8  # pixels
 SIZES, COLOURS = ("small", "large"), ("red", "green", "blue")
 ANY = "a large star"
+CHOICES = "a {red|blue} {star|ring}"
+STRENGTHS = ("0.2", "0.5", "0.8", "1")
 START, CHANGED, MASKED = "two yellow stars", "two blue stars", "a yellow star to the left of a red circle"
 
 
@@ -35,6 +39,12 @@ def main() -> None:
             output / "image-to-image.png",
             [start, drawn(folder, CHANGED, "-i", str(start), "--strength", "0.8", "-s", "1")],
         )
+        strengths = [drawn(folder, CHANGED, "-i", str(start), "--strength", one, "-s", "1") for one in STRENGTHS]
+        row(output / "strength.png", [start, *strengths])
+        row(output / "choices.png", [drawn(folder, CHOICES, "-s", str(seed)) for seed in range(1, 5)])
+        edges = folder / "edges.png"
+        Image.fromarray(canny.edges(np.asarray(Image.open(start).convert("RGB")))).save(edges)
+        row(output / "edges.png", [start, edges])
         mask = folder / "mask.png"
         half = Image.new("L", Image.open(start).size, 0)
         ImageDraw.Draw(half).rectangle((half.width // 2, 0, half.width, half.height), fill=255)
