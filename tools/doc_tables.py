@@ -1,4 +1,4 @@
-"""Tables in the documentation, written by commands: the lines between two markers are replaced; long ones are CSV files."""
+"""Tables in the documentation, written by commands: the lines between two markers are replaced; long tables are CSV."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _over(text: str) -> float | None:
 
 
 def summary() -> list[list[str]]:
-    """Of each family: its faults, how many are planted in each precision, and the one that exceeds a limit the least."""
+    """Of each family: its faults, how many are planted in each precision, and the one that exceeds its limit least."""
     made = []
     for name, title in TITLES.items():
         found = read_data(f"mutations-{name}")
