@@ -1,4 +1,4 @@
-"""Every kind of block on both backends against float64: docs/results/blocks.csv, its summary in docs/measured/parity.md.
+"""Every kind of block on both backends against float64: docs/results/blocks.csv, its sum in docs/measured/parity.md.
 
 python tools/measure_parity.py      # a minute, on the blocks of tests/support/parity_blocks.py
 """
