@@ -126,6 +126,7 @@ COMMANDS = by_name({
     "completion": "complete completions",
     "bench": "benchmark",
     "serve": "server api",
+    "mcp -m MODEL --folder DIR": "assistant assistants",
     "--help": "usage commands",
     "--version": "version",
 })  # fmt: skip

@@ -118,7 +118,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "training": ("train", "finetune", "fine-tune", "dreambooth", "train-lora"),
     "a grid from the command line": ("grid", "compare", "xyz", "xy-plot"),
     "video": ("video", "animate", "img2vid", "txt2vid"),
-    "a server for assistants (MCP)": ("mcp",),
 }  # fmt: skip
 """By title: words of commands, and of options without their dashes."""
 

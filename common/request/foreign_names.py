@@ -26,14 +26,18 @@ _FOREIGN = by_name({
     "`qwenimg convert MODEL FOLDER` writes a model": "save_pretrained",
     "models are fetched by `qwenimg pull NAME`": "download pull",
     "pass it to qwenimg.load: transformer=, text_encoder=, vae=": "unet transformer vae text_encoder components",
-    "the IP-adapter is not built yet": "load_ip_adapter",
-    "textual inversion is not built yet": "load_textual_inversion",
 })  # fmt: skip
+FEATURES = by_name({
+    "ip-adapter": "load_ip_adapter set_ip_adapter_scale unload_ip_adapter ip_adapter_image ip_adapter_image_embeds "
+    "negative_ip_adapter_image negative_ip_adapter_image_embeds",
+    "textual-inversion": "load_textual_inversion unload_textual_inversion",
+})  # fmt: skip
+"""Methods and keywords of diffusers, by the words of their features in `errors.NOT_BUILT`."""
 
 
 def no_attribute(owner: str, name: str) -> str:
     """Return the message for an attribute that `owner` has not, with what does it here if `name` is of diffusers."""
-    advice = _FOREIGN.get(name) or not_built(name)
+    advice = _FOREIGN.get(name) or not_built(FEATURES.get(name, name))
     if advice is None and name.endswith("Pipeline"):
         advice = f"qwenimg.diffusers has diffusers' classes: from qwenimg.diffusers import {clean(name, 60)}"
     return f"{owner} has no attribute {clean(name, 60)!r}" + (f": {advice}" if advice else "")

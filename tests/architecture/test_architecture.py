@@ -184,11 +184,12 @@ def test_no_work_at_import():
         "precision",
         "selftest",
         "serve",
+        "mcp",
         "batch",
     )
     declares |= {(f"cli/commands/{name}.py", "places."): reason for name in opening}
     declares[("cli/commands/parity.py", "options.Backend(")] = reason
-    declares |= {(f"cli/commands/{name}.py", "Number("): reason for name in ("bench", "serve")}
+    declares |= {(f"cli/commands/{name}.py", "Number("): reason for name in ("bench", "serve", "mcp")}
     hidden = "a definition that type checkers must not see, for which every name would be an attribute"
     declares[("common/pipeline/pipeline.py", "if not TYPE_CHECKING:")] = hidden
     assert broken(rules.work_at_import, PACKAGE, declares) == []
@@ -385,7 +386,7 @@ def watch(event, args):
         seen.append((event, str(args[:2])[:100]))
 
 root = Path(qwenimg.__file__).parent
-files = [path for folder in ("common", "backends", "cli") for path in (root / folder).rglob("*.py")]
+files = [path for folder in ("common", "backends", "cli", "diffusers") for path in (root / folder).rglob("*.py")]
 names = [path.relative_to(root).with_suffix("") for path in files]
 sys.addaudithook(watch)
 for name in names:

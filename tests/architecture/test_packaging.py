@@ -30,6 +30,7 @@ OPTIONAL = {
 }
 FRAMEWORKS = {"mlx", "torch"}
 RAY = {"ray"}  # of the extra of that name
+MCP = {"mcp"}  # of the extra of that name
 SERVE = {"prometheus_client", "starlette", "uvicorn"}  # of the extra `serve`, and starlette imports python-multipart
 
 
@@ -187,7 +188,7 @@ def _imported(text: str) -> set[str]:
 
 def test_every_core_dependency_is_used_and_every_import_declared():
     declared = {requirement(text) for text in PROJECT["dependencies"]}
-    used = imports("src", "common", "cli") - SERVE - RAY
+    used = imports("src", "common", "cli") - SERVE - RAY - MCP
     print(f"declared {sorted(declared)}, imported {sorted(used)}")
     assert declared <= AGREED
     assert {MODULES.get(name, name) for name in declared} == used - OPTIONAL.keys()
@@ -199,6 +200,7 @@ def test_frameworks_and_references_are_extras():
     core = {requirement(text) for text in PROJECT["dependencies"]}
     assert (extras["mlx"], extras["torch"]) == ({"mlx"}, {"torch"})
     assert extras["ray"] == RAY and not RAY & extras["dev"]
+    assert extras["mcp"] == MCP and imports("cli/assistants") == MCP
     assert extras["serve"] == {"prometheus-client", "python-multipart", "starlette", "uvicorn"}
     assert imports("cli/serve") >= SERVE
     assert not SERVE & imports("src", "common", "cli/commands")

@@ -193,8 +193,8 @@ def test_help_by_every_name(library: Library) -> None:
 
 
 FINDING = (
-    "ui app demo run start notebook mcp config cache remove delete prune login examples grid compare gallery queue "
-    "cancel history search show loras merge wildcards outpaint update upgrade gui web webui enlarge quantize "
+    "ui app demo run start notebook assistant config cache remove delete prune login examples grid compare gallery "
+    "queue cancel history search show loras merge wildcards outpaint update upgrade gui web webui enlarge quantize "
     "controlnet caption train"
 )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import qwenimg
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import ModelError, UsageError, not_built
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.numbers.noise import TorchCPUGenerator
@@ -25,6 +25,7 @@ from qwenimg.common.parts.texts.padded_texts import T5Texts
 from qwenimg.common.pipeline import start
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.result import Result, Step
+from qwenimg.common.request.foreign_names import FEATURES
 from qwenimg.common.sampling.table import SAMPLERS
 from qwenimg.diffusers import generators, keywords, opening, pipelines, schedulers
 from qwenimg.diffusers.adapters import Adapters
@@ -50,8 +51,6 @@ NO_OPS = by_name({
 })  # fmt: skip
 # Methods that would do something, and what does it here
 MISSING = by_name({
-    "the IP-adapter is not built yet": "load_ip_adapter set_ip_adapter_scale unload_ip_adapter",
-    "textual inversion is not built yet": "load_textual_inversion unload_textual_inversion",
     "FreeU is not built": "enable_freeu disable_freeu",
     "`qwenimg convert MODEL FOLDER` writes a model": "save_pretrained save_lora_weights push_to_hub",
     "a call encodes its prompts and decodes itself": "encode_prompt prepare_latents decode_latents check_inputs",
@@ -401,8 +400,8 @@ class Part:
 
 
 def _missing(owner: str, name: str) -> AttributeError:
-    if name in MISSING:
-        return AttributeError(f"{owner} has no {name} here: {MISSING[name]}")
+    if advice := MISSING.get(name) or not_built(FEATURES.get(name, "")):
+        return AttributeError(f"{owner} has no {name} here: {advice}")
     return AttributeError(f"{owner} has no attribute {clean(name, 60)!r} here; docs/python.md has what there is")
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from qwenimg.common.base.errors import UnknownOption, UsageError
+from qwenimg.common.base.errors import UnknownOption, UsageError, not_built
 from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.request import call_options
+from qwenimg.common.request.foreign_names import FEATURES
 from qwenimg.common.request.option import number
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.diffusers.pipelines import Row
@@ -40,8 +41,6 @@ _REFUSED = by_name({
     "texts are encoded from prompt and negative_prompt alone":
         "prompt_embeds negative_prompt_embeds pooled_prompt_embeds negative_pooled_prompt_embeds prompt_embeds_mask "
         "negative_prompt_embeds_mask text_encoder_out_layers",
-    "the IP-adapter is not built yet":
-        "ip_adapter_image ip_adapter_image_embeds negative_ip_adapter_image negative_ip_adapter_image_embeds",
     "give from_pretrained a refiner=, and the call refine_at=0.8": "denoising_start denoising_end",
     "the sizes that SDXL is told are those of the picture":
         "original_size target_size negative_original_size negative_target_size crops_coords_top_left "
@@ -83,6 +82,8 @@ def named(name: str, row: Row, positional: tuple[object, ...], asked: Mapping[st
 
 
 def _check_known(name: str, row: Row, key: str) -> None:
+    if (missing := not_built(FEATURES.get(key, ""))) is not None:
+        raise UnknownOption(f"{name} takes no {key} here: {missing}")
     mapped = (*SAME, *_OWN, *_SCALES, *_REFUSED, *PROMPTS, "max_sequence_length", "skip_guidance_layers")
     if key in ("true_cfg_scale",) and row.true_cfg is None:
         raise UnknownOption(f"{name} takes no true_cfg_scale; give guidance_scale")
