@@ -42,6 +42,9 @@ def main() -> None:
         strengths = [drawn(folder, CHANGED, "-i", str(start), "--strength", one, "-s", "1") for one in STRENGTHS]
         row(output / "strength.png", [start, *strengths])
         row(output / "choices.png", [drawn(folder, CHOICES, "-s", str(seed)) for seed in range(1, 5)])
+        steps = [drawn(folder, MASKED, "-s", "4", "--steps", one) for one in ("1", "3", "6", "20")]
+        guided = [drawn(folder, MASKED, "-s", "4", "--guidance", one) for one in ("1", "3", "8", "20")]
+        grid(output / "steps.png", [*steps, *guided], 4)
         edges = folder / "edges.png"
         Image.fromarray(canny.edges(np.asarray(Image.open(start).convert("RGB")))).save(edges)
         row(output / "edges.png", [start, edges])
