@@ -12,35 +12,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from idle_worker import SIZE, picture
 
 from qwenimg.cli.batch import ray_engine
 from qwenimg.cli.batch.driver import Driver
 from qwenimg.cli.batch.engines import MakeWorker
 from qwenimg.cli.batch.record import BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
-from qwenimg.cli.serve import workers as processes
-from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready, Settings
-from qwenimg.cli.serve.orders import PictureOrder
+from qwenimg.cli.workers import worker
+from qwenimg.cli.workers.messages import Draw, Finished, PictureDrawn, Ready, Start
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.job import Job
-
-_PROCESS = """\
-import sys
-from multiprocessing.connection import Connection
-from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready
-
-pipe, data = Connection(int(sys.argv[1])), bytes({bytes})
-pipe.recv()
-pipe.send(Ready())
-while isinstance(order := pipe.recv(), Draw):
-    pipe.send(PictureDrawn(order=order.order, index=0, data=data, recipe={{}}, seconds=0.1))
-    pipe.send(Finished(order=order.order))
-"""
 
 
 class IdleWorker:
@@ -48,47 +37,46 @@ class IdleWorker:
 
     size = 0
 
-    def __init__(self, backend: str, settings: Settings) -> None:
-        self.backend, self.data = backend, bytes(self.size)
-        self.order: PictureOrder | None = None
+    def __init__(self, settings: Start) -> None:
+        self.backend, self.data = settings.backend, picture(self.size)
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
 
     def start(self) -> asyncio.Queue[Any]:
         self.inbox.put_nowait(Ready())
         return self.inbox
 
-    def draw(self, order: PictureOrder) -> None:
-        self.order = order
-        self.inbox.put_nowait(PictureDrawn(order=order.id, index=0, data=self.data, recipe={}, seconds=0.1))
-        self.inbox.put_nowait(Finished(order=order.id))
+    def send(self, message: Draw) -> None:
+        self.inbox.put_nowait(PictureDrawn(id=message.id, index=0, data=self.data, recipe={}, seconds=0.1))
+        self.inbox.put_nowait(Finished(id=message.id))
 
     async def close(self) -> None: ...
 
 
 @contextlib.contextmanager
-def opened(engine: str, settings: Settings, size: int) -> Iterator[MakeWorker]:
+def opened(engine: str, backends: Sequence[str], size: int) -> Iterator[MakeWorker]:
     """Yield the function that makes workers of `engine` that draw nothing."""
     if engine == "none":
         IdleWorker.size = size
         yield IdleWorker
     elif engine == "local":
-        processes._CODE = _PROCESS.format(bytes=size)
-        yield processes.Worker
+        os.environ |= {"PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}", SIZE: str(size)}
+        worker.PROGRAM = "idle_worker"
+        yield worker.Worker
     else:
 
         class IdleDrawer:
             def __init__(self, models: Any) -> None:
-                self.data = bytes(size)
+                self.data = picture(size)
 
             def begin(self) -> list[Any]:
                 return [Ready()]
 
-            def draw(self, order: Draw) -> list[Any]:
-                drawn = PictureDrawn(order=order.order, index=0, data=self.data, recipe={}, seconds=0.1)
-                return [drawn, Finished(order=order.order)]
+            def draw(self, task: Draw) -> list[Any]:
+                drawn = PictureDrawn(id=task.id, index=0, data=self.data, recipe={}, seconds=0.1)
+                return [drawn, Finished(id=task.id)]
 
         ray_engine.Drawer = IdleDrawer  # type: ignore[assignment,misc]
-        with ray_engine.cluster(settings) as make_worker:
+        with ray_engine.cluster(backends) as make_worker:
             yield make_worker
 
 
@@ -98,16 +86,16 @@ def measure(folder: Path, engine: str, pictures: int, count: int, size: int) -> 
         BatchTask(key=f"{i:064x}", job=Job(options={"prompt": f"a red circle {i}"}, seeds=(i,), where=f"r:{i}"))
         for i in range(pictures)
     ]
-    settings = Settings(models={"model": Opening()}, backends=("cpu",) * count, threads=1)
+    starts = [Start(models={"model": Opening()}, backend="cpu", threads=1)] * count
     journal, ends = BatchJournal(folder, (0, 1)), list[float]()
-    with opened(engine, settings, size) as make_worker:
+    with opened(engine, ["cpu"] * count, size) as make_worker:
 
         async def run() -> None:
             outcome = await Driver(
                 tasks,
                 frozenset(),
                 journal,
-                settings,
+                starts,
                 lambda task, error, seconds: ends.append(time.perf_counter()),
                 print,
                 make_worker,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import signal
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +10,8 @@ from dataclasses import dataclass, field
 from qwenimg.cli.batch.engines import BatchWorker, MakeWorker
 from qwenimg.cli.batch.record import BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
-from qwenimg.cli.serve.messages import Finished, PictureDrawn, Ready, Settings, Unusable
-from qwenimg.cli.serve.orders import PictureOrder
-from qwenimg.cli.serve.workers import Lost
+from qwenimg.cli.workers.messages import Draw, Finished, PictureDrawn, Ready, Start, Unusable
+from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base.errors import UsageError
 
 TRIES = 3  # workers that one picture may end
@@ -43,19 +40,21 @@ class Driver:
         tasks: Sequence[BatchTask],
         replaced: frozenset[str],
         journal: BatchJournal,
-        settings: Settings,
+        starts: Sequence[Start],
         report: Report,
         say: Callable[[str], None],
         make_worker: MakeWorker,
     ) -> None:
         """Create a driver for the pictures that are still to be drawn. replaced: the keys of pictures whose file is
-        there and differs from the journal's. say: prints a line. make_worker: makes a worker of the engine."""
+        there and differs from the journal's. starts: the settings of each worker. say: prints a line. make_worker:
+        makes a worker of the engine."""
         self.waiting, self.replaced, self.journal = deque(tasks), replaced, journal
         self.report, self.say = report, say
         self.outcome = BatchOutcome()
         self.is_stopping = False
-        self.workers = [make_worker(backend, settings) for backend in settings.backends[: len(tasks)]]
-        self._model = next(iter(settings.models))
+        self.workers = [make_worker(start) for start in starts[: len(tasks)]]
+        self._model = next(iter(starts[0].models))
+        self._drawing: dict[BatchWorker, BatchTask] = {}
         self._tries: Counter[str] = Counter()
         self._warned: set[str] = set()  # lines, each of which is printed once
         self._closing: list[asyncio.Task[None]] = []
@@ -63,7 +62,7 @@ class Driver:
     def stop(self) -> None:
         """Begin no more pictures."""
         self.is_stopping = True
-        idle = [worker for worker in self.workers if worker.order is None]
+        idle = [worker for worker in self.workers if worker not in self._drawing]
         self._closing += [asyncio.create_task(worker.close()) for worker in idle]
 
     async def run(self) -> BatchOutcome:
@@ -83,8 +82,9 @@ class Driver:
         """Let a worker draw until nothing is left, and start it again when it is lost."""
         losses = 0
         while self.waiting and not self.is_stopping and losses < STARTS:
-            inbox, task = worker.start(), None
+            inbox = worker.start()
             while not isinstance(message := await inbox.get(), Lost):
+                task = self._drawing.get(worker)
                 match message:
                     case Unusable():
                         self.outcome.unusable = message
@@ -94,33 +94,24 @@ class Driver:
                     case Ready() | Finished():
                         if isinstance(message, Finished) and message.error and task is not None:
                             self._give_up(task, message.error, message.exit_code, 1)
-                        task = self._begin(worker)
-                        if task is None:
+                        if not self._begin(worker):
                             return
-            worker.order = None
+            task = self._drawing.pop(worker, None)
             if task is not None:
-                self._retry(task, message.code)
+                self._retry(task, message)
             elif not self.is_stopping:
                 losses += 1
                 self.say(f"the worker on {worker.backend} has ended before it was ready")
             await asyncio.sleep(PAUSE)
 
-    def _begin(self, worker: BatchWorker) -> BatchTask | None:
-        """Give a worker the next picture, and return it; None if there is none."""
-        worker.order = None
+    def _begin(self, worker: BatchWorker) -> bool:
+        """Give a worker the next picture; return False if there is none."""
+        self._drawing.pop(worker, None)
         if not self.waiting or self.is_stopping:
-            return None
-        task = self.waiting.popleft()
-        worker.draw(
-            PictureOrder(
-                model=self._model,
-                job=task.job,
-                kind="job",
-                deadline=math.inf,
-                id=task.key[:16],
-            )
-        )
-        return task
+            return False
+        self._drawing[worker] = task = self.waiting.popleft()
+        worker.send(Draw(id=task.key[:16], model=self._model, job=task.job))
+        return True
 
     async def _publish(self, task: BatchTask, drawn: PictureDrawn) -> None:
         replace = task.key in self.replaced
@@ -136,16 +127,15 @@ class Driver:
         self.outcome.done += 1
         self.report(task, "", drawn.seconds)
 
-    def _retry(self, task: BatchTask, code: int) -> None:
-        """Put a picture whose worker has ended at the end of the line, unless it has ended several."""
+    def _retry(self, task: BatchTask, lost: Lost) -> None:
+        """Put a picture whose worker has ended at the end of the queue, unless it has ended several."""
         self._tries[task.key] += 1
         tries = self._tries[task.key]
-        how = "was killed, most likely since memory ran out" if code == -signal.SIGKILL else "has ended"
-        self.say(f"{task.job.where}: its worker {how}; try {tries} of {TRIES}")
+        self.say(f"{task.job.where}: its worker {lost.predicate}; try {tries} of {TRIES}")
         if tries < TRIES:
             self.waiting.append(task)
         else:
-            self._give_up(task, f"its worker {how}, {tries} times", 1, tries)
+            self._give_up(task, f"its worker {lost.predicate}, {tries} times", 1, tries)
 
     def _give_up(self, task: BatchTask, error: str, code: int, tries: int) -> None:
         self.journal.add(task, "failed", error=error, exit=code, tries=tries)

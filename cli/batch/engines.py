@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Protocol, TypeAlias
 
-from qwenimg.cli.serve.messages import FromWorker, Settings
-from qwenimg.cli.serve.orders import PictureOrder
-from qwenimg.cli.serve.workers import Lost, Worker
+from qwenimg.cli.workers.messages import Draw, FromWorker, Start
+from qwenimg.cli.workers.process import Lost
+from qwenimg.cli.workers.worker import Worker
 from qwenimg.common.base.errors import BackendMissing
 
 NAMES = ("local", "ray")
 
 
 class BatchWorker(Protocol):
-    """A process that draws on one device. After its end another one is started in its place."""
+    """A process that draws on one device. After its end it can be started again."""
 
-    backend: str
-    order: PictureOrder | None  # the one in work
+    @property
+    def backend(self) -> str: ...
 
     def start(self) -> asyncio.Queue[FromWorker | Lost]:
         """Start the process. Return the queue of its messages, the last of which is Lost."""
         ...
 
-    def draw(self, order: PictureOrder) -> None: ...
+    def send(self, message: Draw) -> None: ...
 
     async def close(self) -> None:
         """End the process."""
         ...
 
 
-MakeWorker: TypeAlias = Callable[[str, Settings], BatchWorker]
+MakeWorker: TypeAlias = Callable[[Start], BatchWorker]
 
 
 def check(name: str) -> None:
@@ -43,12 +43,13 @@ def check(name: str) -> None:
 
 
 @contextmanager
-def opened(name: str, settings: Settings) -> Iterator[MakeWorker]:
-    """Yield the function that makes the workers of engine `name`. Raises BackendMissing and UsageError."""
+def opened(name: str, backends: Sequence[str]) -> Iterator[MakeWorker]:
+    """Yield the function that makes the workers of engine `name`, on these backends. Raises BackendMissing and
+    UsageError."""
     if name == "local":
         yield Worker
         return
     from qwenimg.cli.batch import ray_engine
 
-    with ray_engine.cluster(settings) as make_worker:
+    with ray_engine.cluster(backends) as make_worker:
         yield make_worker

@@ -1,4 +1,4 @@
-"""Workers that Ray starts, on this machine or on those of a cluster.
+"""Workers that Ray starts, on this machine or on the machines of a cluster.
 
 An actor is never restarted by Ray: one that restarts refuses calls meanwhile, and the picture that ended it would be
 tried without end. The driver starts a new one, as it does with a local process.
@@ -11,12 +11,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
-from qwenimg.cli.serve.messages import Draw, FromWorker, Settings, Start, Stepped
-from qwenimg.cli.serve.orders import PictureOrder
-from qwenimg.cli.serve.workers import Lost
 from qwenimg.cli.signals import STOPPING
+from qwenimg.cli.workers.messages import Draw, FromWorker, Start, Stepped
+from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base.errors import BackendMissing, UsageError
 
 STORE = 200 << 20  # bytes of Ray's store of objects on this machine: a finished picture of each worker
@@ -28,7 +28,7 @@ class Drawer:
 
     def __init__(self, start: Start) -> None:
         """Create a worker that may open the models of `start`."""
-        from qwenimg.cli.serve.drawing_process import DrawingProcess
+        from qwenimg.cli.workers.drawing_process import DrawingProcess
 
         self.messages: list[FromWorker] = []
         self.process = DrawingProcess(self, start)
@@ -40,48 +40,49 @@ class Drawer:
     def begin(self) -> list[FromWorker]:
         """Open the first model. Return the worker's messages, the last of which is Ready or Unusable."""
         self.process.begin()
-        return self._said()
+        return self._taken()
 
-    def draw(self, order: Draw) -> list[FromWorker]:
+    def draw(self, task: Draw) -> list[FromWorker]:
         """Draw. Return the worker's messages, the last of which is Finished."""
-        self.process.draw(order)
-        return self._said()
+        self.process.draw(task)
+        return self._taken()
 
-    def _said(self) -> list[FromWorker]:
+    def _taken(self) -> list[FromWorker]:
         messages, self.messages = self.messages, []
         return messages
 
 
 class RayWorker:
-    """An actor as a worker of the driver. After its end a new one takes its place."""
+    """An actor as a worker of the driver. After its end `start` makes a new one."""
 
-    def __init__(self, backend: str, settings: Settings) -> None:
-        self.backend, self._threads = backend, settings.threads
-        self.order: PictureOrder | None = None
-        self._start = Start(models=settings.models, backend=backend)
+    def __init__(self, settings: Start) -> None:
+        self.settings = settings
         self._actor: Any = None
         self._inbox: asyncio.Queue[FromWorker | Lost] = asyncio.Queue()
         self._calls: set[asyncio.Task[None]] = set()
 
+    @property
+    def backend(self) -> str:
+        return self.settings.backend
+
     def start(self) -> asyncio.Queue[FromWorker | Lost]:
         import ray
 
-        threads = {"env_vars": {"OMP_NUM_THREADS": str(self._threads)}} if self._threads else {}
+        threads = self.settings.threads
         actor = ray.remote(
             max_restarts=0,
             max_task_retries=0,
             num_cpus=0,  # a batch that asks for more workers than cores still has all of them
             num_gpus=int(self.backend == "cuda"),
-            runtime_env=threads,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}} if threads else {},
             scheduling_strategy="SPREAD",
         )(Drawer)
-        self.order, self._inbox, self._actor = None, asyncio.Queue(), actor.remote(self._start)
+        self._inbox, self._actor = asyncio.Queue(), actor.remote(self.settings)
         self._call(self._actor.begin.remote())
         return self._inbox
 
-    def draw(self, order: PictureOrder) -> None:
-        self.order = order
-        self._call(self._actor.draw.remote(order.draw()))
+    def send(self, message: Draw) -> None:
+        self._call(self._actor.draw.remote(message))
 
     async def close(self) -> None:
         import ray
@@ -115,7 +116,7 @@ def ray_errors() -> type[Exception]:
 
 
 @contextmanager
-def cluster(settings: Settings) -> Iterator[Callable[[str, Settings], RayWorker]]:
+def cluster(backends: Sequence[str]) -> Iterator[Callable[[Start], RayWorker]]:
     """Connect with the cluster of RAY_ADDRESS, or start Ray on this machine, while the context is open. Yield the
     function that makes workers there. Raises BackendMissing if Ray does not start, and UsageError for more workers than
     GPUs."""
@@ -136,8 +137,8 @@ def cluster(settings: Settings) -> Iterator[Callable[[str, Settings], RayWorker]
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         auto = "cuda" if gpus else "auto"
-        check([auto if backend == "auto" else backend for backend in settings.backends], gpus)
-        yield lambda backend, settings: RayWorker(auto if backend == "auto" else backend, settings)
+        check([auto if backend == "auto" else backend for backend in backends], gpus)
+        yield lambda start: RayWorker(replace(start, backend=auto if start.backend == "auto" else start.backend))
     finally:
         ray.shutdown()
 

@@ -20,8 +20,8 @@ from qwenimg.cli.batch.record import BatchJournal, Known
 from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shard_of, tasks_of
 from qwenimg.cli.options import FILE
 from qwenimg.cli.progress import StepBar
-from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.signals import Stop
+from qwenimg.cli.workers.messages import Start
 from qwenimg.common.base.amounts import duration
 from qwenimg.common.families.opening import opening_of
 from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, parse
@@ -111,11 +111,10 @@ def batch(
         inputs,
     )
     count = max(workers, len(backends))
-    settings = Settings(
-        models={"model": opening},
-        backends=tuple(backends[i % len(backends)] for i in range(count)),
-        threads=max(1, (os.cpu_count() or 1) // count) if count > 1 else 0,
-    )
+    threads = max(1, (os.cpu_count() or 1) // count) if count > 1 else 0
+    starts = [
+        Start(models={"model": opening}, backend=backends[i % len(backends)], threads=threads) for i in range(count)
+    ]
     with contextlib.closing(BatchJournal(output.absolute(), place)) as journal:
         mine = shard_of(tasks, place)
         known = journal.known()
@@ -130,8 +129,8 @@ def batch(
             report.say(f"{len(skipped)} pictures were given up by an earlier run; --retry-failed draws them")
         outcome = BatchOutcome()
         if left:  # else no engine is started
-            with engines.opened(engine, settings) as make_worker:
-                outcome = asyncio.run(_run(left, replaced, journal, settings, report, stop, make_worker))
+            with engines.opened(engine, [start.backend for start in starts]) as make_worker:
+                outcome = asyncio.run(_run(left, replaced, journal, starts, report, stop, make_worker))
     return report.code(outcome, [*(1 for _ in skipped), *(fault.exit_code for fault in faults)])
 
 
@@ -139,13 +138,13 @@ async def _run(
     left: list[BatchTask],
     replaced: frozenset[str],
     journal: BatchJournal,
-    settings: Settings,
+    starts: list[Start],
     report: BatchReport,
     stop: Stop,
     make_worker: MakeWorker,
 ) -> BatchOutcome:
     loop = asyncio.get_running_loop()
-    driver = Driver(left, replaced, journal, settings, report.ended, report.say, make_worker)
+    driver = Driver(left, replaced, journal, starts, report.ended, report.say, make_worker)
 
     def hears() -> None:
         loop.call_soon_threadsafe(driver.stop)

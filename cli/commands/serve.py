@@ -96,8 +96,8 @@ def serve(
         if find_spec(package) is None:
             raise BackendMissing(f"serve needs {package}; in the clone of qwenimg: pip install '.[serve]'")
     from qwenimg.cli.serve import app
-    from qwenimg.cli.serve.messages import Settings
     from qwenimg.cli.serve.offered import Offer, search_apart
+    from qwenimg.cli.serve.settings import Settings
 
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     token = "" if token_file is None else _token(token_file)

@@ -1,21 +1,24 @@
-"""Rank 0 of a run on several devices: it starts the other ranks, unless a launcher has, and tells them what it does."""
+"""Rank 0 of a run on several devices: it starts the other ranks, unless a launcher has, and leads them."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.backends import ranks
 from qwenimg.cli.ranks import follow
 from qwenimg.cli.ranks.identity import identity
-from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, Hub, Open
+from qwenimg.cli.ranks.link import Announce, CompileBlocks, DrawSteps, LeaderLink, Open
 from qwenimg.cli.signals import Stop
+from qwenimg.cli.workers import process
+from qwenimg.cli.workers.process import Lost, Process
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.opening import Opening
@@ -28,9 +31,8 @@ if TYPE_CHECKING:
     from qwenimg.common.request.request import Request
     from qwenimg.common.runtime.engine import Engine
 
-_CODE = "from qwenimg.cli.ranks.follow import main; main()"
+_PROGRAM = "qwenimg.cli.ranks.follow"
 _VERDICT = 5.0  # seconds in which the end of a rank is seen, once an exchange with it has failed
-_GRACE = 5.0  # seconds for a rank to end by itself
 
 
 class Leader:
@@ -42,16 +44,16 @@ class Leader:
         check(opening)
         self.backend = ranks.check_backend(opening.backend, launched_by_mlx=place is not None and ranks.by_mlx())
         self.devices, self._place, self._stop = devices, place, stop
-        self._children: list[subprocess.Popen[str]] = []
-        self._hub: Hub | None = None
-        self._engine = None if place is None else self._met(place)
+        self._children: list[tuple[Process, Connection]] = []  # with the pipe by whose end they see the end of this one
+        self._link: LeaderLink | None = None
+        self._engine = None if place is None else self._connected(place)
 
     def open_pipeline(self, opening: Opening, notify: Callable[[str, str], None]) -> Pipeline:
         """Open a pipeline on this rank, and the same on all others. Raises QwenimgError."""
         pipe = open_model.open_pipeline(opening, self._started, notify)
-        assert self._hub is not None
-        self._hub.send(Open(opening=opening, identity=identity(pipe)))
-        self._hub.wait_opened()
+        assert self._link is not None
+        self._link.send(Open(opening=opening, identity=identity(pipe)))
+        self._link.wait_opened()
         assert isinstance(pipe, RankPipeline)
         pipe.followers = self
         return pipe
@@ -68,18 +70,17 @@ class Leader:
     def leave(self) -> None:
         """End the other ranks."""
         self._stop.last = None
-        if self._hub is not None:
-            self._hub.leave()
+        if self._link is not None:
+            self._link.leave()
         if self._engine is not None and self._engine.group is not None:
             self._engine.group.close()
-        for child in self._children:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_GRACE)
-        leftovers.end(self._children)
+        for child, _ in self._children:
+            process.end(child)
+        leftovers.end(child for child, _ in self._children)
 
     def _send(self, message: Announce | CompileBlocks | DrawSteps) -> None:
-        assert self._hub is not None
-        self._hub.send(message)
+        assert self._link is not None
+        self._link.send(message)
 
     # The start
 
@@ -92,7 +93,7 @@ class Leader:
             for rank in range(1, self.devices):
                 self._start(rank, port)
             place = RankPlace(rank=0, size=self.devices, neighbours=self.devices, port=port)
-            self._engine = self._met(place, store)
+            self._engine = self._connected(place, store)
         return self._engine
 
     def _start(self, rank: int, port: int) -> None:
@@ -101,39 +102,33 @@ class Leader:
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         }  # fmt: skip
         environment = {name: text for name, text in os.environ.items() if not name.startswith(("MLX_", "TORCHELASTIC"))}
-        child = subprocess.Popen(
-            [sys.executable, "-c", _CODE, self.backend],
-            stdin=subprocess.PIPE,  # its end is the end of this process
-            stdout=subprocess.DEVNULL,
-            env=environment | {name: str(value) for name, value in about.items()},
-            text=True,
-            start_new_session=True,  # Ctrl-C in a terminal is for rank 0 alone
-        )
+        environment |= {name: str(value) for name, value in about.items()}
+        child, pipe = process.start(_PROGRAM, self.backend, environment=environment, output=DEVNULL, apart=True)
         leftovers.add(child)
-        self._children.append(child)
+        self._children.append((child, pipe))
         threading.Thread(target=self._watch, args=(rank, child), daemon=True).start()
 
-    def _watch(self, rank: int, child: subprocess.Popen[str]) -> None:
-        """End this process if a rank ends before it has connected. It has said why, unless it was killed."""
-        code = child.wait()
-        if self._hub is None:
-            how = f"was killed by signal {-code}" if code < 0 else "has ended"
-            self._stop.fail(max(code, 1), "" if code > 0 else f"rank {rank} of {self.devices} {how} at its start")
+    def _watch(self, rank: int, child: Process) -> None:
+        """End this process if a rank ends before it has connected. It has printed why, unless it was killed."""
+        lost = Lost(child.wait())
+        if self._link is None:
+            text = f"rank {rank} of {self.devices} has ended at its start ({lost.reason})"
+            self._stop.fail(max(lost.code, 1), "" if lost.code > 0 else text)
 
-    def _met(self, place: RankPlace, store: Any = None) -> Engine:
-        """Return the engine of this rank once all have met and are connected."""
+    def _connected(self, place: RankPlace, store: Any = None) -> Engine:
+        """Return the engine of this rank once all are connected."""
         engine = ranks.engine(self.backend, place, store)
         assert engine.group is not None
         self._engine = engine
-        self._hub = Hub(engine.group, place, tuple(sys.argv[1:]), self._stop.fail)
-        self._stop.last = self._hub.leave
+        self._link = LeaderLink(engine.group, place, tuple(sys.argv[1:]), self._stop.fail)
+        self._stop.last = self._link.leave
         engine.group.failing = lambda: time.sleep(_VERDICT)  # by then the end of a rank has ended this process
         return engine
 
 
 @contextmanager
 def leading(devices: int, opening: Opening, stop: Stop) -> Iterator[Leader]:
-    """Yield rank 0 of several devices, and end the others behind the context. Never returns on another rank of a
+    """Yield rank 0 of several devices, and end the others after the context. Never returns on another rank of a
     launcher, which follows that one. Raises QwenimgError."""
     place = ranks.place(devices)
     if place is not None and place.rank:

@@ -1,7 +1,7 @@
-"""The connections between rank 0 and each other rank: orders one way, errors the other, and the end of either.
+"""The connections between rank 0 and each other rank: instructions one way, errors the other, and the end of either.
 
-They go beside the frameworks' exchanges of arrays, so that a rank waits for orders without a limit, and the end of
-another rank is seen at once, whatever both are computing.
+They are separate from the frameworks' exchanges of arrays, so that a rank waits for instructions without a limit, and
+the end of another rank is seen at once, whatever both are computing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from qwenimg.cli.workers import channel
+from qwenimg.cli.workers.channel import FollowerChannel, LeaderChannel
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.version import __version__
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.group import Group, RankLost, RankPlace
 
-PATIENCE = 60.0  # seconds until all ranks have connected, which have met already
+PATIENCE = 60.0  # seconds until all ranks, which the framework has connected already, are connected here too
 GREETING = 10.0  # seconds in which a new connection names its rank
-PAUSE, SILENCE = 5.0, 12  # seconds; so many of them in a row without an answer, and the process of a rank is stopped
 # Until a machine that no longer answers counts as ended: 3 s of silence and three questions, 2 s apart
 _ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPALIVE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 9000}
 _LOCAL = ("127.0.0.1", "localhost")
@@ -62,11 +63,6 @@ class DrawSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ping:
-    """A question that a thread of the rank answers, whatever else it computes."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Leave:
     """The end of the run."""
 
@@ -88,11 +84,6 @@ class ModelIsOpen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pong:
-    """The answer to `Ping`."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Failed:
     """An error, by which this rank ends."""
 
@@ -100,14 +91,14 @@ class Failed:
     text: str
 
 
-class Hub:
+class LeaderLink:
     """Rank 0's ends of the connections. `ends(exit code, text)` is called in another thread once a rank has ended,
     failed or does not answer."""
 
     def __init__(
         self, group: Group, place: RankPlace, words: tuple[str, ...], ends: Callable[[int, str], None]
     ) -> None:
-        """Tell the others an address, and wait until all have connected. words: this rank's command line. Raises
+        """Send the others an address, and wait until all have connected. words: this rank's command line. Raises
         UsageError for a rank of another version or with other options, and RankLost."""
         self.size, self._ends, self._left = group.size, ends, False
         self._opened = threading.Semaphore(0)
@@ -115,34 +106,35 @@ class Hub:
         with socket.create_server(("127.0.0.1" if place.host in _LOCAL else "", 0)) as server:
             group.told(f"{place.host} {server.getsockname()[1]} {token}".encode())
             server.settimeout(PATIENCE)
-            self._pipes: dict[int, Connection] = {}
-            while len(self._pipes) < self.size - 1:
+            pipes: dict[int, Connection] = {}
+            while len(pipes) < self.size - 1:
                 try:
                     caller, _ = server.accept()
                 except TimeoutError:
-                    raise RankLost(f"of {self.size} ranks {len(self._pipes) + 1} have connected") from None
+                    raise RankLost(f"of {self.size} ranks {len(pipes) + 1} have connected") from None
                 if (rank := _greeted(caller, token)) is not None:
-                    self._pipes[rank] = Connection(caller.detach())
-        for rank, pipe in sorted(self._pipes.items()):
+                    pipes[rank] = Connection(caller.detach())
+        for rank, pipe in sorted(pipes.items()):
             self._check(rank, pipe, words)
-        self._sending = {rank: threading.Lock() for rank in self._pipes}
-        for rank, pipe in self._pipes.items():
-            threading.Thread(target=self._read, args=(rank, pipe), daemon=True).start()
+        self._channels = {rank: LeaderChannel(pipe) for rank, pipe in pipes.items()}
+        for rank in self._channels:
+            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 
-    def send(self, message: Open | Announce | CompileBlocks | DrawSteps) -> None:
-        for rank in self._pipes:
-            self._sent(rank, message)
+    def send(self, message: Open | Announce | CompileBlocks | DrawSteps | Leave) -> None:
+        for link in self._channels.values():
+            link.send(message)
 
     def wait_opened(self) -> None:
         """Wait until all have opened the model."""
-        for _ in self._pipes:
+        for _ in self._channels:
             self._opened.acquire()
 
     def leave(self) -> None:
         """Let the others end; from now on no end is an error."""
         self._left = True
-        for rank in self._pipes:
-            self._sent(rank, Leave(), PAUSE)
+        self.send(Leave())
+        for link in self._channels.values():
+            link.flush(channel.PAUSE)
 
     def _check(self, rank: int, pipe: Connection, words: tuple[str, ...]) -> None:
         try:
@@ -156,40 +148,18 @@ class Hub:
         if hello.words not in (None, words):
             raise UsageError(f"rank {rank} was started with other options than rank 0: give all ranks one command")
 
-    def _read(self, rank: int, pipe: Connection) -> None:
+    def _read(self, rank: int) -> None:
         try:
-            while self._answers(rank, pipe):
-                message = pipe.recv()
+            while True:
+                message = self._channels[rank].receive()
                 if isinstance(message, Failed):
                     return self._end(message.exit_code, f"rank {rank}: {message.text}")
                 if isinstance(message, ModelIsOpen):
                     self._opened.release()
-            self._end(RankLost.exit_code, self._silent(rank, SILENCE * PAUSE))
-        except (EOFError, OSError):
+        except EOFError:
             self._end(RankLost.exit_code, self._lost(rank))
-
-    def _answers(self, rank: int, pipe: Connection) -> bool:
-        """Wait for a message of a rank, and ask for one after a pause. Return False if none comes.
-
-        Pauses are counted and not seconds: while this process itself is stopped, by Ctrl-Z, none goes by."""
-        asked = False
-        for _ in range(1 + SILENCE):
-            if pipe.poll(PAUSE):
-                return True
-            asked = asked or self._sent(rank, Ping(), 0)
-        return False
-
-    def _sent(self, rank: int, message: object, patience: float = -1) -> bool:
-        """Send a message to a rank, at most `patience` seconds after another one that is on its way, or whenever that
-        is sent; return whether it was sent."""
-        if not (lock := self._sending[rank]).acquire(timeout=patience):
-            return False
-        try:
-            with suppress(OSError):  # its end is noticed where it is read
-                self._pipes[rank].send(message)
-            return True
-        finally:
-            lock.release()
+        except TimeoutError:
+            self._end(RankLost.exit_code, self._silent(rank, channel.silence()))
 
     def _end(self, code: int, text: str) -> None:
         if not self._left:
@@ -205,7 +175,7 @@ class Hub:
         )
 
 
-class Spoke:
+class FollowerLink(FollowerChannel):
     """The end of another rank than 0."""
 
     def __init__(self, group: Group, words: tuple[str, ...] | None) -> None:
@@ -220,21 +190,8 @@ class Spoke:
         except OSError as error:
             reason = error.strerror or "no answer"
             raise RankLost(f"rank {group.rank}: rank 0 cannot be reached at {host}:{port}: {reason}") from None
-        self._pipe, self._sending = Connection(caller.detach()), threading.Lock()
+        super().__init__(Connection(caller.detach()))
         self.send(Hello(version=__version__, words=words))
-
-    def send(self, message: Hello | ModelIsOpen | Pong | Failed) -> None:
-        with self._sending, suppress(OSError):  # rank 0 has ended, and `receive` says so
-            self._pipe.send(message)
-
-    def receive(self) -> Any:
-        """Wait for an order, and answer questions meanwhile. Raises EOFError once rank 0 has ended."""
-        try:
-            while isinstance(message := self._pipe.recv(), Ping):
-                self.send(Pong())
-        except OSError:
-            raise EOFError from None
-        return message
 
 
 def _greeted(caller: socket.socket, token: str) -> int | None:

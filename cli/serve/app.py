@@ -25,15 +25,15 @@ from qwenimg.cli.serve.apis.sdapi import PREFIX, SdApi, sdapi_answer
 from qwenimg.cli.serve.connections import ACCEPTED, HastyProtocol, listen, room
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.guards import Guards, plain_answer
+from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.json_answer import JsonAnswer
-from qwenimg.cli.serve.messages import Settings
 from qwenimg.cli.serve.metrics import Metrics
-from qwenimg.cli.serve.orders import Fault
 from qwenimg.cli.serve.page import Page
+from qwenimg.cli.serve.settings import Settings
 from qwenimg.common.base.text import clean
 
-LINGER = 10  # seconds for answers to be sent, beyond those for orders to be drawn
+LINGER = 10  # seconds for answers to be sent, beyond those for jobs to be drawn
 
 
 class QuietServer(uvicorn.Server):
@@ -67,7 +67,7 @@ class Service:
             *SdApi(dispatcher, settings).routes(),
         ]
         handlers = {
-            Fault: _answer_fault,
+            HttpError: _answer_fault,
             HTTPException: _answer_http,
             sqlite3.Error: self._answer_busy,
             Exception: _answer_bug,
@@ -81,7 +81,7 @@ class Service:
         return JsonAnswer({"status": "ok"})
 
     async def ready(self, request: HttpRequest) -> Response:
-        """Say whether requests are taken. Raises Fault."""
+        """Say whether requests are taken."""
         if not self.dispatcher.is_ready:
             raise self.dispatcher.not_ready()
         return JsonAnswer({"status": "ready"})
@@ -97,27 +97,29 @@ class Service:
 
     async def _answer_busy(self, request: HttpRequest, error: Exception) -> Response:
         self.dispatcher.say(f"error: the gallery's database: {clean(error, 120)}")
-        fault = Fault(503, "the gallery cannot be used now; the server's log says why", kind="server_error", after=5.0)
+        fault = HttpError(
+            503, "the gallery cannot be used now; the server's log says why", kind="server_error", after=5.0
+        )
         return answer(request.url.path, fault)
 
 
-def answer(path: str, fault: Fault) -> Response:
+def answer(path: str, fault: HttpError) -> Response:
     """Return a fault in the form of the API that `path` belongs to."""
     return sdapi_answer(fault) if path.startswith(PREFIX) else plain_answer(fault)
 
 
-async def _answer_fault(request: HttpRequest, error: Fault) -> Response:
+async def _answer_fault(request: HttpRequest, error: HttpError) -> Response:
     return answer(request.url.path, error)
 
 
 async def _answer_http(request: HttpRequest, error: HTTPException) -> Response:
     kinds = {404: "there is nothing here", 405: "this method is not served here"}
-    fault = Fault(error.status_code, kinds.get(error.status_code, "the request cannot be read"))
+    fault = HttpError(error.status_code, kinds.get(error.status_code, "the request cannot be read"))
     return answer(request.url.path, fault)
 
 
 async def _answer_bug(request: HttpRequest, error: Exception) -> Response:
-    return answer(request.url.path, Fault(500, "a bug in the server; its log says more", kind="server_error"))
+    return answer(request.url.path, HttpError(500, "a bug in the server; its log says more", kind="server_error"))
 
 
 async def serve(

@@ -1,10 +1,9 @@
-"""The queue of orders, and the workers that draw them."""
+"""The queue of jobs, and the workers that draw them."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import signal
 import sqlite3
 import time
 from collections import Counter, deque
@@ -12,12 +11,15 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, ParamSpec, TypeVar
 
+from qwenimg.cli.serve.http_error import HttpError
+from qwenimg.cli.serve.image_job import ImageJob, ProgressEvent, State
 from qwenimg.cli.serve.journal import Journal
-from qwenimg.cli.serve.messages import Finished, ModelOpened, PictureDrawn, Ready, Settings, Stepped, Unusable
 from qwenimg.cli.serve.metrics import Metrics
-from qwenimg.cli.serve.orders import Event, Fault, PictureOrder, State
 from qwenimg.cli.serve.public import HIDDEN, public
-from qwenimg.cli.serve.workers import Lost, Worker
+from qwenimg.cli.serve.settings import Settings
+from qwenimg.cli.serve.workers import ServerWorker
+from qwenimg.cli.workers.messages import Finished, ModelOpened, PictureDrawn, Ready, Start, Stepped, Unusable
+from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.text import clean
 
@@ -28,7 +30,7 @@ PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before a lost worker i
 MANY, WITHIN = 3, 300.0  # so many losses within so many seconds, and a worker is not started again
 DEADLY = 2  # losses of workers by one request, before it is refused
 AGAIN, EVERY = 60.0, 0.5  # seconds for which a change that fails is tried again, and between two tries
-TURN = 60.0  # seconds that orders of other models may be drawn before the oldest order
+TURN = 60.0  # seconds that jobs of other models may be drawn before the oldest job
 _BUSY = "server_error"
 
 
@@ -38,91 +40,93 @@ class Dispatcher:
     def __init__(self, settings: Settings, journal: Journal, metrics: Metrics, say: Callable[[str], None]) -> None:
         """Create a dispatcher. say: prints a line for who runs the server."""
         self.settings, self.journal, self.metrics, self.say = settings, journal, metrics, say
-        self.waiting: list[PictureOrder] = []
-        self._entering: list[PictureOrder] = []  # jobs that are being written into the journal
-        self._ending: dict[PictureOrder, asyncio.Task[None]] = {}  # jobs whose end is being written
-        self.workers = [Worker(backend, settings) for backend in settings.backends]
+        self.waiting: list[ImageJob] = []
+        self._entering: list[ImageJob] = []  # jobs that are being written into the journal
+        self._ending: dict[ImageJob, asyncio.Task[None]] = {}  # jobs whose end is being written
+        self.workers = [ServerWorker(Start(models=settings.models, backend=name)) for name in settings.backends]
         self.is_stopping = False
         self.unusable: asyncio.Future[Unusable] = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._tend(worker)) for worker in self.workers]
         for task in self._tasks:
             task.add_done_callback(self._tended)
-        self._seconds: deque[float] = deque(maxlen=20)  # of the last orders
-        self._deaths: Counter[str] = Counter()  # of workers, by the fingerprints of orders
+        self._seconds: deque[float] = deque(maxlen=20)  # of the last jobs
+        self._deaths: Counter[str] = Counter()  # of workers, by the fingerprints of jobs
         self._once_ready = False
         self.schema: Mapping[str, Any] = {}  # of a request, once a worker is ready
         self.defaults: Mapping[str, Mapping[str, Any]] = {}  # of each model, once a worker is ready
-        self.watchers: set[asyncio.Queue[tuple[PictureOrder, Event]]] = set()  # of all jobs
+        self.watchers: set[asyncio.Queue[tuple[ImageJob, ProgressEvent]]] = set()  # of all jobs
         self.streams: set[object] = set()  # of events, to clients
-        for order in journal.unfinished():
-            order.listener = self._tell
-            if order.model in settings.models:
-                self.waiting.append(order)
+        for job in journal.unfinished():
+            job.listener = self._notify
+            if job.model in settings.models:
+                self.waiting.append(job)
             else:
-                self._end(order, "failed", Fault(404, f"the model {order.model} is not served any more"))
+                self._end(job, "failed", HttpError(404, f"the model {job.model} is not served any more"))
 
     # Orders
 
     @property
     def is_ready(self) -> bool:
-        """True if orders are taken."""
+        """True if jobs are taken."""
         return not self.is_stopping and any(worker.state == "ready" for worker in self.workers)
 
     @property
-    def drawing(self) -> list[PictureOrder]:
-        """The orders that are being drawn."""
-        return [worker.order for worker in self.workers if worker.order is not None and not worker.order.ended.is_set()]
+    def drawing(self) -> list[ImageJob]:
+        """The jobs that are being drawn."""
+        return [worker.job for worker in self.workers if worker.job is not None and not worker.job.ended.is_set()]
 
     @property
-    def orders(self) -> list[PictureOrder]:
-        """The orders that have not ended, or whose end is not in the journal yet."""
+    def jobs(self) -> list[ImageJob]:
+        """The jobs that have not ended, or whose end is not in the journal yet."""
         return [*self.drawing, *self.waiting, *self._ending]
 
-    def order(self, name: str) -> PictureOrder | None:
-        """Return the one of `orders` with this id."""
-        return next((order for order in self.orders if order.id == name), None)
+    def job(self, name: str) -> ImageJob | None:
+        """Return the one of `jobs` with this id."""
+        return next((job for job in self.jobs if job.id == name), None)
 
-    def position(self, order: PictureOrder) -> int:
-        """Return how many orders are drawn before this one starts; 0 if it has started."""
-        return self.waiting.index(order) + 1 if order in self.waiting else 0
+    def position(self, job: ImageJob) -> int:
+        """Return how many jobs are drawn before this one starts; 0 if it has started."""
+        return self.waiting.index(job) + 1 if job in self.waiting else 0
 
-    async def submit(self, order: PictureOrder) -> None:
-        """Put an order in line, a job once the journal has it. Raises Fault."""
-        self._check_room(order)
-        if order.is_kept:
-            self._entering.append(order)
+    async def submit(self, job: ImageJob) -> None:
+        """Put a job in line, a job once the journal has it."""
+        self._check_room(job)
+        if job.is_kept:
+            self._entering.append(job)
             try:
-                await self._retried("a job cannot be stored", self.journal.add, order)
+                await self._retried("a job cannot be stored", self.journal.add, job)
             except (OSError, sqlite3.Error):
-                raise Fault(503, "the job cannot be stored: the server's log says why", kind=_BUSY, after=5.0) from None
+                raise HttpError(
+                    503, "the job cannot be stored: the server's log says why", kind=_BUSY, after=5.0
+                ) from None
             finally:
-                self._entering.remove(order)
-        self.waiting.append(order)
-        if order.is_kept:
-            order.listener = self._tell
-            order.tell("state", state=order.state)
+                self._entering.remove(job)
+        self.waiting.append(job)
+        if job.is_kept:
+            job.listener = self._notify
+            job.notify("state", state=job.state)
         else:
-            self._set_timer(order)
+            self._set_timer(job)
         self._assign()
 
-    def _check_room(self, order: PictureOrder) -> None:
-        """Raise Fault for an order that is not taken now."""
+    def _check_room(self, job: ImageJob) -> None:
+        """Raise HttpError for a job that is not taken now."""
         if not self.is_ready:
             raise self.not_ready()
-        if self._deaths and self._deaths[order.fingerprint] >= DEADLY:
-            raise Fault(507, f"this request has ended a worker {DEADLY} times and is refused", kind=_BUSY)
+        if self._deaths and self._deaths[job.fingerprint] >= DEADLY:
+            raise HttpError(507, f"this request has ended a worker {DEADLY} times and is refused", kind=_BUSY)
         line = [*self.waiting, *self._entering]
-        is_idle = any(worker.state == "ready" and worker.order is None for worker in self.workers)
+        is_idle = any(worker.state == "ready" and worker.job is None for worker in self.workers)
         if len(line) >= self.settings.queue + (is_idle and not self._entering):
             after = (fmean(self._seconds) if self._seconds else 10.0) * (len(line) + 1)
             text = f"{len(line)} requests are waiting already; try again later"
-            raise Fault(429, text, kind="rate_limit_error", code="queue_full", after=after)
-        mine = sum(order.client == other.client for other in line)
-        if order.client and mine >= self.settings.share:
+            raise HttpError(429, text, kind="rate_limit_error", code="queue_full", after=after)
+        mine = sum(job.client == other.client for other in line)
+        if job.client and mine >= self.settings.share:
             text = f"{mine} requests of yours are waiting already; try again later"
-            raise Fault(429, text, kind="rate_limit_error", code="client_limit", after=10.0)
+            raise HttpError(429, text, kind="rate_limit_error", code="client_limit", after=10.0)
 
-    async def _retried(self, fault: str, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
+    async def _retried(self, what: str, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
         """Return the result of a change of the journal, which is tried again for a minute while it fails, as for too
         many open files, a lock of another program, or a full disk. Raises QwenimgError, OSError and sqlite3.Error."""
         loop = asyncio.get_running_loop()
@@ -132,56 +136,56 @@ class Dispatcher:
                 return await self.journal.writing(change, *given, **named)
             except (QwenimgError, OSError, sqlite3.Error) as error:
                 if not is_reported:
-                    self.say(f"error: {fault}: {clean(error, 200)}; it is tried again for {AGAIN:g} seconds")
+                    self.say(f"error: {what}: {clean(error, 200)}; it is tried again for {AGAIN:g} seconds")
                 is_reported = True
                 if loop.time() >= until:
                     raise
             await asyncio.sleep(EVERY)
 
-    def _tell(self, order: PictureOrder, event: Event) -> None:
+    def _notify(self, job: ImageJob, event: ProgressEvent) -> None:
         """Give news of a job to all who watch. One who does not read them is dropped, and asks anew."""
         for watcher in [*self.watchers]:
             try:
-                watcher.put_nowait((order, event))
+                watcher.put_nowait((job, event))
             except asyncio.QueueFull:
                 self.watchers.discard(watcher)
 
-    def cancel(self, order: PictureOrder, fault: Fault | None = None) -> None:
-        """End an order: at once for its client, after the current step for its worker."""
-        if order.ended.is_set():
+    def cancel(self, job: ImageJob, error: HttpError | None = None) -> None:
+        """End a job: at once for its client, after the current step for its worker."""
+        if job.ended.is_set():
             return
-        if order in self.waiting:
-            self.waiting.remove(order)
+        if job in self.waiting:
+            self.waiting.remove(job)
         else:
-            self._worker_of(order).halt(order)
-        self._end(order, "cancelled" if fault is None else "failed", fault)
+            self._worker_of(job).halt(job)
+        self._end(job, "cancelled" if error is None else "failed", error)
 
-    def halt(self, order: PictureOrder, *, skip: bool) -> None:
-        """Stop the drawing of an order after the current step, with `skip` of its current picture only. Its finished
+    def halt(self, job: ImageJob, *, skip: bool) -> None:
+        """Stop the drawing of a job after the current step, with `skip` of its current picture only. Its finished
         pictures are its answer."""
-        if order in self.waiting:
-            self.waiting.remove(order)
-            self._end(order, "done")
-        elif not order.ended.is_set():
-            self._worker_of(order).halt(order, skip=skip)
+        if job in self.waiting:
+            self.waiting.remove(job)
+            self._end(job, "done")
+        elif not job.ended.is_set():
+            self._worker_of(job).halt(job, skip=skip)
 
     # The end
 
     def stop(self) -> None:
-        """Take no more orders. Those that wait are refused, jobs are left to the next server."""
+        """Take no more jobs. Those that wait are refused, jobs are left to the next server."""
         if self.is_stopping:
             return
         self.is_stopping = True
-        for order in [order for order in self.waiting if not order.is_kept]:
-            self.waiting.remove(order)
-            self._end(order, "failed", self.not_ready())
-        for order in self.waiting:
-            order.tell("end", state="waiting")
+        for job in [job for job in self.waiting if not job.is_kept]:
+            self.waiting.remove(job)
+            self._end(job, "failed", self.not_ready())
+        for job in self.waiting:
+            job.notify("end", state="waiting")
 
     async def close(self) -> None:
-        """Wait for the orders that are being drawn, and end the workers."""
+        """Wait for the jobs that are being drawn, and end the workers."""
         self.stop()
-        running = [asyncio.create_task(order.ended.wait()) for order in self.drawing]
+        running = [asyncio.create_task(job.ended.wait()) for job in self.drawing]
         if running:
             await asyncio.wait(running, timeout=self.settings.patience)
         for task in [*self._tasks, *running]:
@@ -195,7 +199,7 @@ class Dispatcher:
 
     # Workers
 
-    async def _tend(self, worker: Worker) -> None:
+    async def _tend(self, worker: ServerWorker) -> None:
         """Start a worker, do what it says, and start it again when it is lost, until it is lost too often."""
         losses: list[float] = []
         while True:
@@ -211,7 +215,7 @@ class Dispatcher:
             await asyncio.sleep(PAUSES[min(len(losses), len(PAUSES)) - 1])
             self.metrics.restarts.inc()
 
-    async def _watch(self, worker: Worker) -> Lost:
+    async def _watch(self, worker: ServerWorker) -> Lost:
         """Start a worker and do what it says, until its end."""
         try:
             inbox = worker.start()
@@ -228,8 +232,8 @@ class Dispatcher:
         if error is not None and not self.unusable.done():
             self.unusable.set_exception(error)
 
-    async def _receive(self, worker: Worker, message: object) -> None:
-        order = worker.order
+    async def _receive(self, worker: ServerWorker, message: object) -> None:
+        job = worker.job
         match message:
             case ModelOpened():
                 worker.model, worker.headline = message.model, message.headline
@@ -244,140 +248,133 @@ class Dispatcher:
                     worker.end()
                 elif not self.unusable.done():
                     self.unusable.set_result(message)
-            case Stepped() if order is not None:
-                order.index, order.step, order.steps = message.index, message.step, message.steps
-                order.preview, order.size = message.preview or order.preview, message.size
-                order.tell("step", picture=message.index, step=message.step, steps=message.steps, **_seen(message))
-            case PictureDrawn() if order is not None and not order.ended.is_set():
-                await self._take(order, message)
-            case Finished() if order is not None:
-                self._finish(worker, order, message)
+            case Stepped() if job is not None:
+                job.index, job.step, job.steps = message.index, message.step, message.steps
+                job.preview, job.size = message.preview or job.preview, message.size
+                job.notify("step", picture=message.index, step=message.step, steps=message.steps, **_seen(message))
+            case PictureDrawn() if job is not None and not job.ended.is_set():
+                await self._take(job, message)
+            case Finished() if job is not None:
+                self._finish(worker, job, message)
 
-    async def _take(self, order: PictureOrder, drawn: PictureDrawn) -> None:
+    async def _take(self, job: ImageJob, drawn: PictureDrawn) -> None:
         """Take a picture: to the gallery, or for the client that waits."""
         self.metrics.pictures.inc()
         self.metrics.seconds.observe(drawn.seconds)
-        order.index, order.step, order.preview = drawn.index + 1, 0, b""
-        if not order.is_kept:
-            order.pictures.append(drawn)
-            order.tell("picture", index=drawn.index)
+        job.index, job.step, job.preview = drawn.index + 1, 0, b""
+        if not job.is_kept:
+            job.pictures.append(drawn)
+            job.notify("picture", index=drawn.index)
             return
         try:
-            kept = await self._retried("a picture cannot be stored", self.journal.keep, order, drawn)
+            kept = await self._retried("a picture cannot be stored", self.journal.keep, job, drawn)
         except (QwenimgError, OSError, sqlite3.Error):
             self.say(f"error: a picture was not stored within {AGAIN:g} seconds: it is given up")
-            self.cancel(order, Fault(507, "the picture cannot be stored: the server's log says why", kind=_BUSY))
+            self.cancel(job, HttpError(507, "the picture cannot be stored: the server's log says why", kind=_BUSY))
             return
-        order.first = drawn.index + 1
-        order.tell("picture", **kept.described())
+        job.first = drawn.index + 1
+        job.notify("picture", **kept.described())
 
-    def _finish(self, worker: Worker, order: PictureOrder, message: Finished) -> None:
-        worker.order, worker.peak = None, max(worker.peak, message.peak)
-        self._seconds.append(time.monotonic() - order.arrived)
-        fault = _fault(message, self.settings) if message.error else None
-        if fault is not None and fault.text == HIDDEN and fault.status != 500:  # else the worker has said it
+    def _finish(self, worker: ServerWorker, job: ImageJob, message: Finished) -> None:
+        worker.job, worker.peak = None, max(worker.peak, message.peak)
+        self._seconds.append(time.monotonic() - job.arrived)
+        error = _http_error(message, self.settings) if message.error else None
+        if error is not None and error.text == HIDDEN and error.status != 500:  # else the worker has said it
             self.say(f"error: {message.error}")
-        self._end(order, "done" if fault is None else "failed", fault)
+        self._end(job, "done" if error is None else "failed", error)
         self._assign()
 
-    def _lose(self, worker: Worker, lost: Lost) -> None:
-        """Answer the order of a worker that has ended. A job is drawn again, unless it ends workers repeatedly."""
-        worker.state, order, worker.order, worker.model = "loading", worker.order, None, None
-        if self.is_stopping and order is None:
+    def _lose(self, worker: ServerWorker, lost: Lost) -> None:
+        """Answer the job of a worker that has ended. A job is drawn again, unless it ends workers repeatedly."""
+        worker.state, job, worker.job, worker.model = "loading", worker.job, None, None
+        if self.is_stopping and job is None:
             return
-        self.say(f"the worker on {worker.backend} has ended ({_ending(lost.code)})")
-        if order is None or order.ended.is_set():
+        self.say(f"the worker on {worker.backend} has ended ({lost.reason})")
+        if job is None or job.ended.is_set():
             return
-        if order.is_kept and self.is_stopping:  # it is left to the next server
-            order.ended.set()
+        if job.is_kept and self.is_stopping:  # it is left to the next server
+            job.ended.set()
             return
-        self._deaths[order.fingerprint] += 1
-        if order.is_kept and self._deaths[order.fingerprint] < DEADLY:
-            order.enter("waiting")
-            self.waiting.insert(0, order)
-        elif lost.code == -signal.SIGKILL:
-            text = "the worker was killed, most likely since memory ran out; ask for a smaller picture"
-            self._end(order, "failed", Fault(507, text, kind=_BUSY))
+        self._deaths[job.fingerprint] += 1
+        if job.is_kept and self._deaths[job.fingerprint] < DEADLY:
+            job.enter("waiting")
+            self.waiting.insert(0, job)
+        elif lost.is_out_of_memory:
+            text = f"the worker {lost.predicate}; ask for a smaller picture"
+            self._end(job, "failed", HttpError(507, text, kind=_BUSY))
         else:
-            self._end(order, "failed", Fault(500, "the worker has ended while it drew this", kind=_BUSY))
+            self._end(job, "failed", HttpError(500, f"the worker {lost.predicate} while it drew this", kind=_BUSY))
 
     def _assign(self) -> None:
-        """Give each idle worker an order."""
+        """Give each idle worker a job."""
         for worker in self.workers:
-            if worker.state == "ready" and worker.order is None and self.waiting and not self.is_stopping:
-                order = self._next(worker)
-                self.waiting.remove(order)
-                worker.draw(order)
-                order.enter("drawing")
-                if order.is_kept:
-                    self._set_timer(order)
+            if worker.state == "ready" and worker.job is None and self.waiting and not self.is_stopping:
+                job = self._next(worker)
+                self.waiting.remove(job)
+                worker.draw(job)
+                job.enter("drawing")
+                if job.is_kept:
+                    self._set_timer(job)
         self.metrics.waiting.set(len(self.waiting))
 
-    def _next(self, worker: Worker) -> PictureOrder:
-        """Return the oldest order of the worker's open model, unless another one has waited for long."""
+    def _next(self, worker: ServerWorker) -> ImageJob:
+        """Return the oldest job of the worker's open model, unless another one has waited for long."""
         oldest = self.waiting[0]
         if worker.model is None or time.monotonic() - oldest.arrived > TURN:
             return oldest
-        return next((order for order in self.waiting if order.model == worker.model.name), oldest)
+        return next((job for job in self.waiting if job.model == worker.model.name), oldest)
 
-    def _worker_of(self, order: PictureOrder) -> Worker:
-        return next(worker for worker in self.workers if worker.order is order)
+    def _worker_of(self, job: ImageJob) -> ServerWorker:
+        return next(worker for worker in self.workers if worker.job is job)
 
-    # Ends of orders
+    # Ends of jobs
 
-    def _set_timer(self, order: PictureOrder) -> None:
-        """End the order when its time is over."""
-        if order.timer is not None:
-            order.timer.cancel()
-        late = Fault(504, f"not done within {order.deadline:g} seconds", kind=_BUSY, code="deadline")
-        order.timer = asyncio.get_running_loop().call_later(order.deadline, self.cancel, order, late)
+    def _set_timer(self, job: ImageJob) -> None:
+        """End the job when its time is over."""
+        if job.timer is not None:
+            job.timer.cancel()
+        late = HttpError(504, f"not done within {job.deadline:g} seconds", kind=_BUSY, code="deadline")
+        job.timer = asyncio.get_running_loop().call_later(job.deadline, self.cancel, job, late)
 
-    def _end(self, order: PictureOrder, state: State, fault: Fault | None = None) -> None:
-        if order.ended.is_set():
+    def _end(self, job: ImageJob, state: State, error: HttpError | None = None) -> None:
+        if job.ended.is_set():
             return
-        order.end(state, fault)
-        self.metrics.orders.labels(state).inc()
+        job.end(state, error)
+        self.metrics.jobs.labels(state).inc()
         self.metrics.waiting.set(len(self.waiting))
-        if order.is_kept:
-            self._ending[order] = asyncio.create_task(self._note_end(order))
+        if job.is_kept:
+            self._ending[job] = asyncio.create_task(self._note_end(job))
 
-    async def _note_end(self, order: PictureOrder) -> None:
+    async def _note_end(self, job: ImageJob) -> None:
         """Write the end of a job into the journal, however long that takes."""
         is_noted = False
         while not is_noted:
             try:
-                await self._retried("the end of a job cannot be stored", self.journal.end, order)
+                await self._retried("the end of a job cannot be stored", self.journal.end, job)
                 is_noted = True
             except (OSError, sqlite3.Error):
                 await asyncio.sleep(EVERY)
-        del self._ending[order]
+        del self._ending[job]
 
-    def not_ready(self) -> Fault:
-        """Return why orders are not taken."""
+    def not_ready(self) -> HttpError:
+        """Return why jobs are not taken."""
         if self.is_stopping:
-            return Fault(503, "the server is stopping", kind=_BUSY, after=10.0)
+            return HttpError(503, "the server is stopping", kind=_BUSY, after=10.0)
         if all(worker.state == "down" for worker in self.workers):
-            return Fault(503, "no worker runs; the server's log says why", kind=_BUSY)
-        return Fault(503, "the model is loading", kind=_BUSY, after=5.0)
+            return HttpError(503, "no worker runs; the server's log says why", kind=_BUSY)
+        return HttpError(503, "the model is loading", kind=_BUSY, after=5.0)
 
 
-def _fault(finished: Finished, settings: Settings) -> Fault:
-    """Return the fault of an order that a worker could not draw."""
+def _http_error(finished: Finished, settings: Settings) -> HttpError:
+    """Return the error of a job that a worker could not draw."""
     if finished.refused:
-        return Fault(400, public(finished.error, settings))
+        return HttpError(400, public(finished.error, settings))
     if finished.exit_code == 4:
-        return Fault(507, public(finished.error, settings), kind=_BUSY, code="does_not_fit")
+        return HttpError(507, public(finished.error, settings), kind=_BUSY, code="does_not_fit")
     if finished.exit_code == 6:
-        return Fault(500, public(finished.error, settings), kind=_BUSY, code="not_finite")
-    return Fault(500, "this picture cannot be drawn; the server's log says why", kind=_BUSY)
+        return HttpError(500, public(finished.error, settings), kind=_BUSY, code="not_finite")
+    return HttpError(500, "this picture cannot be drawn; the server's log says why", kind=_BUSY)
 
 
 def _seen(message: Stepped) -> dict[str, str]:
     return {"preview": base64.b64encode(message.preview).decode()} if message.preview else {}
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"killed by {names.get(-code, -code)}" + (", most likely out of memory" if code == -signal.SIGKILL else "")

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwenimg.cli.serve.connections import SLOW
+from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.json_answer import JsonAnswer
-from qwenimg.cli.serve.messages import Settings
-from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.settings import Settings
 
 MAX_BODY = 32 << 20  # bytes
 MAX_BODIES = 256 << 20  # bytes of all bodies that are being received
@@ -29,7 +29,7 @@ _ALWAYS = {
     "cache-control": "no-store",
 }
 
-Answer = Callable[[str, Fault], Response]
+Answer = Callable[[str, HttpError], Response]
 
 
 class Guards:
@@ -51,7 +51,7 @@ class Guards:
             body = await self._body(headers, receive)
             held = len(body)
             await self.app(scope, _received(body, receive), _marked(send))
-        except Fault as fault:
+        except HttpError as fault:
             response = self.answer(scope["path"], fault)
             response.headers["connection"] = "close"  # the rest of a body is not read
             if fault.status == 401 and scope["path"] == "/":  # a browser asks its user, and then sends the token always
@@ -61,18 +61,18 @@ class Guards:
             self._receiving -= held
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise Fault for a request by its headers."""
+        """Raise HttpError for a request by its headers."""
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         if name.lower() not in LOCAL | self.settings.hosts:
-            raise Fault(403, "this Host is not served; start with --host-name to allow it", code="host")
+            raise HttpError(403, "this Host is not served; start with --host-name to allow it", code="host")
         origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
-            raise Fault(403, "requests of other sites' pages are not served", code="origin")
+            raise HttpError(403, "requests of other sites' pages are not served", code="origin")
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            raise Fault(403, "requests of other sites' pages are not served", code="origin")
+            raise HttpError(403, "requests of other sites' pages are not served", code="origin")
         if self.settings.token and scope["path"] not in OPEN and not self._knows_token(headers):
-            raise Fault(401, "a token is needed: Authorization: Bearer TOKEN", kind="authentication_error")
+            raise HttpError(401, "a token is needed: Authorization: Bearer TOKEN", kind="authentication_error")
 
     def _knows_token(self, headers: Headers) -> bool:
         scheme, _, value = headers.get("authorization", "").partition(" ")
@@ -86,7 +86,7 @@ class Guards:
         return hmac.compare_digest(value.strip().encode(), self.settings.token.encode())
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Return the whole body, counted in `_receiving` if it is returned. Raises Fault."""
+        """Return the whole body, counted in `_receiving` if it is returned."""
         declared = headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > MAX_IGNORED:
             raise _too_large()
@@ -97,7 +97,7 @@ class Guards:
                 while not is_whole:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Fault(499, "the client has gone")
+                        raise HttpError(499, "the client has gone")
                     chunk = message.get("body", b"")
                     size, is_whole = size + len(chunk), not message.get("more_body", False)
                     if size <= MAX_BODY:
@@ -109,20 +109,20 @@ class Guards:
                         chunks.clear()
                         self._receiving, held = self._receiving - held, 0
                     if self._receiving > MAX_BODIES:
-                        raise Fault(503, "too many large requests at once", kind="server_error", after=5.0)
+                        raise HttpError(503, "too many large requests at once", kind="server_error", after=5.0)
             if size > MAX_BODY:
                 raise _too_large()
             return b"".join(chunks)
         except TimeoutError:
             self._receiving -= held
-            raise Fault(408, f"the body did not arrive within {SLOW:g} seconds") from None
+            raise HttpError(408, f"the body did not arrive within {SLOW:g} seconds") from None
         except BaseException:
             self._receiving -= held
             raise
 
 
-def _too_large() -> Fault:
-    return Fault(413, f"a request has at most {MAX_BODY >> 20} MiB", code="too_large")
+def _too_large() -> HttpError:
+    return HttpError(413, f"a request has at most {MAX_BODY >> 20} MiB", code="too_large")
 
 
 def _received(body: bytes, receive: Receive) -> Receive:
@@ -152,7 +152,7 @@ async def _refuse(send: Callable[[Message], Awaitable[None]]) -> None:
     await send({"type": "websocket.close", "code": 1008})
 
 
-def plain_answer(fault: Fault) -> Response:
+def plain_answer(fault: HttpError) -> Response:
     """Return a fault in OpenAI's form, which our own API shares."""
     error = {"message": fault.text, "type": fault.kind, "param": fault.param, "code": fault.code}
     return JsonAnswer({"error": error}, fault.status, headers=fault.headers)

@@ -20,8 +20,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from qwenimg.cli.serve.messages import PictureDrawn
-from qwenimg.cli.serve.orders import PictureOrder
+from qwenimg.cli.serve.image_job import ImageJob
+from qwenimg.cli.workers.messages import PictureDrawn
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.strict_json import strict_json
@@ -117,10 +117,10 @@ class Journal:
 
     # Jobs
 
-    def add(self, order: PictureOrder) -> None:
+    def add(self, job: ImageJob) -> None:
         """Keep a new job."""
-        job, files = order.job, order.job.files
-        request = plain(job.options) | {"seeds": list(job.seeds)}
+        spec, files = job.spec, job.spec.files
+        request = plain(spec.options) | {"seeds": list(spec.seeds)}
         if "aspect" in request:
             request["aspect"] = str(request["aspect"])
         about = json.dumps(request), files.mask, files.mask_alpha
@@ -128,33 +128,33 @@ class Journal:
             self._base.execute(
                 "insert into jobs (id, state, model, request, mask, mask_alpha, deadline, created)"
                 " values (?, 'waiting', ?, ?, ?, ?, ?, ?)",
-                (order.id, order.model, *about, order.deadline, order.created),
+                (job.id, job.model, *about, job.deadline, job.created),
             )
             rows = [
-                (order.id, field, place, data)
+                (job.id, field, place, data)
                 for field, ours in _IMAGES.items()
                 for place, data in enumerate(getattr(files, ours))
             ]
             self._base.executemany("insert into images (job, field, place, data) values (?, ?, ?, ?)", rows)
 
-    def end(self, order: PictureOrder) -> None:
+    def end(self, job: ImageJob) -> None:
         """Note the last state of a job, and drop its inputs."""
         with self._base:
             self._base.execute(
                 "update jobs set state = ?, error = ?, ended = ?, mask = null where id = ?",
-                (order.state, None if order.fault is None else order.fault.text, order.finished, order.id),
+                (job.state, None if job.error is None else job.error.text, job.finished, job.id),
             )
-            self._base.execute("delete from images where job = ?", (order.id,))
+            self._base.execute("delete from images where job = ?", (job.id,))
 
-    def unfinished(self) -> list[PictureOrder]:
+    def unfinished(self) -> list[ImageJob]:
         """Return the jobs that have no last state, the oldest first. One whose row is damaged fails. Raises
         UsageError."""
-        orders = list[PictureOrder]()
+        jobs = list[ImageJob]()
         with _as_usage_error(self.folder):
             for row in self._base.execute("select * from jobs where ended is null order by number").fetchall():
                 try:
                     images = {field: self._images(row["id"], field) for field in _IMAGES}
-                    orders.append(_order(row, images))
+                    jobs.append(_job(row, images))
                 except (ValueError, TypeError, KeyError, ArithmeticError) as error:
                     text = f"its row in the database is damaged: {clean(error, 80)}"
                     with self._base:
@@ -162,7 +162,7 @@ class Journal:
                             "update jobs set state = 'failed', error = ?, ended = ? where number = ?",
                             (text, time.time(), row["number"]),
                         )
-        return orders
+        return jobs
 
     def _images(self, job: str, field: str) -> tuple[bytes, ...]:
         find = "select data from images where job = ? and field = ? order by place"
@@ -185,13 +185,13 @@ class Journal:
 
     # Pictures
 
-    def keep(self, order: PictureOrder, drawn: PictureDrawn) -> GalleryPicture:
+    def keep(self, job: ImageJob, drawn: PictureDrawn) -> GalleryPicture:
         """Write the file of a picture, and its row. Raises QwenimgError."""
-        name = f"{order.id}-{drawn.index}"
-        file = f"{name}{order.suffix}"
+        name = f"{job.id}-{drawn.index}"
+        file = f"{name}{job.suffix}"
         atomic_files.write_atomic(self.folder / file, drawn.data, overwrite=True)
         sha256 = hashlib.sha256(drawn.data).hexdigest()
-        row = (name, order.id, drawn.index, file, sha256, json.dumps(drawn.recipe), drawn.seconds, time.time(),
+        row = (name, job.id, drawn.index, file, sha256, json.dumps(drawn.recipe), drawn.seconds, time.time(),
                drawn.thumbnail)  # fmt: skip
         with self._base:
             self._base.execute(
@@ -199,9 +199,9 @@ class Journal:
                 " values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
-            self._base.execute("update jobs set drawn = ? where id = ?", (drawn.index + 1, order.id))
+            self._base.execute("update jobs set drawn = ? where id = ?", (drawn.index + 1, job.id))
             number = self._base.execute("select number from pictures where id = ?", (name,)).fetchone()[0]
-        return GalleryPicture(number, name, order.id, file, dict(drawn.recipe), row[-2])
+        return GalleryPicture(number, name, job.id, file, dict(drawn.recipe), row[-2])
 
     def pictures(self, before: int | None, limit: int) -> tuple[list[GalleryPicture], int | None]:
         """Return pictures, the newest first, without those whose row is damaged; with `before`, those whose number is
@@ -321,7 +321,7 @@ def _tables(base: sqlite3.Connection) -> set[tuple[str, str]]:
 # Rows, which a damaged database may hold anything in
 
 
-def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> PictureOrder:
+def _job(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> ImageJob:
     """Return the job of a row. Raises ValueError, TypeError, KeyError or ArithmeticError for one that is damaged."""
     request = _object(row["request"])
     seeds = request.pop("seeds")
@@ -337,10 +337,10 @@ def _order(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> P
     deadline, created, drawn = float(row["deadline"]), float(row["created"]), int(row["drawn"])
     if not (0 < deadline < math.inf and math.isfinite(created) and 0 <= drawn <= 10**6):
         raise ValueError("a time")
-    return PictureOrder(
+    return ImageJob(
         id=str(row["id"]),
         model=str(row["model"]),
-        job=Job(
+        spec=Job(
             options=options,
             seeds=tuple(seeds),
             files=InputFiles(

@@ -12,7 +12,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.waiting = Gauge("qwenimg_waiting", "Requests that wait", registry=self.registry)
         self.drawing = Gauge("qwenimg_drawing", "Requests that are being drawn", registry=self.registry)
-        self.orders = Counter("qwenimg_requests", "Requests by how they ended", ["outcome"], registry=self.registry)
+        self.jobs = Counter("qwenimg_requests", "Requests by how they ended", ["outcome"], registry=self.registry)
         self.pictures = Counter("qwenimg_pictures", "Pictures drawn", registry=self.registry)
         buckets = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
         self.seconds = Histogram(

@@ -5,15 +5,15 @@ They are found by a process that ends then: the descriptions of all families, wh
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwenimg.cli.workers import process
+from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean, shown_path
@@ -22,8 +22,6 @@ from qwenimg.common.prompts.wildcards import Wildcards
 
 if TYPE_CHECKING:
     from qwenimg.common.hub.model_folders import ModelFolders
-
-_CODE = "from qwenimg.cli.serve.offered import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,26 +45,28 @@ class Offered:
 
 def search_apart(offer: Offer) -> Offered:
     """Return the result of `search` in a process of its own. Raises its errors."""
-    command = [sys.executable, "-c", _CODE]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as child, leftovers.running(child):
-        answer, _ = child.communicate(pickle.dumps(offer))
-    if not answer:
-        raise QwenimgError(f"the search for the models has ended with exit code {child.returncode}")
-    result = pickle.loads(answer)  # of our own process
+    child, pipe = process.start("qwenimg.cli.serve.offered", apart=True)
+    with closing(pipe), child, leftovers.running(child):
+        try:
+            pipe.send(offer)
+            result = pipe.recv()
+        except (EOFError, OSError):
+            lost = Lost(child.wait())
+            raise QwenimgError(f"the search for the models has ended: {lost.reason}") from None
     if isinstance(result, QwenimgError):
         raise result
     assert isinstance(result, Offered)
     return result
 
 
-def main() -> None:
-    """Answer the process that asks through standard input."""
+def main(descriptor: int) -> None:
+    """Search for the offer that comes through the pipe with this descriptor, and send the result."""
+    pipe = Connection(descriptor)
     try:
-        result: object = search(pickle.load(sys.stdin.buffer))
+        result: object = search(pipe.recv())
     except QwenimgError as error:
         result = error
-    sys.stdout.buffer.write(pickle.dumps(result))
+    pipe.send(result)
 
 
 def search(offer: Offer) -> Offered:

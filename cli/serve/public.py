@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from qwenimg.cli.serve.messages import Settings
+from qwenimg.cli.serve.settings import Settings
 
 _PATH = re.compile(r"""(?:^|[\s'"(=:])(?:~|\.{0,2}/|…)[^\s'"]*[/.]""")
 SHORTEST = 16  # characters of a path that a message has cut

@@ -18,7 +18,7 @@ from qwenimg.cli.batch import driver as module
 from qwenimg.cli.batch.driver import STARTS, TRIES, BatchOutcome, Driver
 from qwenimg.cli.batch.record import MAX_BYTES, MAX_LINE, BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
-from qwenimg.cli.serve.messages import PictureDrawn, Settings, Unusable
+from qwenimg.cli.workers.messages import PictureDrawn, Start, Unusable
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.job import Job
@@ -40,11 +40,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         monkeypatch.setattr(module, "PAUSE", 0.0)
         monkeypatch.setattr(asyncio, "to_thread", at_once)
         journal, ended = BatchJournal(tmp_path / "out", (0, 1)), list[Any]()
-        settings = Settings(models={"model": Opening()}, backends=("cpu",) * workers)
+        starts = [Start(models={"model": Opening()}, backend="cpu")] * workers
 
         async def whole() -> BatchOutcome:
             driver = Driver(
-                [task(i) for i in range(count)], frozenset(), journal, settings,
+                [task(i) for i in range(count)], frozenset(), journal, starts,
                 lambda one, error, seconds: ended.append((one.job.seed, error)), lambda line: None, FakeWorker,
             )  # fmt: skip
             running = asyncio.create_task(driver.run())
@@ -69,10 +69,10 @@ def test_each_worker_has_one_picture_at_a_time(run, tmp_path: Path) -> None:
     async def body(driver: Driver, workers: list[FakeWorker]) -> None:
         for worker in workers:
             await worker.get_ready()
-        assert [worker.order.job.seeds for worker in workers] == [(0,), (1,)] and len(driver.waiting) == 3
-        while any(worker.order for worker in workers):
+        assert [worker.task.job.seeds for worker in workers] == [(0,), (1,)] and len(driver.waiting) == 3
+        while any(worker.task for worker in workers):
             for worker in workers:
-                if worker.order:
+                if worker.task:
                     await draw(worker)
 
     outcome, ended = run(body, 5, workers=2)
@@ -90,7 +90,7 @@ def test_warnings_about_pictures_are_printed_once(run) -> None:
         await worker.get_ready()
         for i in range(2):
             recipe = {"warnings": ["the picture is blank", f"only {i}"]}
-            await worker.say(PictureDrawn(order=worker.order.id, index=0, data=PNG, recipe=recipe, seconds=0.1))
+            await worker.say(PictureDrawn(id=worker.task.id, index=0, data=PNG, recipe=recipe, seconds=0.1))
             await worker.finish()
 
     assert run(body, 2)[0].done == 2
@@ -112,8 +112,8 @@ def test_a_picture_that_ends_workers_is_given_up_and_the_others_are_drawn(run, t
     async def body(driver: Driver, workers: list[FakeWorker]) -> None:
         [worker] = workers
         await worker.get_ready()
-        while worker.order is not None:
-            if worker.order.job.seeds == (1,):
+        while worker.task is not None:
+            if worker.task.job.seeds == (1,):
                 await worker.die()
                 if driver.waiting:
                     await worker.get_ready()
@@ -173,7 +173,7 @@ def test_a_signal_finishes_what_is_drawn(run) -> None:
 
 
 def drawn(data: bytes = PNG) -> PictureDrawn:
-    return PictureDrawn(order="x", index=0, data=data, recipe={}, seconds=0.1)
+    return PictureDrawn(id="x", index=0, data=data, recipe={}, seconds=0.1)
 
 
 def test_the_journal_forgets_a_torn_line_and_nothing_else(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from qwenimg.cli.batch import ray_engine
 from qwenimg.cli.batch.driver import TRIES, Driver
 from qwenimg.cli.batch.record import BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
-from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn, Ready, Settings, Start
-from qwenimg.cli.serve.workers import Lost
+from qwenimg.cli.workers.messages import Draw, Finished, PictureDrawn, Ready, Start
+from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.job import Job
@@ -47,11 +47,11 @@ class PretendRay:
     async def begin(self) -> list[Any]:
         return [Ready()]
 
-    async def draw(self, order: Draw) -> list[Any]:
-        if order.job.seeds == (POISON,):
+    async def draw(self, task: Draw) -> list[Any]:
+        if task.job.seeds == (POISON,):
             raise self.RayError("the actor died")
-        picture = PictureDrawn(order=order.order, index=0, data=PNG, recipe={}, seconds=0.1)
-        return [picture, Finished(order=order.order)]
+        picture = PictureDrawn(id=task.id, index=0, data=PNG, recipe={}, seconds=0.1)
+        return [picture, Finished(id=task.id)]
 
     def kill(self, actor: Any, no_restart: bool) -> None:
         self.killed += 1
@@ -70,12 +70,12 @@ def test_a_request_that_ends_its_actors_is_given_up_and_the_others_are_drawn(ray
         BatchTask(key=f"{i:016x}".ljust(64, "0"), job=Job(options={"prompt": "x"}, seeds=(i,), where=f"r:{i}"))
         for i in range(8)
     ]
-    settings, ended = Settings(models={"model": Opening()}, backends=("cuda", "cuda"), threads=3), list[Any]()
+    starts, ended = [Start(models={"model": Opening()}, backend="cuda", threads=3)] * 2, list[Any]()
     journal = BatchJournal(tmp_path / "out", (0, 1))
 
     async def whole() -> driving.BatchOutcome:
         return await Driver(
-            tasks, frozenset(), journal, settings,
+            tasks, frozenset(), journal, starts,
             lambda one, error, seconds: ended.append((one.job.seed, error)), lambda line: None, ray_engine.RayWorker,
         ).run()  # fmt: skip
 
@@ -92,10 +92,10 @@ def test_a_request_that_ends_its_actors_is_given_up_and_the_others_are_drawn(ray
 
 def test_the_end_of_an_actor_is_a_message(ray: PretendRay) -> None:
     async def whole() -> None:
-        worker = ray_engine.RayWorker("cpu", Settings(models={"model": Opening()}))
+        worker = ray_engine.RayWorker(Start(models={"model": Opening()}, backend="cpu"))
         inbox = worker.start()
         assert await inbox.get() == Ready() and ray.actors[0]["num_gpus"] == 0
-        worker._call(ray.draw(Draw(order="x", model="model", job=Job(options={}, seeds=(POISON,)))))
+        worker._call(ray.draw(Draw(id="x", model="model", job=Job(options={}, seeds=(POISON,)))))
         assert await inbox.get() == Lost(ray_engine.ENDED)
         assert worker.start() is not inbox, "the messages of the old actor do not reach the new one"
         assert await worker._inbox.get() == Ready()
@@ -135,22 +135,22 @@ def test_ray_that_does_not_start_is_one_line(ray: PretendRay, monkeypatch: pytes
         monkeypatch.setenv("RAY_ADDRESS", address)
         with (
             pytest.raises(BackendMissing, match="Ray does not start: no cluster at this address"),
-            ray_engine.cluster(Settings(models={})),
+            ray_engine.cluster(()),
         ):
             pass
 
 
-def test_a_drawer_returns_what_a_worker_says() -> None:
-    from qwenimg.cli.serve.messages import ModelOpened
+def test_a_drawer_returns_the_messages_of_a_worker() -> None:
+    from qwenimg.cli.workers.messages import ModelOpened
 
     drawer = ray_engine.Drawer(Start(models={"model": Opening(model="shapes")}, backend="cpu"))
     opened, ready = drawer.begin()
     assert isinstance(opened, ModelOpened) and isinstance(ready, Ready)
     fields = {"prompt": "a red circle", "steps": 2, "width": 64, "height": 64}
-    drawn, finished = drawer.draw(Draw(order="1", model="model", job=Job(options=fields, seeds=(7,))))
+    drawn, finished = drawer.draw(Draw(id="1", model="model", job=Job(options=fields, seeds=(7,))))
     assert isinstance(drawn, PictureDrawn) and drawn.data.startswith(b"\x89PNG") and drawn.recipe["seed"] == 7
     assert finished.error == ""  # type: ignore[union-attr]
-    [failed] = drawer.draw(Draw(order="2", model="model", job=Job(options=fields | {"steps": 0}, seeds=(7,))))
+    [failed] = drawer.draw(Draw(id="2", model="model", job=Job(options=fields | {"steps": 0}, seeds=(7,))))
     assert "steps" in failed.error  # type: ignore[union-attr]
     [unusable] = ray_engine.Drawer(Start(models={"model": Opening(model="missing.safetensors")})).begin()
     assert unusable.exit_code == 5  # type: ignore[union-attr]

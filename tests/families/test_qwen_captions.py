@@ -22,12 +22,12 @@ from support.tiny_layered import with_generation
 
 import qwenimg
 from qwenimg import Pipeline
-from qwenimg.cli.serve import messages
 from qwenimg.cli.serve.apis import body
-from qwenimg.cli.serve.drawing_process import DrawingProcess
-from qwenimg.cli.serve.messages import Settings
-from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.http_error import HttpError
+from qwenimg.cli.serve.settings import Settings
 from qwenimg.cli.signals import STOPPED
+from qwenimg.cli.workers import messages
+from qwenimg.cli.workers.drawing_process import DrawingProcess
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families.choices import Choices
@@ -275,7 +275,7 @@ def test_plan_counts_the_caption(tiny_layered: Path, picture: str) -> None:
 
 
 def drawn(folder: Path, picture: str) -> list[Any]:
-    """What is said of an order without a prompt."""
+    """What is said of a job without a prompt."""
     worker, sent = drawing(folder)
     options = {"width": 96, "height": 64, "steps": 1, "seed": "3-4"}
     options |= {"layers": 1} if "layered" in str(folder) else {}
@@ -291,7 +291,7 @@ def test_an_order_is_halted_between_two_tokens(
     """As by a client that cancels, or at its deadline."""
     tokens, best = list[DrawingProcess](), writing.best
     check = DrawingProcess._is_halted
-    monkeypatch.setattr(DrawingProcess, "_is_halted", lambda self, order: (tokens.append(self), check(self, order))[1])
+    monkeypatch.setattr(DrawingProcess, "_is_halted", lambda self, job: (tokens.append(self), check(self, job))[1])
 
     def halted(*given: Any) -> int:
         tokens[-1]._halts.add("a")
@@ -336,7 +336,7 @@ def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, tmp_path: P
 
 
 def test_an_order_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
-    with pytest.raises(Fault, match="a prompt is missing"):
+    with pytest.raises(HttpError, match="a prompt is missing"):
         body.job_of({"prompt": " "}, Settings(models={}), most=1)
     pictures = [one for one in drawn(tiny_layered, picture) if isinstance(one, messages.PictureDrawn)]
     assert len(pictures) == 2 and pictures[0].recipe["prompt"] == pictures[1].recipe["prompt"] != ""

@@ -164,7 +164,7 @@ def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
 @pytest.mark.sample(0)
 def test_a_rank_that_is_stopped_ends_all(tmp_path: Path) -> None:
     """With shorter pauses than a program has, which are known to rank 0 alone."""
-    impatient = (*COMMAND[:2], "from qwenimg.cli.ranks import link; link.PAUSE = 0.5; " + COMMAND[2])
+    impatient = (*COMMAND[:2], "from qwenimg.cli.workers import channel; channel.PAUSE = 0.5; " + COMMAND[2])
     code, lines = broken_off(tmp_path, lambda process, other: other.send_signal(signal.SIGSTOP), impatient)
     assert code == 1 and lines == [
         "qwenimg: error: rank 1 of 2 has not answered for 6 s: its process is stopped (kill -STOP, a debugger) or its "
@@ -200,7 +200,9 @@ def test_a_rank_that_never_starts(tmp_path: Path) -> None:
         env=ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
     assert process.returncode == 1
-    assert process.stderr.splitlines()[-1] == "qwenimg: error: rank 1 of 2 was killed by signal 9 at its start"
+    assert process.stderr.splitlines()[-1] == (
+        "qwenimg: error: rank 1 of 2 has ended at its start (killed by SIGKILL, most likely out of memory)"
+    )
 
 
 def launched(folder: Path, rank: int, port: int, *more: str) -> subprocess.Popen[str]:

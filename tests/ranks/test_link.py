@@ -17,7 +17,8 @@ import pytest
 
 from qwenimg.cli.ranks import link
 from qwenimg.cli.ranks.identity import check_same
-from qwenimg.cli.ranks.link import Announce, DrawSteps, Failed, Hub, Leave, ModelIsOpen, Spoke
+from qwenimg.cli.ranks.link import Announce, DrawSteps, Failed, FollowerLink, LeaderLink, Leave, ModelIsOpen
+from qwenimg.cli.workers import channel
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.group import RankLost, RankPlace
@@ -39,14 +40,14 @@ class Told:
         return self._told.get()
 
 
-Connected = tuple[Hub, list[Spoke], "queue.SimpleQueue[tuple[int, str]]"]
+Connected = tuple[LeaderLink, list[FollowerLink], "queue.SimpleQueue[tuple[int, str]]"]
 
 
 def connected(
     words: tuple[str, ...] | None = WORDS, size: int = 3, before: Callable[[int, str], None] = lambda port, token: None
 ) -> Connected:
-    """A hub and its spokes; before: is called with the address first."""
-    told, ended, spokes = queue.SimpleQueue[bytes](), queue.SimpleQueue[tuple[int, str]](), list[Spoke]()
+    """The link of rank 0 and those of the others; before: is called with the address first."""
+    told, ended, followers = queue.SimpleQueue[bytes](), queue.SimpleQueue[tuple[int, str]](), list[FollowerLink]()
 
     def connect() -> None:
         address = told.get()
@@ -55,16 +56,16 @@ def connected(
         before(int(port), token)
         for rank in range(1, size):
             group: Any = Told(rank, size, told)
-            spokes.append(Spoke(group, words))
+            followers.append(FollowerLink(group, words))
 
     thread = threading.Thread(target=connect)
     thread.start()
     group: Any = Told(0, size, told)
     try:
-        hub = Hub(group, PLACE, WORDS, lambda code, text: ended.put((code, text)))
+        leader = LeaderLink(group, PLACE, WORDS, lambda code, text: ended.put((code, text)))
     finally:
         thread.join()
-    return hub, spokes, ended
+    return leader, followers, ended
 
 
 def hang_up(pipe: Connection) -> None:
@@ -74,57 +75,57 @@ def hang_up(pipe: Connection) -> None:
 
 
 def test_orders_arrive_at_all_and_in_order() -> None:
-    hub, spokes, ended = connected()
+    leader, followers, ended = connected()
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    hub.send(Announce(arguments={"prompts": ["x"]}))
-    hub.send(DrawSteps(request=Request(prompt="x", seed=7, image=image), hashes={}))
-    for spoke in spokes:
-        assert spoke.receive() == Announce(arguments={"prompts": ["x"]})
-        request = spoke.receive().request
+    leader.send(Announce(arguments={"prompts": ["x"]}))
+    leader.send(DrawSteps(request=Request(prompt="x", seed=7, image=image), hashes={}))
+    for follower in followers:
+        assert follower.receive() == Announce(arguments={"prompts": ["x"]})
+        request = follower.receive().request
         assert request.seed == 7 and (request.image == image).all()
-        spoke.send(ModelIsOpen())
-    hub.wait_opened()
-    hub.leave()
-    assert all(isinstance(spoke.receive(), Leave) for spoke in spokes)
-    del spokes
+        follower.send(ModelIsOpen())
+    leader.wait_opened()
+    leader.leave()
+    assert all(isinstance(follower.receive(), Leave) for follower in followers)
+    del followers
     assert ended.empty()
 
 
 def test_an_error_of_a_rank_is_rank_0s() -> None:
-    _, spokes, ended = connected()
-    spokes[1].send(Failed(exit_code=4, text="it takes 5 GB"))
+    _, followers, ended = connected()
+    followers[1].send(Failed(exit_code=4, text="it takes 5 GB"))
     assert ended.get() == (4, "rank 2: it takes 5 GB")
 
 
 def test_the_end_of_a_rank_is_seen_at_once() -> None:
-    hub, spokes, ended = connected()
-    hang_up(spokes[0]._pipe)
+    leader, followers, ended = connected()
+    hang_up(followers[0]._pipe)
     code, text = ended.get()
     assert code == 1 and text.startswith("rank 1 of 3 has ended")
-    for pipe in hub._pipes.values():
-        hang_up(pipe)
+    for pipe in leader._channels.values():
+        hang_up(pipe._pipe)
     with pytest.raises(EOFError):
-        spokes[1].receive()
+        followers[1].receive()
 
 
 def test_after_leaving_no_end_is_an_error() -> None:
-    hub, spokes, ended = connected()
-    hub.leave()
-    for spoke in spokes:
-        hang_up(spoke._pipe)
+    leader, followers, ended = connected()
+    leader.leave()
+    for follower in followers:
+        hang_up(follower._pipe)
     for thread in threading.enumerate():
         if "(_read)" in thread.name:
             thread.join(5)
     assert ended.empty()
 
 
-def listens(spoke: Spoke, until: threading.Event) -> threading.Thread:
+def listens(follower: FollowerLink, until: threading.Event) -> threading.Thread:
     """Receive orders as a rank does, for as long as the rank is not stopped."""
 
     def receive() -> None:
         with suppress(EOFError, OSError):
             while not until.is_set():
-                spoke.receive()
+                follower.receive()
 
     thread = threading.Thread(target=receive, daemon=True)
     thread.start()
@@ -133,40 +134,40 @@ def listens(spoke: Spoke, until: threading.Event) -> threading.Thread:
 
 def test_a_rank_that_does_not_answer_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two one answers, though it sends nothing else."""
-    monkeypatch.setattr(link, "PAUSE", 0.02)
-    hub, spokes, ended = connected()
+    monkeypatch.setattr(channel, "PAUSE", 0.02)
+    leader, followers, ended = connected()
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-    send = Spoke.send
+    send = FollowerLink.send
 
-    def noted(spoke: Spoke, message: Any) -> None:
+    def noted(follower: FollowerLink, message: Any) -> None:
         asked.put(1)
-        send(spoke, message)
+        send(follower, message)
 
-    monkeypatch.setattr(Spoke, "send", noted)
-    listens(spokes[0], threading.Event())
+    monkeypatch.setattr(FollowerLink, "send", noted)
+    listens(followers[0], threading.Event())
     code, text = ended.get()
     print(text)
     assert code == 1 and text.startswith("rank 2 of 3 has not answered for 0 s: its process is stopped")
     assert len(text) < 300 and not asked.empty() and ended.empty()
-    for _ in range(2 * link.SILENCE):  # the other one is asked again and again
+    for _ in range(2 * channel.SILENCE):  # the other one is asked again and again
         asked.get()
     assert ended.empty()
-    hub.leave()
+    leader.leave()
 
 
 def test_a_question_waits_for_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An order that a stopped rank does not take keeps neither the question nor the end of all from it."""
-    monkeypatch.setattr(link, "PAUSE", 0.02)
-    hub, _, ended = connected(size=2)
-    with hub._sending[1]:
-        code, text = ended.get()
-        hub.leave()
+    """Of a message that a stopped rank does not read: `send` returns, and the end of all comes."""
+    monkeypatch.setattr(channel, "PAUSE", 0.02)
+    leader, _, ended = connected(size=2)
+    leader.send(Announce(arguments={"image": bytes(8 << 20)}))  # more than a connection holds
+    code, text = ended.get()
+    leader.leave()
     assert code == 1 and text.startswith("rank 1 of 2 has not answered")
 
 
 def test_a_rank_that_is_stopped_before_it_says_hello(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PATIENCE", 0.05)
-    monkeypatch.setattr(Spoke, "send", lambda spoke, message: None)
+    monkeypatch.setattr(FollowerLink, "send", lambda follower, message: None)
     with pytest.raises(RankLost, match="rank 1 of 3 has not answered"):
         connected()
 
@@ -181,17 +182,17 @@ def test_strangers_are_hung_up_on(data: bytes) -> None:
                 caller.shutdown(socket.SHUT_WR)
             assert caller.recv(1) == b""
 
-    hub, spokes, ended = connected(before=stranger)
-    assert len(spokes) == 2 and ended.empty()
-    hub.leave()
+    leader, followers, ended = connected(before=stranger)
+    assert len(followers) == 2 and ended.empty()
+    leader.leave()
 
 
 def test_other_options_and_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="rank 1 was started with other options than rank 0"):
         connected(words=("a blue star",))
     connected(words=None)[0].leave()  # rank 0 has started it itself
-    send = Spoke.send
-    monkeypatch.setattr(Spoke, "send", lambda spoke, hello: send(spoke, replace(hello, version="9")))
+    send = FollowerLink.send
+    monkeypatch.setattr(FollowerLink, "send", lambda follower, hello: send(follower, replace(hello, version="9")))
     with pytest.raises(UsageError, match="rank 1 is qwenimg 9, rank 0 0"):
         connected()
 
@@ -200,7 +201,7 @@ def test_a_rank_that_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PATIENCE", 0.01)
     group: Any = Told(0, 2, queue.SimpleQueue())
     with pytest.raises(RankLost, match="of 2 ranks 1 have connected"):
-        Hub(group, RankPlace(rank=0, size=2), WORDS, lambda code, text: None)
+        LeaderLink(group, RankPlace(rank=0, size=2), WORDS, lambda code, text: None)
 
 
 def test_rank_0_that_is_not_there() -> None:
@@ -210,7 +211,7 @@ def test_rank_0_that_is_not_there() -> None:
     told.put(f"127.0.0.1 {port} {'0' * 32}".encode())
     group: Any = Told(1, 2, told)
     with pytest.raises(RankLost, match=f"rank 0 cannot be reached at 127.0.0.1:{port}: Connection refused"):
-        Spoke(group, None)
+        FollowerLink(group, None)
 
 
 def test_what_must_be_the_same() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.fake_worker import SETTINGS
 
 from qwenimg.cli.serve.apis import body
-from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.public import HIDDEN, public
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS
 from qwenimg.common.jobs.job import InputFiles
@@ -26,8 +26,8 @@ from qwenimg.common.request.option import Option, option, options_of
 LORAS = replace(SETTINGS, loras={"style": "/home/me/loras/style.safetensors"})
 
 
-def fault(data: dict[str, Any], **more: Any) -> Fault:
-    with pytest.raises(Fault) as caught:
+def fault(data: dict[str, Any], **more: Any) -> HttpError:
+    with pytest.raises(HttpError) as caught:
         body.job_of(body.options(data, **more), SETTINGS, most=10)
     return caught.value
 
@@ -124,7 +124,7 @@ def test_loras_have_served_names_alone() -> None:
     assert options["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
     options = body.job_of(body.options({"prompt": "x", "lora": ["style:0.5", "style"]}), LORAS, most=1).options
     assert [one.source for one in options["lora"]] == ["/home/me/loras/style.safetensors"] * 2
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(HttpError) as caught:
         body.job_of(body.options({"prompt": "x", "lora": "/home/me/loras/style.safetensors"}), LORAS, most=1)
     assert caught.value.param == "lora"
 
@@ -136,7 +136,7 @@ def test_the_name_of_a_lora_is_never_looked_for(tmp_path: Path, monkeypatch: pyt
     Path("style:x").touch()
     options = body.job_of(body.options({"prompt": "x", "lora": "style:0.5"}), LORAS, most=1).options
     assert options["lora"] == (Lora("/home/me/loras/style.safetensors", 0.5),)
-    with pytest.raises(Fault, match="'x' is no number"):
+    with pytest.raises(HttpError, match="'x' is no number"):
         body.job_of(body.options({"prompt": "x", "lora": "style:x"}), LORAS, most=1)
 
 
@@ -172,7 +172,7 @@ def test_controls_have_served_names_and_numbers_of_pictures(text: object, count:
     ],
 )  # fmt: skip
 def test_a_control_names_no_file(text: object, count: int, param: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(HttpError) as caught:
         data = body.options({"prompt": "x", "control": text})
         body.job_of(data, CONTROLLED, InputFiles(controls=(b"x",) * count), most=1)
     print(caught.value.text)
@@ -182,7 +182,7 @@ def test_a_control_names_no_file(text: object, count: int, param: str) -> None:
 
 @pytest.mark.parametrize("value", ["/etc/passwd", "http://x/y", 3, [3], [""], {"a": 1}, ["QQ=="] * 9])
 def test_pictures_of_controls_are_in_base64(value: object) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(HttpError) as caught:
         body.pictures({"control_image": value}, "control_image")
     assert caught.value.param == "control_image"
 
@@ -191,7 +191,7 @@ def test_models_have_served_names_alone() -> None:
     settings = replace(SETTINGS, aliases={"dall-e-2": "two"})
     assert body.model_named("dall-e-2", settings) == "two" and body.model_named("one", settings) == "one"
     for name in ("/etc", "../one", "three", "", 3, None, ["one"], {"one": 1}, "owner/name"):
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(HttpError) as caught:
             body.model_named(name, settings)
         assert caught.value.status == 404 and caught.value.code == "model_not_found"
 
@@ -211,7 +211,7 @@ def test_pictures_are_in_base64_and_never_fetched() -> None:
         None,
         [data],
     ):
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(HttpError) as caught:
             body.picture_bytes(wrong, "image")
         assert caught.value.param == "image" and caught.value.status == 400
 
@@ -227,7 +227,7 @@ ANY = st.recursive(
 def test_any_json_is_an_order_or_a_fault(data: dict[str, Any]) -> None:
     try:
         job = body.job_of(body.options(data), SETTINGS, most=4)
-    except Fault as error:
+    except HttpError as error:
         assert error.status in (400, 404) and len(error.text) <= 300
         json.dumps([error.text, error.param])
     else:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_worker import SETTINGS, dispatching, order
+from support.fake_worker import SETTINGS, dispatching, image_job
 from support.processes import qwenimg
 
 from qwenimg.cli.serve.apis.jobs_api import JobsApi
 from qwenimg.cli.serve.journal import NAME, Journal
 from qwenimg.cli.serve.json_answer import JsonAnswer
-from qwenimg.cli.serve.messages import PictureDrawn
+from qwenimg.cli.workers.messages import PictureDrawn
 from qwenimg.common.base.errors import UsageError
 
 Damage = Callable[[Path], object]
@@ -30,11 +30,11 @@ def gallery(tmp_path: Path) -> Path:
     """A gallery with two jobs, of which one has ended, and three pictures."""
     journal = Journal(tmp_path / "g")
     for count in (2, 1):
-        job = order(f"job of {count}", kind="job", seeds=tuple(range(count)))
+        job = image_job(f"job of {count}", kind="job", seeds=tuple(range(count)))
         journal.add(job)
         for index in range(count):
             recipe = {"prompt": f"job of {count}", "seed": index}
-            journal.keep(job, PictureDrawn(order=job.id, index=index, data=b"x", recipe=recipe, seconds=0.1))
+            journal.keep(job, PictureDrawn(id=job.id, index=index, data=b"x", recipe=recipe, seconds=0.1))
     job.end("done")
     journal.end(job)
     journal.close()

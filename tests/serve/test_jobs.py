@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.drawing_here import drawing
-from support.fake_worker import order
+from support.fake_worker import image_job
 from support.processes import pixels, qwenimg
 from support.servers import LONG, RunningServer, events, until_end
 
 from qwenimg.cli.serve.journal import Journal
-from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn
+from qwenimg.cli.workers.messages import Draw, Finished, PictureDrawn
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.jobs.schema import request_schema
@@ -72,7 +72,7 @@ def test_previews_of_a_job(http: httpx2.Client) -> None:
 
 
 def test_the_news_of_all_jobs(http: httpx2.Client) -> None:
-    """Who waits and in which order, steps and pictures with the ids of their jobs, and how each ended."""
+    """Who waits and in which job, steps and pictures with the ids of their jobs, and how each ended."""
     with http.stream("GET", "/api/events") as response:
         news = events(response)
         assert next(news) == ("jobs", {"jobs": []})
@@ -226,7 +226,7 @@ def test_the_figures(http: httpx2.Client) -> None:
 
 
 def drawn(of: Any, index: int, data: bytes = b"PNG") -> PictureDrawn:
-    return PictureDrawn(order=of.id, index=index, data=data, recipe={"seed": index}, seconds=0.1)
+    return PictureDrawn(id=of.id, index=index, data=data, recipe={"seed": index}, seconds=0.1)
 
 
 def test_the_journal_is_used_by_one_server(tmp_path: Path) -> None:
@@ -258,12 +258,12 @@ def test_a_journal_of_another_version_is_named(tmp_path: Path) -> None:
 def test_the_pictures_of_a_job_are_kept_until_its_end(tmp_path: Path) -> None:
     """Each in its field and in its order, also for the next server."""
     journal = Journal(tmp_path)
-    job = order(kind="job", images=(b"a", b"b"), controls=(b"c", b"d", b"c"), mask=b"e")
+    job = image_job(kind="job", images=(b"a", b"b"), controls=(b"c", b"d", b"c"), mask=b"e")
     journal.add(job)
     journal.close()
     journal = Journal(tmp_path)
     [kept] = journal.unfinished()
-    assert kept.job == job.job
+    assert kept.spec == job.spec
     assert kept.fingerprint == job.fingerprint
     job.end("done")
     journal.end(job)
@@ -276,13 +276,13 @@ def test_the_pictures_of_a_job_are_kept_until_its_end(tmp_path: Path) -> None:
 def test_a_picture_whose_row_was_lost_is_written_again(tmp_path: Path) -> None:
     """As after kill -9 between the file and its row."""
     journal = Journal(tmp_path)
-    job = order(kind="job", seeds=(1, 2))
+    job = image_job(kind="job", seeds=(1, 2))
     journal.add(job)
     (tmp_path / f"{job.id}-0.png").write_bytes(b"of the killed server")
     journal.keep(job, drawn(job, 0, b"again"))
     assert (tmp_path / f"{job.id}-0.png").read_bytes() == b"again"
     [unfinished] = journal.unfinished()
-    assert (unfinished.id, unfinished.first, unfinished.job.seeds) == (job.id, 1, (1, 2))
+    assert (unfinished.id, unfinished.first, unfinished.spec.seeds) == (job.id, 1, (1, 2))
     job.end("done")
     journal.end(job)
     assert journal.unfinished() == [] and len(journal.pictures(None, 9)[0]) == 1
@@ -298,7 +298,7 @@ def test_pictures_that_the_model_does_not_take_are_refused_before_one_is_read(mo
     monkeypatch.setattr(pictures_input, "read_image", reads)
     worker, sent = drawing(Path("shapes"))
     job = Job(options={"prompt": "x"}, seeds=(1,), files=InputFiles(images=(b"",) * 16))
-    worker.draw(Draw(order="o", model="tiny", job=job))
+    worker.draw(Draw(id="o", model="tiny", job=job))
     ended = sent[-1]
     assert isinstance(ended, Finished) and ended.refused and "16 pictures" in ended.error, ended
     with pytest.raises(UsageError, match="no control"):

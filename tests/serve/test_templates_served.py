@@ -17,7 +17,7 @@ from support.drawing_here import drawing
 from support.recipe_cases import recipe_from_png
 from support.servers import RunningServer, serving, until_end
 
-from qwenimg.cli.serve.messages import Draw, Finished, PictureDrawn
+from qwenimg.cli.workers.messages import Draw, Finished, PictureDrawn
 from qwenimg.common.jobs.job import Job
 from qwenimg.common.prompts.wildcards import Wildcards
 
@@ -143,7 +143,7 @@ def test_without_a_folder_names_are_refused_and_off_takes_them_as_text(tmp_path:
     for places, texts in (((), None), ((Path("off"),), "a circle __form__ {a|b}")):
         process, sent = drawing(Path("shapes"), wildcards=places)
         fields = {"prompt": "a circle __form__ {a|b}", "width": 64, "height": 64, "steps": 1}
-        process.draw(Draw(order="x", model="tiny", job=Job(options=fields, seeds=(1,))))
+        process.draw(Draw(id="x", model="tiny", job=Job(options=fields, seeds=(1,))))
         finished = sent[-1]
         assert isinstance(finished, Finished)
         if texts is None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from qwenimg.cli.serve.drawing_process import DrawingProcess
-from qwenimg.cli.serve.messages import FromWorker, Start
+from qwenimg.cli.workers.drawing_process import DrawingProcess
+from qwenimg.cli.workers.messages import FromWorker, Start
 from qwenimg.common.families.opening import Opening
 
 

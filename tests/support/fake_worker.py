@@ -15,11 +15,25 @@ import pytest
 from qwenimg.cli.serve import dispatcher as module
 from qwenimg.cli.serve import journal as journal_module
 from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.image_job import ImageJob
 from qwenimg.cli.serve.journal import Journal
-from qwenimg.cli.serve.messages import Finished, ModelFacts, ModelOpened, PictureDrawn, Ready, Settings, Stepped
 from qwenimg.cli.serve.metrics import Metrics
-from qwenimg.cli.serve.orders import PictureOrder
-from qwenimg.cli.serve.workers import Lost
+from qwenimg.cli.serve.settings import Settings
+from qwenimg.cli.serve.workers import ServerWorker
+from qwenimg.cli.workers.messages import (
+    Draw,
+    End,
+    Finished,
+    Halt,
+    ModelFacts,
+    ModelOpened,
+    PictureDrawn,
+    Ready,
+    Start,
+    Stepped,
+    ToWorker,
+)
+from qwenimg.cli.workers.process import Lost
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.pictures.png import encode_png
@@ -29,32 +43,33 @@ FILES = ("images", "mask", "mask_alpha", "controls")
 SETTINGS = Settings(models={"one": Opening(), "two": Opening()}, queue=2, deadline=600.0)
 
 
-class FakeWorker:
-    def __init__(self, backend: str, settings: Settings) -> None:
-        self.backend, self.state, self.headline, self.peak = backend, "loading", "", 0
-        self.order: PictureOrder | None = None
-        self.model: ModelFacts | None = None
+class FakeWorker(ServerWorker):
+    """A worker of a server or a batch."""
+
+    def __init__(self, settings: Start) -> None:
+        super().__init__(settings)
         self.starts = 0
-        self.drawn: list[PictureOrder] = []
+        self.task: Draw | None = None  # that it draws
+        self.drawn: list[str] = []  # the ids of jobs
         self.halts: list[tuple[str, bool]] = []
         self.closed = False
         self.ends = 0
 
     def start(self) -> asyncio.Queue[Any]:
         self.starts += 1
-        self.state, self.order, self.model = "loading", None, None
+        self.state, self.job, self.model, self.task = "loading", None, None, None
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         return self.inbox
 
-    def draw(self, order: PictureOrder) -> None:
-        self.order = order
-        self.drawn.append(order)
-
-    def halt(self, order: PictureOrder, *, skip: bool = False) -> None:
-        self.halts.append((order.id, skip))
-
-    def end(self) -> None:
-        self.ends += 1
+    def send(self, message: ToWorker) -> None:
+        match message:
+            case Draw():
+                self.task = message
+                self.drawn.append(message.id)
+            case Halt():
+                self.halts.append((message.id, message.skip))
+            case End():
+                self.ends += 1
 
     async def close(self) -> None:
         self.closed = True
@@ -71,20 +86,23 @@ class FakeWorker:
         await self.say(ModelOpened(model=facts, headline="toy"), Ready())
 
     async def step(self, step: int = 1, steps: int = 4, index: int = 0) -> None:
-        assert self.order is not None
-        await self.say(Stepped(order=self.order.id, index=index, step=step, steps=steps, seconds=0.1))
+        assert self.task is not None
+        await self.say(Stepped(id=self.task.id, index=index, step=step, steps=steps, seconds=0.1))
 
     async def picture(self, index: int = 0) -> None:
-        assert self.order is not None
-        recipe = {"prompt": self.order.job.prompt, "seed": self.order.job.seeds[index], "width": 8, "height": 8}
-        await self.say(PictureDrawn(order=self.order.id, index=index, data=PNG, recipe=recipe, seconds=0.1))
+        assert self.task is not None
+        job = self.task.job
+        recipe = {"prompt": job.prompt, "seed": job.seeds[index], "width": 8, "height": 8}
+        await self.say(PictureDrawn(id=self.task.id, index=index, data=PNG, recipe=recipe, seconds=0.1))
 
     async def finish(self, error: str = "", exit_code: int = 0, *, refused: bool = False) -> None:
-        assert self.order is not None
-        await self.say(Finished(order=self.order.id, error=error, exit_code=exit_code, refused=refused, peak=7))
+        assert self.task is not None
+        name, self.task = self.task.id, None
+        await self.say(Finished(id=name, error=error, exit_code=exit_code, refused=refused, peak=7))
 
-    async def die(self, code: int = -9) -> None:
-        await self.say(Lost(code))
+    async def die(self, code: int = -9, *, is_silent: bool = False) -> None:
+        self.task = None
+        await self.say(Lost(code, is_silent))
 
 
 async def settle() -> None:
@@ -108,7 +126,7 @@ async def dispatching(
     folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any
 ) -> AsyncIterator[tuple[Dispatcher, list[FakeWorker]]]:
     """A dispatcher over fake workers, with a journal in `folder`, and pauses of no time before a worker's new start."""
-    monkeypatch.setattr(module, "Worker", FakeWorker)
+    monkeypatch.setattr(module, "ServerWorker", FakeWorker)
     monkeypatch.setattr(module, "PAUSES", (0.0,))
     monkeypatch.setattr(module, "AGAIN", 0.0)
     monkeypatch.setattr(module, "EVERY", 0.0)
@@ -122,14 +140,14 @@ async def dispatching(
     try:
         yield dispatcher, workers
     finally:
-        for order in dispatcher.drawing:
-            order.ended.set()
+        for job in dispatcher.drawing:
+            job.ended.set()
         await dispatcher.close()
         journal.close()
 
 
-def order(prompt: str = "x", seeds: tuple[int, ...] = (1,), **changed: Any) -> PictureOrder:
+def image_job(prompt: str = "x", seeds: tuple[int, ...] = (1,), **changed: Any) -> ImageJob:
     files = InputFiles(**{name: changed.pop(name) for name in FILES if name in changed})
-    job = Job(options={"prompt": prompt}, seeds=seeds, files=files)
-    usual: dict[str, Any] = {"model": "one", "job": job, "kind": "images", "deadline": 600.0}
-    return PictureOrder(**{**usual, **changed})
+    spec = Job(options={"prompt": prompt}, seeds=seeds, files=files)
+    usual: dict[str, Any] = {"model": "one", "spec": spec, "kind": "images", "deadline": 600.0}
+    return ImageJob(**{**usual, **changed})

@@ -11,7 +11,7 @@ import importlib.util, os, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name != "qwenimg.cli.serve.drawing_process":
+        if name != "qwenimg.cli.workers.drawing_process":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -21,10 +21,10 @@ class Finder:
             execute(module)
             draw = module.DrawingProcess.draw
 
-            def drawn(process, order):
-                if "poison" in order.job.prompt:
+            def drawn(process, task):
+                if "poison" in task.job.prompt:
                     os.kill(os.getpid(), 9)
-                draw(process, order)
+                draw(process, task)
 
             module.DrawingProcess.draw = drawn
 

@@ -12,7 +12,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from qwenimg.cli.serve.dispatcher import Dispatcher
-from qwenimg.cli.serve.orders import Event, Fault, PictureOrder
+from qwenimg.cli.serve.http_error import HttpError
+from qwenimg.cli.serve.image_job import ImageJob, ProgressEvent
 
 ALIVE = 15.0  # seconds without an event, after which a comment keeps the connection open
 PAUSE = 1.0  # the same for the stream of all jobs, which notices then that the server stops
@@ -20,20 +21,20 @@ LISTENERS = 64  # streams of events at once
 BEHIND = 500  # events that wait for one reader
 
 
-async def wait(dispatcher: Dispatcher, order: PictureOrder, request: HttpRequest) -> None:
-    """Wait until the order has ended; end it if the client goes. Raises Fault."""
+async def wait(dispatcher: Dispatcher, job: ImageJob, request: HttpRequest) -> None:
+    """Wait until the job has ended; end it if the client goes."""
     gone = asyncio.create_task(_until_gone(request))
-    ended = asyncio.create_task(order.ended.wait())
+    ended = asyncio.create_task(job.ended.wait())
     try:
         await asyncio.wait({gone, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not order.ended.is_set():
-            raise Fault(499, "the client has gone")
+        if not job.ended.is_set():
+            raise HttpError(499, "the client has gone")
     finally:
         gone.cancel()
         ended.cancel()
-        dispatcher.cancel(order)  # nothing, if it has ended
-    if order.fault is not None:
-        raise order.fault
+        dispatcher.cancel(job)  # nothing, if it has ended
+    if job.error is not None:
+        raise job.error
 
 
 async def _until_gone(request: HttpRequest) -> None:
@@ -41,16 +42,16 @@ async def _until_gone(request: HttpRequest) -> None:
         pass
 
 
-async def events(order: PictureOrder) -> AsyncGenerator[Event | None, None]:
-    """Yield the order's events until its end, which is the last; None after a while without one. They end sooner for a
+async def events(job: ImageJob) -> AsyncGenerator[ProgressEvent | None, None]:
+    """Yield the job's events until its end, which is the last; None after a while without one. They end sooner for a
     reader that falls far behind."""
-    watcher: asyncio.Queue[Event] = asyncio.Queue(BEHIND)
-    order.watchers.add(watcher)
+    watcher: asyncio.Queue[ProgressEvent] = asyncio.Queue(BEHIND)
+    job.watchers.add(watcher)
     try:
-        if order.ended.is_set():
-            yield Event("end", {"state": order.state} | ({} if order.fault is None else {"error": order.fault.text}))
+        if job.ended.is_set():
+            yield ProgressEvent("end", {"state": job.state} | ({} if job.error is None else {"error": job.error.text}))
             return
-        while watcher in order.watchers:
+        while watcher in job.watchers:
             try:
                 event = await asyncio.wait_for(watcher.get(), ALIVE)
             except TimeoutError:
@@ -60,13 +61,13 @@ async def events(order: PictureOrder) -> AsyncGenerator[Event | None, None]:
             if event.name == "end":
                 return
     finally:
-        order.watchers.discard(watcher)
+        job.watchers.discard(watcher)
 
 
-async def all_events(dispatcher: Dispatcher) -> AsyncGenerator[tuple[PictureOrder, Event] | None, None]:
+async def all_events(dispatcher: Dispatcher) -> AsyncGenerator[tuple[ImageJob, ProgressEvent] | None, None]:
     """Yield the events of all jobs until the server stops; None after a while without one. It ends for a reader that
     falls far behind."""
-    watcher: asyncio.Queue[tuple[PictureOrder, Event]] = asyncio.Queue(BEHIND)
+    watcher: asyncio.Queue[tuple[ImageJob, ProgressEvent]] = asyncio.Queue(BEHIND)
     dispatcher.watchers.add(watcher)
     try:
         while watcher in dispatcher.watchers and not dispatcher.is_stopping:
@@ -100,6 +101,6 @@ class EventStream(StreamingResponse):
 
 
 def check_listeners(dispatcher: Dispatcher) -> None:
-    """Raise Fault if as many clients as can listen do so: they would take all connections."""
+    """Raise HttpError if as many clients as can listen do so: they would take all connections."""
     if len(dispatcher.streams) >= LISTENERS:
-        raise Fault(503, f"{LISTENERS} clients listen already; try again later", kind="server_error", after=5.0)
+        raise HttpError(503, f"{LISTENERS} clients listen already; try again later", kind="server_error", after=5.0)

@@ -13,8 +13,8 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from qwenimg.cli.serve.messages import Settings
-from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.http_error import HttpError
+from qwenimg.cli.serve.settings import Settings
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
@@ -38,17 +38,17 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
 async def json_object(request: HttpRequest) -> dict[str, Any]:
-    """Return the body, a JSON object, without members that are null. Raises Fault."""
+    """Return the body, a JSON object, without members that are null."""
     body = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and (body or kind):
-        raise Fault(415, "the content type is application/json here", code="content_type")
+        raise HttpError(415, "the content type is application/json here", code="content_type")
     try:
         data = await _parsed(request, body or b"{}")
     except ModelError as error:
-        raise Fault(400, str(error)) from None
+        raise HttpError(400, str(error)) from None
     if not isinstance(data, dict):
-        raise Fault(400, "the request is not a JSON object")
+        raise HttpError(400, "the request is not a JSON object")
     return {name: value for name, value in data.items() if value is not None}
 
 
@@ -72,31 +72,31 @@ def spelled() -> dict[str, str]:
 
 
 def options(data: Mapping[str, Any]) -> Options:
-    """Return the options in `data` by our names; a number may be a text, as in a form. Raises Fault for an unknown
+    """Return the options in `data` by our names; a number may be a text, as in a form. Raises HttpError for an unknown
     name, a value of another type, and two names of one option with two values."""
     names, values, origin = spelled(), dict[str, Any](), dict[str, str]()
     for key, value in data.items():
         if key not in names:
-            raise Fault(400, f"unknown field {clean(key, 40)!r}", param=clean(key, 40), code="unknown_parameter")
+            raise HttpError(400, f"unknown field {clean(key, 40)!r}", param=clean(key, 40), code="unknown_parameter")
         name = names[key]
         if not TEXT_OPTIONS[name].several:
             value = number(value, TEXT_OPTIONS[name].kind)
         if name in values and values[name] != value:
-            raise Fault(400, f"{origin[name]} and {key} say different things", param=key)
+            raise HttpError(400, f"{origin[name]} and {key} say different things", param=key)
         values[name], origin[name] = value, key
     try:
         return image_options.parse_json(values)
     except OptionFault as error:
-        raise Fault(400, str(error), param=origin[error.name]) from None
+        raise HttpError(400, str(error), param=origin[error.name]) from None
 
 
 def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *, most: int) -> Job:
     """Return the job of a request with the `values` of options and with `files`, once all is checked that needs no
-    model. most: its images. Raises Fault."""
+    model. most: its images."""
     if not (values.get("prompt", "").strip() or files.images):  # some models describe a picture
-        raise Fault(400, "a prompt is missing", param="prompt")
+        raise HttpError(400, "a prompt is missing", param="prompt")
     if values.get("only_masked") is not None and files.mask is None:
-        raise Fault(400, "only_masked draws what a mask covers: send one as mask", param="only_masked")
+        raise HttpError(400, "only_masked draws what a mask covers: send one as mask", param="only_masked")
     values = Options({"prompt": ""} | values)
     for name, value in values.items():
         try:
@@ -110,14 +110,14 @@ def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *,
             if name == "aspect":
                 TEXT_OPTIONS[name].check(value)
         except UsageError as error:
-            raise Fault(400, str(error), param=name) from None
+            raise HttpError(400, str(error), param=name) from None
     try:
         options = image_options.parse(values, files=False)
         seeds = image_options.seeds(options, random_seed())
     except UsageError as error:
-        raise Fault(400, str(error)) from None
+        raise HttpError(400, str(error)) from None
     if len(seeds) > most:
-        raise Fault(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
+        raise HttpError(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
     if options.get("lora"):
         options["lora"] = _loras(options["lora"], settings)
     if files.controls or options.get("control"):
@@ -127,16 +127,16 @@ def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *,
 
 
 def model_named(name: object, settings: Settings) -> str:
-    """Return the model that a request names. Raises Fault."""
+    """Return the model that a request names."""
     if isinstance(name, str) and (name in settings.models or name in settings.aliases):
         return settings.aliases.get(name, name)
     served = ", ".join([*settings.models, *settings.aliases])
     text = f"no model {clean(name, 60)!r} here; served are {served}"
-    raise Fault(404, text, param="model", code="model_not_found")
+    raise HttpError(404, text, param="model", code="model_not_found")
 
 
 def pictures(data: dict[str, Any], name: str) -> tuple[bytes, ...]:
-    """Take the files of the field `name`, a text in base64 or a list of these, out of `data`. Raises Fault."""
+    """Take the files of the field `name`, a text in base64 or a list of these, out of `data`."""
     value = data.pop(name, [])
     listed = value if isinstance(value, list) else [value]
     check_count(len(listed), name)
@@ -144,23 +144,23 @@ def pictures(data: dict[str, Any], name: str) -> tuple[bytes, ...]:
 
 
 def check_count(count: int, name: str) -> None:
-    """Raise Fault for too many pictures of the field `name`."""
+    """Raise HttpError for too many pictures of the field `name`."""
     most = control_text.MOST if name == CONTROL_IMAGE else IMAGES
     if count > most:
-        raise Fault(400, f"{count} images; at most {most} are taken", param=name)
+        raise HttpError(400, f"{count} images; at most {most} are taken", param=name)
 
 
 def picture_bytes(value: object, name: str) -> bytes:
-    """Return the file in base64, with or without the head of a data URL. Nothing is ever fetched. Raises Fault."""
+    """Return the file in base64, with or without the head of a data URL. Nothing is ever fetched."""
     if not isinstance(value, str):
-        raise Fault(400, f"{name} is not a text in base64", param=name)
+        raise HttpError(400, f"{name} is not a text in base64", param=name)
     head = _DATA_URL.match(value)
     try:
         data = base64.b64decode(value[head.end() :] if head else value, validate=True)
     except (binascii.Error, ValueError):
-        raise Fault(400, f"{name} is no picture in base64; addresses are not fetched", param=name) from None
+        raise HttpError(400, f"{name} is no picture in base64; addresses are not fetched", param=name) from None
     if not data:
-        raise Fault(400, f"{name} is empty", param=name)
+        raise HttpError(400, f"{name} is empty", param=name)
     return data
 
 
@@ -175,27 +175,27 @@ def number(value: object, kind: type | None) -> Any:
 
 
 def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
-    """Return the LoRAs of a request, which have served names, with the paths of their files. Raises Fault."""
+    """Return the LoRAs of a request, which have served names, with the paths of their files."""
     for one in loras:
         if one.source not in settings.loras:
             served = ", ".join(settings.loras) or "none; start with --lora FILE"
-            raise Fault(400, f"no LoRA {clean(one.source, 60)!r} here; served are {served}", param="lora")
+            raise HttpError(400, f"no LoRA {clean(one.source, 60)!r} here; served are {served}", param="lora")
     return tuple(replace(one, source=settings.loras[one.source]) for one in loras)
 
 
 def _controls(controls: Sequence[Control], count: int, settings: Settings) -> tuple[Control, ...]:
     """Return the controls of a request, which have served names and numbers of its `count` pictures, with the paths of
-    their networks. Raises Fault."""
+    their networks."""
     for one in controls:
         if not re.fullmatch("[1-9]", one.file):
             form = f"NETWORK=NUMBER, with :SCALE or :SCALE:START-END; NUMBER counts the pictures in {CONTROL_IMAGE}"
-            raise Fault(400, f"control {clean(one, 60)!r}: write {form}", param="control")
+            raise HttpError(400, f"control {clean(one, 60)!r}: write {form}", param="control")
         if one.network not in settings.controls:
             served = ", ".join(settings.controls) or "none; start with --control NETWORK"
             text = f"no control network {clean(one.network, 60)!r} here; served are {served}"
-            raise Fault(400, text, param="control")
+            raise HttpError(400, text, param="control")
         if int(one.file) > count:
-            raise Fault(400, f"control names picture {one.file} of {count} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
+            raise HttpError(400, f"control names picture {one.file} of {count} in {CONTROL_IMAGE}", param=CONTROL_IMAGE)
     if (used := len({one.file for one in controls})) < count:
-        raise Fault(400, f"{count} pictures, of which control names {used}", param=CONTROL_IMAGE)
+        raise HttpError(400, f"{count} pictures, of which control names {used}", param=CONTROL_IMAGE)
     return tuple(replace(one, network=settings.controls[one.network]) for one in controls)

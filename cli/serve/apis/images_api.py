@@ -23,9 +23,11 @@ from starlette.routing import Route
 
 from qwenimg.cli.serve.apis import answers, body
 from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.http_error import HttpError
+from qwenimg.cli.serve.image_job import ImageJob
 from qwenimg.cli.serve.json_answer import JsonAnswer
-from qwenimg.cli.serve.messages import PictureDrawn, Settings
-from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.cli.serve.settings import Settings
+from qwenimg.cli.workers.messages import PictureDrawn
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.job import InputFiles
 
@@ -59,7 +61,7 @@ class ImagesApi:
         return JsonAnswer({"object": "list", "data": [self._row(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
-        """Describe one model. Raises Fault."""
+        """Describe one model."""
         name = request.path_params["name"]
         body.model_named(name, self.settings)
         return JsonAnswer(self._row(name))
@@ -68,45 +70,45 @@ class ImagesApi:
         return {"id": name, "object": "model", "created": self.created, "owned_by": "qwenimg"}
 
     async def generate(self, request: HttpRequest) -> Response:
-        """Draw pictures of a prompt. Raises Fault."""
+        """Draw pictures of a prompt."""
         data = await body.json_object(request)
         files = InputFiles(controls=body.pictures(data, body.CONTROL_IMAGE))
         return await self._answer(request, data, "image_generation", files)
 
     async def edit(self, request: HttpRequest) -> Response:
-        """Draw pictures that start from one, or see several, given as a form. Raises Fault."""
+        """Draw pictures that start from one, or see several, given as a form."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "multipart/form-data":
-            raise Fault(415, "the content type is multipart/form-data here", code="content_type")
+            raise HttpError(415, "the content type is multipart/form-data here", code="content_type")
         try:
             async with request.form(max_files=20, max_fields=200) as form:
                 data, files = await _parts(form)
                 json.dumps([*data.items()], ensure_ascii=False).encode()  # a charset can make what is no character
         except HTTPException as error:  # of the parser
-            raise Fault(400, f"the form cannot be read: {error.detail}") from None
+            raise HttpError(400, f"the form cannot be read: {error.detail}") from None
         except UnicodeError:
-            raise Fault(400, "the form cannot be read: its texts are not UTF-8") from None
+            raise HttpError(400, "the form cannot be read: its texts are not UTF-8") from None
         return await self._answer(request, data, "image_edit", files)
 
     async def _answer(self, request: HttpRequest, data: Mapping[str, Any], kind: str, files: InputFiles) -> Response:
         data = dict(data)
         stream = data.pop("stream", None)
         if (text := str(stream).lower()) not in ("true", "false", "none"):
-            raise Fault(400, f"stream is {clean(text, 40)!r}: give true or false", param="stream")
+            raise HttpError(400, f"stream is {clean(text, 40)!r}: give true or false", param="stream")
         streams = text == "true"
         partial = data.get("partial_images", 0)
-        order = self._order(request, data, files)
-        order.partial = int(partial) if streams else 0
-        order.preview_suffix = order.suffix if order.partial else ""
-        await self.dispatcher.submit(order)
+        job = self._job(request, data, files)
+        job.partial = int(partial) if streams else 0
+        job.preview_suffix = job.suffix if job.partial else ""
+        await self.dispatcher.submit(job)
         if streams:
-            return answers.EventStream(self._stream(order, kind), self.dispatcher.streams)
-        await answers.wait(self.dispatcher, order, request)
-        answer = {"created": int(time.time()), "data": [_image(drawn) for drawn in order.pictures]}
-        return JsonAnswer(answer | _about(order))
+            return answers.EventStream(self._stream(job, kind), self.dispatcher.streams)
+        await answers.wait(self.dispatcher, job, request)
+        answer = {"created": int(time.time()), "data": [_image(drawn) for drawn in job.pictures]}
+        return JsonAnswer(answer | _about(job))
 
-    def _order(self, request: HttpRequest, data: dict[str, Any], files: InputFiles) -> PictureOrder:
-        """Return the order that `data` asks for. Raises Fault."""
+    def _job(self, request: HttpRequest, data: dict[str, Any], files: InputFiles) -> ImageJob:
+        """Return the job that `data` asks for."""
         model = body.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         suffix = self._suffix(data)
         _check_fixed(data)
@@ -115,9 +117,9 @@ class ImagesApi:
             del data["size"]
         if "n" in data:
             data["num_images"] = data.pop("n")
-        return PictureOrder(
+        return ImageJob(
             model=model,
-            job=body.job_of(body.options(data), self.settings, files, most=MOST),
+            spec=body.job_of(body.options(data), self.settings, files, most=MOST),
             suffix=suffix,
             kind="images",
             client=client_of(request),
@@ -127,39 +129,39 @@ class ImagesApi:
     def _suffix(self, data: dict[str, Any]) -> str:
         name = data.pop("output_format", "png")
         if not isinstance(name, str) or name not in _SUFFIXES:
-            raise Fault(400, f"output_format is one of {', '.join(_SUFFIXES)}", param="output_format")
+            raise HttpError(400, f"output_format is one of {', '.join(_SUFFIXES)}", param="output_format")
         return _SUFFIXES[name]
 
-    async def _stream(self, order: PictureOrder, kind: str) -> AsyncIterator[str]:
+    async def _stream(self, job: ImageJob, kind: str) -> AsyncIterator[str]:
         """Yield server-sent events: a comment for each step, for each picture its partial ones and `completed`, an
         error for a fault."""
         try:
             sent, seen = 0, Counter[int]()  # partial ones, by pictures
-            async with aclosing(answers.events(order)) as news:
+            async with aclosing(answers.events(job)) as news:
                 async for event in news:
                     if event is None or event.name == "step":
-                        yield ": waiting\n\n" if event is None else f": step {order.step}/{order.steps}\n\n"
+                        yield ": waiting\n\n" if event is None else f": step {job.step}/{job.steps}\n\n"
                     if event is not None and "preview" in event.data:
-                        yield answers.event_line(_partial(order, event.data, kind, seen), f"{kind}.partial_image")
-                    for drawn in order.pictures[sent:]:
+                        yield answers.event_line(_partial(job, event.data, kind, seen), f"{kind}.partial_image")
+                    for drawn in job.pictures[sent:]:
                         about = {"type": f"{kind}.completed", "created_at": int(time.time())}
-                        yield answers.event_line(about | _image(drawn) | _about(order), f"{kind}.completed")
-                    sent = len(order.pictures)
-            if (fault := order.fault) is not None:
+                        yield answers.event_line(about | _image(drawn) | _about(job), f"{kind}.completed")
+                    sent = len(job.pictures)
+            if (fault := job.error) is not None:
                 yield answers.event_line(
                     {"error": {"message": fault.text, "type": fault.kind, "param": fault.param, "code": fault.code}},
                     "error",
                 )
         finally:
-            self.dispatcher.cancel(order)  # nothing, if it has ended
+            self.dispatcher.cancel(job)  # nothing, if it has ended
 
 
-def _partial(order: PictureOrder, step: Mapping[str, Any], kind: str, seen: Counter[int]) -> dict[str, Any]:
+def _partial(job: ImageJob, step: Mapping[str, Any], kind: str, seen: Counter[int]) -> dict[str, Any]:
     """Return the event of a preview, and count it."""
     index = seen[step["picture"]]
     seen[step["picture"]] += 1
     about = {"type": f"{kind}.partial_image", "created_at": int(time.time()), "partial_image_index": index}
-    return about | {"b64_json": step["preview"]} | _about(order)
+    return about | {"b64_json": step["preview"]} | _about(job)
 
 
 def client_of(request: HttpRequest) -> str:
@@ -169,44 +171,44 @@ def client_of(request: HttpRequest) -> str:
 
 
 def deadline_of(data: dict[str, Any], settings: Settings) -> float:
-    """Take `deadline`, seconds, out of `data`; no request has more than the server gives. Raises Fault."""
+    """Take `deadline`, seconds, out of `data`; no request has more than the server gives."""
     seconds = body.number(data.pop("deadline", settings.deadline), float)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-        raise Fault(400, "deadline is a number of seconds above 0", param="deadline")
+        raise HttpError(400, "deadline is a number of seconds above 0", param="deadline")
     return min(float(seconds), settings.deadline)
 
 
 async def _parts(form: FormData) -> tuple[dict[str, Any], InputFiles]:
-    """Return a form's texts and files. Raises Fault."""
+    """Return a form's texts and files."""
     texts, files = dict[str, Any](), dict[str, list[bytes]]()
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
             files.setdefault(name.removesuffix("[]"), []).append(await value.read())
         elif name in texts:
-            raise Fault(400, "this field occurs twice", param=name[:40])
+            raise HttpError(400, "this field occurs twice", param=name[:40])
         else:
             texts[name] = value
     images, masks, controls = (files.pop(name, []) for name in ("image", "mask", body.CONTROL_IMAGE))
     if files:
-        raise Fault(400, f"unknown file {next(iter(files))[:40]!r}", param=next(iter(files))[:40])
+        raise HttpError(400, f"unknown file {next(iter(files))[:40]!r}", param=next(iter(files))[:40])
     if not images:
-        raise Fault(400, "an image is missing", param="image")
+        raise HttpError(400, "an image is missing", param="image")
     body.check_count(len(images), "image")
     body.check_count(len(controls), body.CONTROL_IMAGE)
     if len(masks) > 1:
-        raise Fault(400, f"{len(masks)} masks; there is one at most", param="mask")
+        raise HttpError(400, f"{len(masks)} masks; there is one at most", param="mask")
     mask = masks[0] if masks else None
     return texts, InputFiles(images=tuple(images), mask=mask, mask_alpha=True, controls=tuple(controls))
 
 
 def _check_fixed(data: dict[str, Any]) -> None:
-    """Take out of `data` what has no meaning here. Raises Fault for a value that cannot be given."""
+    """Take out of `data` what has no meaning here. Raises HttpError for a value that cannot be given."""
     for name in IGNORED:
         data.pop(name, None)
     for name, values in _ONLY.items():
         value = data.pop(name, values[0])
         if value not in values and value not in [*map(str, values)]:
-            raise Fault(400, f"{name} is {' or '.join(map(str, values))} here", param=name)
+            raise HttpError(400, f"{name} is {' or '.join(map(str, values))} here", param=name)
 
 
 def _image(drawn: PictureDrawn) -> dict[str, Any]:
@@ -216,9 +218,9 @@ def _image(drawn: PictureDrawn) -> dict[str, Any]:
     return {"b64_json": base64.b64encode(drawn.data).decode()} | echo
 
 
-def _about(order: PictureOrder) -> dict[str, Any]:
+def _about(job: ImageJob) -> dict[str, Any]:
     """Return what an answer says of its pictures beside them."""
     formats = {suffix: name for name, suffix in _SUFFIXES.items()}
-    width, height = order.size
+    width, height = job.size
     size = f"{width}x{height}" if width else None
-    return {"background": "opaque", "output_format": formats[order.suffix], "quality": "auto", "size": size}
+    return {"background": "opaque", "output_format": formats[job.suffix], "quality": "auto", "size": size}

@@ -18,11 +18,12 @@ from starlette.routing import Route
 from qwenimg.cli.serve.apis import answers, body
 from qwenimg.cli.serve.apis.images_api import client_of, deadline_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.http_error import HttpError
+from qwenimg.cli.serve.image_job import ImageJob
 from qwenimg.cli.serve.journal import GalleryPicture, Journal
 from qwenimg.cli.serve.json_answer import JsonAnswer
-from qwenimg.cli.serve.messages import Settings
-from qwenimg.cli.serve.orders import Fault, PictureOrder
 from qwenimg.cli.serve.public import named
+from qwenimg.cli.serve.settings import Settings
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.jobs.image_options import plain
 from qwenimg.common.jobs.job import InputFiles
@@ -62,65 +63,65 @@ class JobsApi:
     # Jobs
 
     async def add_job(self, request: HttpRequest) -> Response:
-        """Keep a job and put it in line. Raises Fault."""
+        """Keep a job and put it in line."""
         data = await body.json_object(request)
         model = body.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         deadline = deadline_of(data, self.settings)
         images, controls = body.pictures(data, "image"), body.pictures(data, body.CONTROL_IMAGE)
         mask = body.picture_bytes(data.pop("mask"), "mask") if "mask" in data else None
         if mask is not None and not (images or controls):
-            raise Fault(400, "a mask needs the image that it belongs to", param="mask")
+            raise HttpError(400, "a mask needs the image that it belongs to", param="mask")
         files = InputFiles(images=images, mask=mask, controls=controls)
-        order = PictureOrder(
+        job = ImageJob(
             model=model,
-            job=body.job_of(body.options(data), self.settings, files, most=MOST),
+            spec=body.job_of(body.options(data), self.settings, files, most=MOST),
             preview_suffix=".jpg",
             kind="job",
             client=client_of(request),
             deadline=deadline,
         )
-        await self.dispatcher.submit(order)
-        return JsonAnswer(await self._described(order.id), 202, headers={"location": f"/api/jobs/{order.id}"})
+        await self.dispatcher.submit(job)
+        return JsonAnswer(await self._described(job.id), 202, headers={"location": f"/api/jobs/{job.id}"})
 
     async def list_jobs(self, request: HttpRequest) -> Response:
         """List the newest jobs."""
-        before = {order.id: order for order in self.dispatcher.orders}  # see `_described`
+        before = {job.id: job for job in self.dispatcher.jobs}  # see `_described`
         rows = await self.journal.reading(self.journal.jobs, _number(request, "limit", LISTED, LISTED))
         return JsonAnswer({"jobs": [self._live(row, before.get(row["id"])) for row in rows]})
 
     async def job(self, request: HttpRequest) -> Response:
-        """Describe a job. Raises Fault."""
+        """Describe a job."""
         return JsonAnswer(await self._described(request.path_params["id"]))
 
     async def cancel(self, request: HttpRequest) -> Response:
-        """End a job that has not ended. Raises Fault."""
+        """End a job that has not ended."""
         name = request.path_params["id"]
         await self._described(name)
-        if (order := self.dispatcher.order(name)) is not None:
-            self.dispatcher.cancel(order)
+        if (job := self.dispatcher.job(name)) is not None:
+            self.dispatcher.cancel(job)
         return JsonAnswer(await self._described(name))
 
     async def events(self, request: HttpRequest) -> Response:
-        """Stream what happens to a job. Raises Fault."""
+        """Stream what happens to a job."""
         about = await self._described(request.path_params["id"])
         answers.check_listeners(self.dispatcher)
         return answers.EventStream(self._news(about["id"]), self.dispatcher.streams)
 
     async def _news(self, name: str) -> AsyncIterator[str]:
         """Yield the job as it is now, and every event until its end."""
-        order = self.dispatcher.order(name)
-        if order is None:
+        job = self.dispatcher.job(name)
+        if job is None:
             now = await self._described(name)
             yield answers.event_line(now, "job")
             yield answers.event_line({"state": now["state"]}, "end")
             return
-        async with aclosing(answers.events(order)) as news:
+        async with aclosing(answers.events(job)) as news:
             yield answers.event_line(await self._described(name), "job")
             async for event in news:
                 yield ": waiting\n\n" if event is None else answers.event_line(event.data, event.name)
 
     async def all_events(self, request: HttpRequest) -> Response:
-        """Stream what happens to all jobs, with the id of each. Raises Fault."""
+        """Stream what happens to all jobs, with the id of each."""
         answers.check_listeners(self.dispatcher)
         return answers.EventStream(self._all_news(), self.dispatcher.streams)
 
@@ -140,71 +141,71 @@ class JobsApi:
 
     async def _unfinished(self) -> list[dict[str, Any]]:
         """Return the jobs that are drawn and that wait, in their order."""
-        orders = [*self.dispatcher.drawing, *self.dispatcher.waiting]
-        return [await self._described(order.id) for order in orders if order.is_kept]
+        jobs = [*self.dispatcher.drawing, *self.dispatcher.waiting]
+        return [await self._described(job.id) for job in jobs if job.is_kept]
 
     async def _described(self, name: str) -> dict[str, Any]:
-        """Return a job for clients. Raises Fault."""
-        order = self.dispatcher.order(name)  # before its row is read: a job that ends meanwhile has its last state
+        """Return a job for clients."""
+        job = self.dispatcher.job(name)  # before its row is read: a job that ends meanwhile has its last state
         row = await self.journal.reading(self.journal.job, name)
         if row is None:
-            raise Fault(404, "there is no job of this id", code="not_found")
-        return self._live(row, order)
+            raise HttpError(404, "there is no job of this id", code="not_found")
+        return self._live(row, job)
 
-    def _live(self, row: dict[str, Any], order: PictureOrder | None = None) -> dict[str, Any]:
-        """Return a row of the journal with how far the job is; `order`: the job as it was before the row was read."""
+    def _live(self, row: dict[str, Any], job: ImageJob | None = None) -> dict[str, Any]:
+        """Return a row of the journal with how far the job is; `job`: the job as it was before the row was read."""
         for option, files in (("lora", self.settings.loras), ("control", self.settings.controls)):
             if option in row["request"]:  # the paths of files are not shown
                 row["request"][option] = named(str(row["request"][option]), files)
-        order = self.dispatcher.order(row["id"]) or order
-        if order is None:
+        job = self.dispatcher.job(row["id"]) or job
+        if job is None:
             return row
-        if order.ended.is_set():
-            about = {"state": order.state, "ended": order.finished}
-            return row | about | {"error": None if order.fault is None else order.fault.text}
-        now: dict[str, Any] = {"state": order.state, "position": self.dispatcher.position(order)}
-        if order.preview:
-            now["preview"] = base64.b64encode(order.preview).decode()
-        return row | now | {"picture": order.index, "step": order.step, "steps": order.steps}
+        if job.ended.is_set():
+            about = {"state": job.state, "ended": job.finished}
+            return row | about | {"error": None if job.error is None else job.error.text}
+        now: dict[str, Any] = {"state": job.state, "position": self.dispatcher.position(job)}
+        if job.preview:
+            now["preview"] = base64.b64encode(job.preview).decode()
+        return row | now | {"picture": job.index, "step": job.step, "steps": job.steps}
 
     # The gallery
 
     async def list_pictures(self, request: HttpRequest) -> Response:
-        """List pictures, the newest first. before: the value of `next` in the previous answer. Raises Fault."""
+        """List pictures, the newest first. before: the value of `next` in the previous answer."""
         before = _number(request, "before", 0, 2**62)
         limit = _number(request, "limit", LISTED, LISTED)
         pictures, after = await self.journal.reading(self.journal.pictures, before or None, limit)
         return JsonAnswer({"pictures": [kept.described() for kept in pictures], "next": after})
 
     async def picture(self, request: HttpRequest) -> Response:
-        """Send a picture's file. Raises Fault."""
+        """Send a picture's file."""
         file = self._file(await self._kept(request))
         return FileResponse(file, media_type=_TYPES[file.suffix], headers={"cache-control": _FOREVER})
 
     async def thumbnail(self, request: HttpRequest) -> Response:
-        """Send a small JPEG of a picture. Raises Fault."""
+        """Send a small JPEG of a picture."""
         data = await self.journal.reading(self.journal.thumbnail, await self._kept(request))
         if not data:
-            raise Fault(404, "this picture has no thumbnail", code="not_found")
+            raise HttpError(404, "this picture has no thumbnail", code="not_found")
         return Response(data, media_type="image/jpeg", headers={"cache-control": _FOREVER})
 
     async def options(self, request: HttpRequest) -> Response:
-        """Send the options that draw a picture of the gallery again. Raises Fault."""
+        """Send the options that draw a picture of the gallery again."""
         file = self._file(await self._kept(request))
         return JsonAnswer(await asyncio.to_thread(options_in, file))
 
     async def read_recipe(self, request: HttpRequest) -> Response:
-        """Read the recipe in a picture that is sent, ours or another program's, as options of a job. Raises Fault."""
+        """Read the recipe in a picture that is sent, ours or another program's, as options of a job."""
         data = await body.json_object(request)
         file = body.picture_bytes(data.get("image"), "image")
         return JsonAnswer(await asyncio.to_thread(sent_recipe, file))
 
     async def recipe(self, request: HttpRequest) -> Response:
-        """Send a picture's recipe. Raises Fault."""
+        """Send a picture's recipe."""
         return JsonAnswer((await self._kept(request)).recipe)
 
     async def remove(self, request: HttpRequest) -> Response:
-        """Remove a picture and its file. Raises Fault."""
+        """Remove a picture and its file."""
         kept = await self._kept(request)
         with suppress(OSError):
             await self.journal.writing(self.journal.remove, kept)
@@ -213,19 +214,19 @@ class JobsApi:
     def _file(self, kept: GalleryPicture) -> Path:
         file = self.journal.file(kept)
         if file is None:
-            raise Fault(404, "the file of this picture is gone", code="not_found")
+            raise HttpError(404, "the file of this picture is gone", code="not_found")
         return file
 
     async def _kept(self, request: HttpRequest) -> GalleryPicture:
         kept = await self.journal.reading(self.journal.picture, request.path_params["id"])
         if kept is None:
-            raise Fault(404, "there is no picture of this id", code="not_found")
+            raise HttpError(404, "there is no picture of this id", code="not_found")
         return kept
 
     # For a page
 
     async def schema(self, request: HttpRequest) -> Response:
-        """Send the JSON Schema of the options of a picture. Raises Fault."""
+        """Send the JSON Schema of the options of a picture."""
         if not self.dispatcher.schema:
             raise self.dispatcher.not_ready()
         return JsonAnswer(dict(self.dispatcher.schema))
@@ -243,7 +244,7 @@ class JobsApi:
 
 
 def sent_recipe(data: bytes) -> dict[str, Any]:
-    """Return `options_in` a file that was sent. Raises Fault."""
+    """Return `options_in` a file that was sent."""
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
         file.write(data)
         file.flush()
@@ -251,23 +252,23 @@ def sent_recipe(data: bytes) -> dict[str, Any]:
 
 
 def options_in(file: Path) -> dict[str, Any]:
-    """Return the options that draw the picture in a file again, and what is not the same then. Raises Fault."""
+    """Return the options that draw the picture in a file again, and what is not the same then."""
     from qwenimg.common.jobs.replay import read_replay
 
     try:
         replay = read_replay(file)
     except ModelError as error:
-        raise Fault(400, f"this picture {str(error).partition(': ')[2]}", param="image") from None
+        raise HttpError(400, f"this picture {str(error).partition(': ')[2]}", param="image") from None
     inputs = {"image_sha256": "a picture", "mask_sha256": "a mask", "lora": "a LoRA", "control": "a control"}
     needs = [f"It was drawn with {what}: give it again." for key, what in inputs.items() if key in replay.used]
     return {"options": plain(replay.options), "model": replay.model, "notes": [*needs, *replay.messages]}
 
 
 def _number(request: HttpRequest, name: str, usual: int, most: int) -> int:
-    """Return a number of the query. Raises Fault."""
+    """Return a number of the query."""
     text = request.query_params.get(name)
     if text is None:
         return usual
     if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
-        raise Fault(400, f"{name} is a whole number from 1 to {most}", param=name)
+        raise HttpError(400, f"{name} is a whole number from 1 to {most}", param=name)
     return int(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenimg.cli.serve.apis import body
-from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request import control_text
@@ -33,16 +33,16 @@ class ControlUnits:
 
 def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
     """Return the enabled units of `alwayson_scripts`. One without a picture has the first of `images`, from which the
-    request starts. Raises Fault."""
+    request starts."""
     if not isinstance(scripts, dict):
-        raise Fault(400, f"{_PARAM} is not an object", param=_PARAM)
+        raise HttpError(400, f"{_PARAM} is not an object", param=_PARAM)
     controls, pictures = list[Control](), list[bytes]()
     for name, about in scripts.items():
         if name.lower() != NAME:
             raise _unsupported(f"the script {clean(name, 40)!r}")
         listed = about.get("args", []) if isinstance(about, dict) else None
         if not isinstance(listed, list) or not all(isinstance(unit, dict) for unit in listed):
-            raise Fault(400, f"args of {name} is not a list of units", param=_PARAM)
+            raise HttpError(400, f"args of {name} is not a list of units", param=_PARAM)
         for unit in listed:
             unit = {name: value for name, value in unit.items() if value is not None}
             if unit.get("enabled", True):
@@ -59,16 +59,16 @@ def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
     if unit.get("mask") or unit.get("mask_image"):
         raise _unsupported("a mask of a ControlNet unit")
     if not value and not images:
-        raise Fault(400, "a ControlNet unit has no image", param=_PARAM)
+        raise HttpError(400, "a ControlNet unit has no image", param=_PARAM)
     return body.picture_bytes(value, "image of a ControlNet unit") if value else images[0]
 
 
 def _control(unit: Mapping[str, Any], number: int) -> Control:
-    """Return the control of a unit with the `number` of its picture. Raises Fault."""
+    """Return the control of a unit with the `number` of its picture."""
     module = str(unit.get("module") or "none").lower()
     if module not in MODULES:
         text = f"module {clean(module, 40)!r} is not here, but {' and '.join(MODULES)}: send its picture, with none"
-        raise Fault(400, text, param=_PARAM, code="unsupported")
+        raise HttpError(400, text, param=_PARAM, code="unsupported")
     thresholds = tuple(body.number(unit.get(name, -1), float) for name in ("threshold_a", "threshold_b"))
     if module == "canny" and thresholds not in _THRESHOLDS:
         raise _unsupported("a threshold of canny but 100 and 200")
@@ -79,13 +79,13 @@ def _control(unit: Mapping[str, Any], number: int) -> Control:
     usual = {"weight": 1, "guidance_start": 0, "guidance_end": 1}
     weight, start, end = (body.number(unit.get(name, value), float) for name, value in usual.items())
     if not all(type(one) in (int, float) for one in (weight, start, end)):
-        raise Fault(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
+        raise HttpError(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
     name = _HASH.sub("", str(unit.get("model")))
     try:
         return Control(name, str(number), "" if module == "none" else module, float(weight), float(start), float(end))
     except (UsageError, OverflowError) as error:
-        raise Fault(400, str(error), param="control") from None
+        raise HttpError(400, str(error), param="control") from None
 
 
-def _unsupported(what: str) -> Fault:
-    return Fault(400, f"{what} is not supported here; leave it out", param=_PARAM, code="unsupported")
+def _unsupported(what: str) -> HttpError:
+    return HttpError(400, f"{what} is not supported here; leave it out", param=_PARAM, code="unsupported")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenimg.cli.serve.apis import body
-from qwenimg.cli.serve.orders import Fault
+from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS, Options
@@ -101,7 +101,7 @@ _MOST_LAYERS = 12  # of CLIP
 
 
 def check(data: Mapping[str, Any], *, with_image: bool) -> None:
-    """Raise Fault for a field that asks for what is not done here."""
+    """Raise HttpError for a field that asks for what is not done here."""
     for row in (*BOTH, *(PICTURE if with_image else ())):
         for name in row.names if row.values else ():
             if name in data and data[name] not in row.values:
@@ -113,17 +113,17 @@ def check(data: Mapping[str, Any], *, with_image: bool) -> None:
 
 
 def check_eta(data: Mapping[str, Any], sampler: object) -> None:
-    """Raise Fault for an `eta` of 0 with a sampler, by our name, that draws noise."""
+    """Raise HttpError for an `eta` of 0 with a sampler, by our name, that draws noise."""
     known = SAMPLERS.get(str(sampler))
     if data.get("eta", 1) == 0 and known is not None and known.stochastic:
         raise _unsupported("eta")
 
 
 def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
-    """Return the model that `override_settings` names, or None, and the options that it gives. Raises Fault."""
+    """Return the model that `override_settings` names, or None, and the options that it gives."""
     settings = data.get("override_settings", {})
     if not isinstance(settings, dict):
-        raise Fault(400, "override_settings is not an object", param="override_settings")
+        raise HttpError(400, "override_settings is not an object", param="override_settings")
     options: Options = {}
     for name, value in settings.items():
         if value is None or name == "sd_model_checkpoint" or name.startswith(_OF_FILES):
@@ -132,7 +132,7 @@ def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
             value = body.number(value, int)
             if type(value) is not int or not 1 <= value <= _MOST_LAYERS:
                 text = f"override_settings.{name} is a whole number from 1 to {_MOST_LAYERS}"
-                raise Fault(400, text, param="override_settings")
+                raise HttpError(400, text, param="override_settings")
             options |= {"clip_skip": value - 1} if value > 1 else {}
         elif value not in OVERRIDES.get(name, ()):
             raise _unsupported(f"override_settings.{clean(name, 60)}", "override_settings")
@@ -143,24 +143,26 @@ def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
 
 def mask_options(data: Mapping[str, Any], *, masked: bool) -> Options:
     """Return the options of a mask; none if there is no mask. What is left out is as there: the edge is blurred, only
-    the masked part is drawn, and it starts from the colours around it. Raises Fault."""
+    the masked part is drawn, and it starts from the colours around it."""
     both = _number(data, "mask_blur", None)
     blurs = {_number(data, name, 4.0) if both is None else both for name in ("mask_blur_x", "mask_blur_y")}
     padding, fill = _whole(data, "inpaint_full_res_padding", 0), _whole(data, "inpainting_fill", 0)
     if not 0 <= fill < len(FILLS_THERE):
-        raise Fault(400, f"inpainting_fill is a whole number from 0 to {len(FILLS_THERE) - 1}", param="inpainting_fill")
+        raise HttpError(
+            400, f"inpainting_fill is a whole number from 0 to {len(FILLS_THERE) - 1}", param="inpainting_fill"
+        )
     only, outside = _flag(data, "inpaint_full_res", 1), _flag(data, "inpainting_mask_invert", 0)
     if not masked:
         return {}
     if len(blurs) > 1:
-        raise Fault(400, "mask_blur_x and mask_blur_y differ; give one number for both", param="mask_blur_x")
+        raise HttpError(400, "mask_blur_x and mask_blur_y differ; give one number for both", param="mask_blur_x")
     options: Options = {"mask_blur": blurs.pop(), "mask_fill": list(FILLS_THERE.values())[fill]}
     options |= {"only_masked": padding} if only else {}
     for ours, there in (("mask_blur", "mask_blur"), ("only_masked", "inpaint_full_res_padding")):
         try:
             TEXT_OPTIONS[ours].check(options.get(ours))
         except UsageError:
-            raise Fault(
+            raise HttpError(
                 400, f"{there} is {clean(options[ours], 40)}; choose {TEXT_OPTIONS[ours].bounds}", param=there
             ) from None
     return options | ({"mask_mode": "outside"} if outside else {})
@@ -169,23 +171,23 @@ def mask_options(data: Mapping[str, Any], *, masked: bool) -> Options:
 def _number(data: Mapping[str, Any], name: str, default: float | None) -> float | None:
     value = body.number(data.get(name, default), float)
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise Fault(400, f"{name} is not a number", param=name)
+        raise HttpError(400, f"{name} is not a number", param=name)
     return value
 
 
 def _whole(data: Mapping[str, Any], name: str, default: int) -> int:
     value = body.number(data.get(name, default), int)
     if type(value) is not int:
-        raise Fault(400, f"{name} is not a whole number", param=name)
+        raise HttpError(400, f"{name} is not a whole number", param=name)
     return value
 
 
 def _flag(data: Mapping[str, Any], name: str, default: int) -> bool:
     value = data.get(name, default)
     if value not in (0, 1):
-        raise Fault(400, f"{name} is not true or false", param=name)
+        raise HttpError(400, f"{name} is not true or false", param=name)
     return bool(value)
 
 
-def _unsupported(name: str, param: str = "") -> Fault:
-    return Fault(400, f"{name} is not supported here; leave it out", param=param or name, code="unsupported")
+def _unsupported(name: str, param: str = "") -> HttpError:
+    return HttpError(400, f"{name} is not supported here; leave it out", param=param or name, code="unsupported")

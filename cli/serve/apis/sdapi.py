@@ -18,9 +18,10 @@ from starlette.routing import Route
 from qwenimg.cli.serve.apis import answers, body, sd_control, sd_fields
 from qwenimg.cli.serve.apis.images_api import client_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
+from qwenimg.cli.serve.http_error import HttpError
+from qwenimg.cli.serve.image_job import ImageJob
 from qwenimg.cli.serve.json_answer import JsonAnswer
-from qwenimg.cli.serve.messages import Settings
-from qwenimg.cli.serve.orders import Fault, PictureOrder
+from qwenimg.cli.serve.settings import Settings
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign import LIKE_THE_MODELS, SCHEDULES, known_sampler, plain
@@ -93,16 +94,16 @@ class SdApi:
     # Pictures
 
     async def txt2img(self, request: HttpRequest) -> Response:
-        """Draw pictures of a prompt. Raises Fault."""
+        """Draw pictures of a prompt."""
         return await self._answer(request, await body.json_object(request), (), None)
 
     async def img2img(self, request: HttpRequest) -> Response:
-        """Draw pictures that start from one. Raises Fault."""
+        """Draw pictures that start from one."""
         data = await body.json_object(request)
         images = data.get("init_images")
         if not isinstance(images, list) or not 1 <= len(images) <= body.IMAGES:
             text = f"init_images is a list of one picture, for models that see several at most {body.IMAGES}"
-            raise Fault(400, text, param="init_images")
+            raise HttpError(400, text, param="init_images")
         mask = None if data.get("mask") in (None, "") else body.picture_bytes(data["mask"], "mask")
         return await self._answer(request, data, [body.picture_bytes(one, "init_images") for one in images], mask)
 
@@ -118,31 +119,31 @@ class SdApi:
         if controls.controls:
             values["control"] = list(controls.controls)
         files = InputFiles(images=tuple(images), mask=mask, controls=controls.pictures)
-        order = PictureOrder(
+        job = ImageJob(
             model=model,
-            job=body.job_of(body.options(values), self.settings, files, most=MOST),
+            spec=body.job_of(body.options(values), self.settings, files, most=MOST),
             preview_suffix=".jpg",
             kind="sdapi",
             client=client_of(request),
             deadline=self.settings.deadline,
         )
-        await self.dispatcher.submit(order)
+        await self.dispatcher.submit(job)
         if not data.get("override_settings_restore_afterwards", True):
             self.chosen = model
-        await answers.wait(self.dispatcher, order, request)
+        await answers.wait(self.dispatcher, job, request)
         kept = ("init_images", "mask") if data.get("include_init_images") is True else ()
         sent = {name: value for name, value in data.items() if name in kept or name not in _PICTURES}
-        pictures = [base64.b64encode(drawn.data).decode() for drawn in order.pictures]
-        return JsonAnswer({"images": pictures, "parameters": sent, "info": json.dumps(_info(order))})
+        pictures = [base64.b64encode(drawn.data).decode() for drawn in job.pictures]
+        return JsonAnswer({"images": pictures, "parameters": sent, "info": json.dumps(_info(job))})
 
     def _values(self, data: Mapping[str, Any], *, with_image: bool) -> Options:
-        """Return the options that `data` gives, by our names. Raises Fault."""
+        """Return the options that `data` gives, by our names."""
         values = {ours: data[name] for name, ours in _NAMES.items() if name in data}
         if with_image and "denoising_strength" in data:
             values["strength"] = data["denoising_strength"]
         counts = [body.number(data.get(name, 1), int) for name in ("batch_size", "n_iter")]
         if not all(type(count) is int and count >= 1 for count in counts):
-            raise Fault(400, "batch_size and n_iter are whole numbers from 1 on", param="batch_size")
+            raise HttpError(400, "batch_size and n_iter are whole numbers from 1 on", param="batch_size")
         if counts[0] * counts[1] > 1:
             values["num_images"] = counts[0] * counts[1]
         values |= _sampler(data.get("sampler_name") or data.get("sampler_index"), data.get("scheduler"))
@@ -150,53 +151,52 @@ class SdApi:
         return values
 
     def _model(self, name: object) -> str:
-        """Return the model with a name that the server lists, as it stands there or shortened by clients. Raises
-        Fault."""
+        """Return the model with a name that the server lists, as it stands there or shortened by clients."""
         return self.chosen if name in (None, "") else body.model_named(name, self.settings)
 
     async def interrupt(self, request: HttpRequest) -> Response:
-        """Stop the orders of this API that are being drawn; their finished pictures are their answers."""
+        """Stop the jobs of this API that are being drawn; their finished pictures are their answers."""
         return self._halted(skip=False)
 
     async def skip(self, request: HttpRequest) -> Response:
-        """Stop the picture that is being drawn, and go on with the next one of its order."""
+        """Stop the picture that is being drawn, and go on with the next picture of its job."""
         return self._halted(skip=True)
 
     def _halted(self, *, skip: bool) -> Response:
-        for order in self._mine():
-            self.dispatcher.halt(order, skip=skip)
+        for job in self._mine():
+            self.dispatcher.halt(job, skip=skip)
         return JsonAnswer({})
 
-    def _mine(self) -> list[PictureOrder]:
-        return [order for order in self.dispatcher.drawing if order.kind == "sdapi"]
+    def _mine(self) -> list[ImageJob]:
+        return [job for job in self.dispatcher.drawing if job.kind == "sdapi"]
 
     async def progress(self, request: HttpRequest) -> Response:
-        """Say how far the order of this API is that is being drawn."""
+        """Say how far the job of this API is that is being drawn."""
         drawing = self._mine()
-        waiting = [order for order in self.dispatcher.waiting if order.kind == "sdapi"]
-        order = drawing[0] if drawing else None
-        spent = 0.0 if order is None else time.monotonic() - order.arrived
-        share = 0.0 if order is None else order.share
+        waiting = [job for job in self.dispatcher.waiting if job.kind == "sdapi"]
+        job = drawing[0] if drawing else None
+        spent = 0.0 if job is None else time.monotonic() - job.arrived
+        share = 0.0 if job is None else job.share
         state = {
             "skipped": False,
             "interrupted": False,
             "stopping_generation": False,
-            "job": "" if order is None else order.kind,
+            "job": "" if job is None else job.kind,
             "job_count": len(drawing) + len(waiting),
-            "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(order.created)) if order else "0",
+            "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(job.created)) if job else "0",
             "job_no": 0,
-            "sampling_step": 0 if order is None else order.step,
-            "sampling_steps": 0 if order is None else order.steps,
+            "sampling_step": 0 if job is None else job.step,
+            "sampling_steps": 0 if job is None else job.steps,
         }
         left = spent * (1 - share) / share if share else 0.0
         skips = request.query_params.get("skip_current_image", "").lower() in ("true", "1")
-        preview = base64.b64encode(order.preview).decode() if order and order.preview and not skips else None
+        preview = base64.b64encode(job.preview).decode() if job and job.preview and not skips else None
         return JsonAnswer(
             {"progress": share, "eta_relative": left, "state": state, "current_image": preview, "textinfo": None}
         )
 
     async def png_info(self, request: HttpRequest) -> Response:
-        """Return the recipe in a picture, as A1111's text. Raises Fault."""
+        """Return the recipe in a picture, as A1111's text."""
         data = await body.json_object(request)
         texts = await asyncio.to_thread(_texts, body.picture_bytes(data.get("image"), "image"))
         return JsonAnswer({"info": texts.get("parameters", ""), "items": texts, "parameters": {}})
@@ -216,12 +216,12 @@ class SdApi:
         )
 
     async def set_options(self, request: HttpRequest) -> Response:
-        """Set the model; other settings are ignored. Raises Fault."""
+        """Set the model; other settings are ignored."""
         data = await body.json_object(request)
         try:
             self.chosen = self._model(data.get("sd_model_checkpoint"))
-        except Fault as fault:  # clients take a 404 for a missing route
-            raise Fault(400, fault.text, param="sd_model_checkpoint", code=fault.code) from None
+        except HttpError as fault:  # clients take a 404 for a missing route
+            raise HttpError(400, fault.text, param="sd_model_checkpoint", code=fault.code) from None
         return JsonAnswer(None)
 
     async def models(self, request: HttpRequest) -> Response:
@@ -266,36 +266,36 @@ class SdApi:
         return JsonAnswer({})
 
 
-def sdapi_answer(fault: Fault) -> Response:
+def sdapi_answer(fault: HttpError) -> Response:
     """Return a fault in A1111's form."""
     about = {"error": fault.code or fault.kind, "detail": fault.text, "body": "", "errors": fault.text}
     return JsonAnswer(about, fault.status, headers=fault.headers)
 
 
 def _sampler(name: object, scheduler: object) -> Options:
-    """Return sampler and schedule by their names there; the first may include the second. Raises Fault."""
+    """Return sampler and schedule by their names there; the first may include the second."""
     values: Options = {}
     ending = ""
     if name not in (None, ""):
         known, ending = known_sampler(name) if isinstance(name, str) else (None, "")
         if known is None:
-            raise Fault(404, f"Sampler not found: {clean(name, 60)}", param="sampler_name")
+            raise HttpError(404, f"Sampler not found: {clean(name, 60)}", param="sampler_name")
         values["sampler"] = known
     if scheduler is not None and not isinstance(scheduler, str):
-        raise Fault(404, f"Scheduler not found: {clean(scheduler, 60)}", param="scheduler")
+        raise HttpError(404, f"Scheduler not found: {clean(scheduler, 60)}", param="scheduler")
     wanted = plain(scheduler or "")
     wanted = ending if wanted in ("", "automatic") else wanted
     if wanted in SCHEDULES or wanted in OURS:
         values["schedule"] = SCHEDULES.get(wanted, wanted)
     elif wanted and wanted not in LIKE_THE_MODELS:
-        raise Fault(404, f"Scheduler not found: {clean(scheduler, 60)}", param="scheduler")
+        raise HttpError(404, f"Scheduler not found: {clean(scheduler, 60)}", param="scheduler")
     return values
 
 
-def _info(order: PictureOrder) -> dict[str, Any]:
+def _info(job: ImageJob) -> dict[str, Any]:
     """Return the `info` of an answer."""
-    recipes = [cast(Recipe, drawn.recipe) for drawn in order.pictures]
-    first: Mapping[str, Any] = recipes[0] if recipes else {"seed": order.job.seed} | order.job.options
+    recipes = [cast(Recipe, drawn.recipe) for drawn in job.pictures]
+    first: Mapping[str, Any] = recipes[0] if recipes else {"seed": job.spec.seed} | job.spec.options
     names = {"guidance": "cfg_scale", "sampler": "sampler_name", "model": "sd_model_name"}
     about = {
         names.get(name, name): first.get(name)
@@ -306,7 +306,7 @@ def _info(order: PictureOrder) -> dict[str, Any]:
         "all_negative_prompts": [one["negative_prompt"] for one in recipes],
         "all_seeds": [one["seed"] for one in recipes],
         "all_subseeds": [0 for _ in recipes],
-        "batch_size": len(order.job.seeds),
+        "batch_size": len(job.spec.seeds),
         "infotexts": [png_text(one)["parameters"] for one in recipes],
         "index_of_first_image": 0,
         "extra_generation_params": {},
@@ -315,7 +315,7 @@ def _info(order: PictureOrder) -> dict[str, Any]:
 
 
 def _texts(data: bytes) -> dict[str, str]:
-    """Return the texts in a picture's file. Raises Fault."""
+    """Return the texts in a picture's file."""
     from qwenimg.common.pictures.texts import read_texts
 
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
@@ -324,4 +324,4 @@ def _texts(data: bytes) -> dict[str, str]:
         try:
             return read_texts(Path(file.name))
         except ModelError:
-            raise Fault(400, "image is no picture whose recipe can be read", param="image") from None
+            raise HttpError(400, "image is no picture whose recipe can be read", param="image") from None

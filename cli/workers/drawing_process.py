@@ -1,4 +1,4 @@
-"""The process of a worker: it opens models and draws, and ends when the server's process does, however that ended."""
+"""The process of a worker: it opens models and draws, and ends when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import qwenimg
 from qwenimg.cli import failures
-from qwenimg.cli.serve import messages
+from qwenimg.cli.workers import messages
+from qwenimg.cli.workers.channel import FollowerChannel
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
 from qwenimg.common.jobs.job import Inputs, Job
@@ -37,21 +38,26 @@ THUMBNAIL = 320  # pixels
 
 
 def main(descriptor: int) -> None:
-    """Draw what is asked for through the pipe with this number. Never returns: the end of the pipe ends the process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all; the server says when to end
+    """Draw the jobs that come through the pipe with this descriptor. Never returns: the end of the pipe ends the
+    process."""
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # a terminal sends them to all; the pipe ends this one
         signal.signal(number, signal.SIG_IGN)
-    pipe = Connection(descriptor)
-    process = DrawingProcess(pipe, pipe.recv())
-    threading.Thread(target=process.listen, args=(pipe,), daemon=True).start()
+    channel = FollowerChannel(Connection(descriptor))
+    process = DrawingProcess(channel, channel.receive())
+    threading.Thread(target=process.listen, args=(channel,), daemon=True).start()
     process.run()
 
 
 class Halted(Exception):
-    """The end of a picture that was halted between two steps."""
+    """A picture was halted between two steps."""
 
 
 class Outlet(Protocol):
-    """The way of a worker's messages: its pipe, or Ray's."""
+    """Where a worker's messages go: its pipe, or Ray."""
 
     def send(self, message: messages.FromWorker) -> object: ...
 
@@ -59,42 +65,38 @@ class Outlet(Protocol):
 class DrawingProcess:
     """The loop of a worker, with at most one model open."""
 
-    def __init__(self, pipe: Outlet, start: messages.Start) -> None:
+    def __init__(self, outlet: Outlet, start: messages.Start) -> None:
         self.models = {
             name: opening if start.backend == "auto" else replace(opening, backend=start.backend)
             for name, opening in start.models.items()
         }
-        self._pipe = pipe
-        self._orders: queue.SimpleQueue[messages.Draw] = queue.SimpleQueue()
-        self._halts: set[str] = set()  # orders
-        self._skips: set[str] = set()  # orders whose current picture is not drawn any further
+        self._send = outlet.send
+        self._waiting: queue.SimpleQueue[messages.Draw] = queue.SimpleQueue()
+        self._halts: set[str] = set()  # ids of jobs to stop
+        self._skips: set[str] = set()  # ids of jobs whose current picture is to be stopped
         self._open: tuple[str, Pipeline] | None = None
-        self._previews = False  # True: the open model has them
+        self._previews = False  # True: the open model can make them
         self._defaults: dict[str, dict[str, Any]] = {}  # of all models
 
-    def listen(self, pipe: Connection) -> None:
-        """Receive messages in a thread of its own, and end the process when the server's has ended."""
-        try:
-            while True:
-                message = pipe.recv()
-                if isinstance(message, messages.End):
-                    raise EOFError
+    def listen(self, channel: FollowerChannel) -> None:
+        """Receive messages in a thread, and end the process when the one that started it has ended."""
+        with suppress(EOFError):
+            while not isinstance(message := channel.receive(), messages.End):
                 if isinstance(message, messages.Halt):
-                    (self._skips if message.skip else self._halts).add(message.order)
+                    (self._skips if message.skip else self._halts).add(message.id)
                 else:
-                    self._orders.put(message)
-        except (EOFError, OSError):
-            leftovers.remove_all()
-            os._exit(0)
+                    self._waiting.put(message)
+        leftovers.remove_all()
+        os._exit(0)
 
     def run(self) -> None:
-        """Open the first model, and draw every order."""
+        """Open the first model, and draw every job."""
         self.begin()
         while True:
-            self.draw(self._orders.get())
+            self.draw(self._waiting.get())
 
     def begin(self) -> None:
-        """Open the first model, and draw a picture of one step; say whether the worker is ready."""
+        """Open the first model, draw a picture of one step, and send `Ready` or `Unusable`."""
         try:
             self._warm_up()
         except Exception as error:
@@ -118,7 +120,7 @@ class DrawingProcess:
             pass
 
     def _opened(self, name: str) -> Pipeline:
-        """Return the model `name`, opened if another one was. Raises QwenimgError."""
+        """Close the open model unless it is `name`, and open that one."""
         if self._open is not None and self._open[0] == name:
             return self._open[1]
         if self._open is not None:
@@ -141,45 +143,45 @@ class DrawingProcess:
             self._previews = False
         return pipe
 
-    def draw(self, order: messages.Draw) -> None:
-        """Draw the pictures of `order`, and say how it ended."""
+    def draw(self, task: messages.Draw) -> None:
+        """Draw the pictures of a job, and send them and `Finished`."""
         code, text, refused, is_checking = 0, "", False, False
         try:
-            pipe = self._opened(order.model)
+            pipe = self._opened(task.model)
             is_checking = True
-            _check_count(pipe, order.job)
-            inputs, notes = _inputs(order.job)
-            jobs = [completed(pipe, job, inputs) for job in order.job.split(pipe.wildcards)]
-            jobs = jobs[order.first // max(1, jobs[0].layers) :]  # layers are kept one by one
+            _check_count(pipe, task.job)
+            inputs, notes = _inputs(task.job)
+            jobs = [completed(pipe, job, inputs) for job in task.job.split(pipe.wildcards)]
+            jobs = jobs[task.first // max(1, jobs[0].layers) :]  # layers are kept one by one
             if jobs:  # else a server was killed between the last picture and the end of the job
-                _check(pipe, jobs[0], inputs, order.suffix)
+                _check(pipe, jobs[0], inputs, task.suffix)
                 prepare(pipe, jobs, inputs)
             is_checking = False
             for job in jobs:
-                if order.order in self._halts:
+                if task.id in self._halts:
                     break
-                self._skips.discard(order.order)
-                self._draw_one(pipe, job, inputs, order, notes)
+                self._skips.discard(task.id)
+                self._draw_one(pipe, job, inputs, task, notes)
         except Exception as error:
             code, text = failures.explain(error)
             # The model is open: a file that is wrong now is a LoRA or a control network that the request names.
             refused = isinstance(error, UsageError) or (is_checking and isinstance(error, ModelError))
             if not (refused or isinstance(error, DoesNotFit)):
                 failures.report(error, "while drawing for the server: ")
-        self._halts.discard(order.order)
-        finished = messages.Finished(order=order.order, error=text, exit_code=code, refused=refused, peak=_peak())
+        self._halts.discard(task.id)
+        finished = messages.Finished(id=task.id, error=text, exit_code=code, refused=refused, peak=_peak())
         self._send(finished)
 
-    def _draw_one(self, pipe: Pipeline, job: Job, inputs: Inputs, order: messages.Draw, notes: Sequence[str]) -> None:
+    def _draw_one(self, pipe: Pipeline, job: Job, inputs: Inputs, task: messages.Draw, notes: Sequence[str]) -> None:
         """Draw the image of a job and send it, unless a halt comes between two steps. notes: more warnings."""
         from qwenimg.common.pipeline.result import Result
 
         seconds, index = 0.0, (job.index - 1) * max(1, job.layers)
         size, drawn = inputs.size(job), (job.get("width"), job.get("height"))
-        previews = Previews(order.preview_suffix, order.partial, pipe.model.scale, drawn)
+        previews = Previews(task.preview_suffix, task.partial, pipe.model.scale, drawn)
 
         def check() -> None:
-            if self._is_halted(order):
+            if self._is_halted(task):
                 raise Halted
 
         pipe.runtime.interrupt = check
@@ -187,58 +189,52 @@ class DrawingProcess:
             for event in events:
                 if isinstance(event, Result):
                     event.warn(notes)
-                    self._send_pictures(order, index, event, seconds)
+                    self._send_pictures(task, index, event, seconds)
                     return
                 seconds += event.seconds
                 seen = previews.after(event) if self._previews else b""
                 self._send(
                     messages.Stepped(
-                        order=order.order, index=index, step=event.index, steps=event.total, seconds=event.seconds,
+                        id=task.id, index=index, step=event.index, steps=event.total, seconds=event.seconds,
                         preview=seen, size=size,
                     )
                 )  # fmt: skip
-                if event.index < event.total and self._is_halted(order):
+                if event.index < event.total and self._is_halted(task):
                     return
 
-    def _is_halted(self, order: messages.Draw) -> bool:
-        """Return whether the current picture of an order is not drawn any further."""
-        return order.order in self._halts or order.order in self._skips
+    def _is_halted(self, task: messages.Draw) -> bool:
+        """Return whether the current picture of a job is not drawn any further."""
+        return task.id in self._halts or task.id in self._skips
 
-    def _send_pictures(self, order: messages.Draw, first: int, result: Result, seconds: float) -> None:
-        """Send the image, or each layer as a picture of its own; not those that an earlier server has kept."""
+    def _send_pictures(self, task: messages.Draw, first: int, result: Result, seconds: float) -> None:
+        """Send the image, or each layer as a picture of its own, but for the `task.first` that are stored already."""
         from qwenimg.common.pipeline.encode import encode
 
         # Only JSON: a text of a class of torch's, such as its version, would import torch over there.
         recipe = json.loads(json.dumps(result.recipe))
         pictures = result.layers or (result.pixels,)
         for index, pixels in enumerate(pictures, first):
-            if index >= order.first:
+            if index >= task.first:
                 self._send(
                     messages.PictureDrawn(
-                        order=order.order, index=index, data=encode(pixels, result.recipe, order.suffix), recipe=recipe,
+                        id=task.id, index=index, data=encode(pixels, result.recipe, task.suffix), recipe=recipe,
                         seconds=(sum(result.timing.values()) or seconds) / len(pictures),
-                        thumbnail=_thumbnail(pixels) if order.thumbnail else b"",
+                        thumbnail=_thumbnail(pixels) if task.thumbnail else b"",
                     )
                 )  # fmt: skip
-
-    def _send(self, message: messages.FromWorker) -> None:
-        try:
-            self._pipe.send(message)
-        except OSError:  # the server's process has ended; `listen` ends this one
-            self._orders.get()
 
 
 class Previews:
     """The previews of one picture, as files."""
 
     def __init__(self, suffix: str, wanted: int, scale: int, size: tuple[int, int]) -> None:
-        """Set the order's `suffix`, "" for none, and `wanted`, as `Draw` has them; scale: pixels of a latent; size:
-        width and height of the picture."""
+        """Create the previews of a picture. suffix: of their files, "" for none. wanted: `Draw.partial`. scale: pixels
+        of a latent. size: width and height of the picture."""
         self._suffix, self._wanted, self._scale, self._size = suffix, wanted, scale, size
         self._made, self._pace = 0, PreviewPace()
 
     def after(self, step: Step) -> bytes:
-        """Return the preview after a step, or nothing if none is due."""
+        """Return the preview after a step; b"" if none is due."""
         if not self._suffix or step.index >= step.total:
             return b""
         if not self._wanted:
@@ -296,7 +292,7 @@ def _check(pipe: Pipeline, job: Job, inputs: Inputs, suffix: str) -> None:
 
 
 def _shown(defaults: Defaults) -> dict[str, Any]:
-    """Return the defaults of a model that a page shows."""
+    """Return the defaults of a model that clients see."""
     return {key: value for key, value in asdict(defaults).items() if key != "trained"}
 
 

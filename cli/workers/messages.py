@@ -1,4 +1,4 @@
-"""The messages between the server's process and a worker."""
+"""The messages between a worker and the process that gives it work."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.jobs.job import Job
-from qwenimg.common.prompts.wildcards import OFF
 
 # To a worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The first message: the models that the worker may open, by their served names; the first is opened at once."""
+    """The first message, with the settings of the worker."""
 
-    models: Mapping[str, Opening]
+    models: Mapping[str, Opening]  # that it may open, by name; the first is opened at once
     backend: str = "auto"  # of all models; auto: their own
+    threads: int = 0  # on a CPU; 0: its framework's choice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
     """A job to draw."""
 
-    order: str
+    id: str
     model: str
     job: Job
     first: int = 0  # the number of pictures that are drawn already: one for each seed, or one for each layer
@@ -38,15 +38,15 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Halt:
-    """An order that is not drawn any further after the current step; with `skip`, only its current picture is not."""
+    """Stop a job after the current step; with `skip`, only its current picture."""
 
-    order: str
+    id: str
     skip: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The worker's process ends at once."""
+    """End the process at once."""
 
 
 ToWorker = Start | Draw | Halt | End
@@ -57,7 +57,7 @@ ToWorker = Start | Draw | Halt | End
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """The facts of a model once it is opened."""
+    """What clients may know of an open model."""
 
     name: str
     family: str
@@ -86,7 +86,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class Unusable:
-    """A worker that cannot work: the error of a model that does not open."""
+    """The first model does not open, so this worker cannot draw."""
 
     exit_code: int
     text: str
@@ -96,7 +96,7 @@ class Unusable:
 class Stepped:
     """A finished step."""
 
-    order: str
+    id: str  # of the job
     index: int  # of the picture, from 0
     step: int
     steps: int
@@ -109,7 +109,7 @@ class Stepped:
 class PictureDrawn:
     """A picture."""
 
-    order: str
+    id: str  # of the job
     index: int
     data: bytes
     recipe: Mapping[str, Any]
@@ -119,9 +119,9 @@ class PictureDrawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The end of an order: all its pictures are drawn, or it was halted, or `error` says why not."""
+    """The end of a job: all its pictures are drawn, or it was halted, or `error` says why not."""
 
-    order: str
+    id: str  # of the job
     error: str = ""
     exit_code: int = 0  # of the error, as the command line would return it
     refused: bool = False  # True: the request asks for what the model cannot do, or names what does not fit it
@@ -129,26 +129,3 @@ class Finished:
 
 
 FromWorker = ModelOpened | Ready | Unusable | Stepped | PictureDrawn | Finished
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of a server."""
-
-    models: Mapping[str, Opening]  # by served names, the first is opened at the start
-    aliases: Mapping[str, str] = field(default_factory=dict)  # further names of models
-    backends: tuple[str, ...] = ("auto",)  # a worker for each
-    threads: int = 0  # of a worker on a CPU; 0: its framework's choice
-    loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give
-    controls: Mapping[str, str] = field(default_factory=dict)  # control networks, likewise
-    hosts: frozenset[str] = frozenset()  # accepted in the header Host, besides those of this machine
-    token: str = ""
-    queue: int = 16  # orders that may wait
-    share: int = 4  # of these of one client on another machine
-    deadline: float = 600.0  # seconds
-    patience: float = 60.0  # seconds for running orders after SIGTERM
-
-    @property
-    def reads_templates(self) -> bool:
-        """False if prompts are text, whatever they hold."""
-        return all(OFF not in map(str, opening.wildcards) for opening in self.models.values())
