@@ -17,7 +17,7 @@ import psutil
 import pytest
 from support import poison
 from support.cli_runner import cli
-from support.processes import COMMAND, ENVIRONMENT, pixels, qwenimg
+from support.processes import COMMAND, ENVIRONMENT, IMPATIENT, pixels, qwenimg, start
 
 SMALL = {"steps": 12, "size": "64x64"}
 OPENED = ("-m", "shapes", "--backend", "cpu")
@@ -132,6 +132,21 @@ def test_a_request_that_ends_its_workers_is_given_up_after_three_tries(tmp_path:
         assert (pixels(path) == pixels(tmp_path / "whole" / name)).all()
     states = Counter((row["state"], row.get("tries")) for row in rows(tmp_path / "out"))
     assert states == {("done", None): 6, ("failed", 3): 1}
+
+
+@pytest.mark.sample(0)
+def test_a_stopped_worker_is_replaced(tmp_path: Path) -> None:
+    """By kill -STOP, with shorter pauses than a program has; its picture is drawn by the next worker."""
+    file = requests(tmp_path, 4)
+    process = start("batch", file, "-o", tmp_path / "out", *OPENED, cwd=tmp_path, program=IMPATIENT)
+    assert process.stdout is not None
+    process.stdout.readline()
+    [worker] = psutil.Process(process.pid).children()
+    worker.suspend()
+    _, err = process.communicate()
+    print(err)
+    assert process.returncode == 0 and len(pictures(tmp_path / "out")) == 4
+    assert "did not answer, as if stopped" in err and "memory" not in err and not worker.is_running()
 
 
 @pytest.mark.sample(0)

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
-from support.processes import COMMAND, ENVIRONMENT, listing, pixels, qwenimg, start
+from support.processes import COMMAND, ENVIRONMENT, IMPATIENT, listing, pixels, qwenimg, start
 from support.tiny_control import write_controlnet
 
 from qwenimg.common.jobs.replay import read_replay
@@ -164,10 +164,9 @@ def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
 @pytest.mark.sample(0)
 def test_a_rank_that_is_stopped_ends_all(tmp_path: Path) -> None:
     """With shorter pauses than a program has, which are known to rank 0 alone."""
-    impatient = (*COMMAND[:2], "from qwenimg.cli.workers import channel; channel.PAUSE = 0.5; " + COMMAND[2])
-    code, lines = broken_off(tmp_path, lambda process, other: other.send_signal(signal.SIGSTOP), impatient)
+    code, lines = broken_off(tmp_path, lambda process, other: other.send_signal(signal.SIGSTOP), IMPATIENT)
     assert code == 1 and lines == [
-        "qwenimg: error: rank 1 of 2 has not answered for 6 s: its process is stopped (kill -STOP, a debugger) or its "
+        "qwenimg: error: rank 1 of 2 has not answered for 4 s: its process is stopped (kill -STOP, a debugger) or its "
         "machine; all ranks end, and the picture is not drawn"
     ]
 

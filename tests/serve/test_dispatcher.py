@@ -208,6 +208,17 @@ def test_a_lost_worker_is_answered_at_once_and_started_again(run, code: int, sta
     run(body)
 
 
+def test_a_worker_that_did_not_answer_is_no_lack_of_memory(run) -> None:
+    async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
+        one = image_job("1")
+        await dispatcher.submit(one)
+        await worker.die(-9, is_silent=True)
+        assert one.error is not None and one.error.status == 500 and "did not answer" in one.error.text
+        assert worker.starts == 2 and "memory" not in " ".join(dispatcher.lines)  # type: ignore[attr-defined]
+
+    run(body)
+
+
 def test_a_request_that_ends_workers_is_refused(run) -> None:
     async def body(dispatcher: Dispatcher, worker: FakeWorker) -> None:
         for _ in range(2):

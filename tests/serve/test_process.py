@@ -22,7 +22,7 @@ import webuiapi
 from PIL import Image
 from safetensors.numpy import save_file
 from support.cli_runner import cli
-from support.processes import pixels, qwenimg
+from support.processes import IMPATIENT, pixels, qwenimg
 from support.servers import LONG, RunningServer, gone, serving, until_end, until_step
 from support.tiny_control import write_controlnet
 
@@ -50,6 +50,24 @@ def test_a_killed_worker_is_answered_and_replaced(tmp_path: Path) -> None:
         assert "memory" in lost.json()["error"]["message"]
         assert until_end(http, job["id"])["state"] == "done", "the next one is served by a new worker"
         assert server.workers not in ([], [worker])
+
+
+@pytest.mark.sample(0)
+def test_a_stopped_worker_is_answered_and_replaced(tmp_path: Path) -> None:
+    """By kill -STOP, with shorter pauses than a program has."""
+    with serving(tmp_path / "g", program=IMPATIENT) as server, server.http as http, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.http.post, "/v1/images/generations", json={"prompt": "x", "steps": LONG})
+        while "qwenimg_drawing 1.0" not in http.get("/metrics").text:
+            pass
+        job = http.post("/api/jobs", json={"prompt": "a red circle", "seed": 3, **FEW}).json()
+        [worker] = server.workers
+        os.kill(worker, signal.SIGSTOP)
+        lost = answer.result()
+        print(lost.json()["error"]["message"])
+        assert lost.status_code == 500 and "did not answer" in lost.json()["error"]["message"]
+        assert "memory" not in lost.json()["error"]["message"]
+        assert until_end(http, job["id"])["state"] == "done", "the next one is served by a new worker"
+        assert not psutil.pid_exists(worker)
 
 
 @pytest.mark.sample(0)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,9 +24,11 @@ LONG = 1000  # steps: more than any test waits for
 class RunningServer:
     """A server in a process group of its own, so that nothing of it is left after a test."""
 
-    def __init__(self, gallery: Path, *options: object, cwd: Path | None = None) -> None:
+    def __init__(
+        self, gallery: Path, *options: object, cwd: Path | None = None, program: Sequence[str] = COMMAND
+    ) -> None:
         """Start it in the folder `cwd` and wait for its address."""
-        command = [*COMMAND, "serve", "-m", "shapes", "--backend", "cpu", "--port", "0", "-o", gallery, *options]
+        command = [*program, "serve", "-m", "shapes", "--backend", "cpu", "--port", "0", "-o", gallery, *options]
         self.process = subprocess.Popen(
             list(map(str, command)),
             cwd=cwd,
@@ -86,9 +88,11 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(gallery: Path, *options: object, cwd: Path | None = None) -> Iterator[RunningServer]:
+def serving(
+    gallery: Path, *options: object, cwd: Path | None = None, program: Sequence[str] = COMMAND
+) -> Iterator[RunningServer]:
     """A server that is ready."""
-    server = RunningServer(gallery, *options, cwd=cwd)
+    server = RunningServer(gallery, *options, cwd=cwd, program=program)
     try:
         server.says("ready:")
         yield server
