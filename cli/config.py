@@ -106,11 +106,11 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
     sized = any(given[name] is not None for name in SIZES)
     few = given["few_steps"] is not None
     for name, value in defaults().items():
-        if few and name in image_options.FEW:
+        if name not in source or (few and name in image_options.FEW):
             continue
         if name in PARTS and source["model"] in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             continue  # they are parts of the file's own model
-        replayed = given["replay"] is not None and name in RECIPE
+        replayed = given.get("replay") is not None and name in RECIPE
         unsaid = source[name] in (None, ParameterSource.DEFAULT)
         if unsaid and not replayed and not (sized and name in SIZES):
             given[name] = _as_option(name, value)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from qwenimg.cli.batch.contents import Contents
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
@@ -65,23 +66,27 @@ def tasks_of(
     options: Options | None = None,
     files: InputFiles = NO_FILES,
     inputs: Inputs | None = None,
+    contents: Contents = lambda options: {},
 ) -> tuple[list[BatchTask], list[ModelError]]:
-    """Return the pictures of all lines, each key once, with the texts that seeds choose, and the faults of lines. A
-    line without a seed has one that follows from what it asks for, so that the next run asks for the same. defaults:
-    those of the model. options: those of lines that do not give them. files: of each picture; inputs: what is in
-    them. Raises UsageError for `options`."""
+    """Return the pictures of all lines, each key once, with the texts that seeds choose, and the errors of lines. A
+    line without a seed has one that follows from its options, so that the next run has the same. defaults: of the
+    model. options: used where a line has none. files: of each picture, with `inputs` decoded. contents: hashes of the
+    files that options name. Raises UsageError for `options`."""
     times: Counter[str] = Counter()  # that the same request without a seed was read
     decisive, images = identity | _hashes(files), () if inputs is None else inputs.images
 
+    def complete(options: Options) -> dict[str, Any]:
+        return _complete(options, defaults, images) | contents(options)
+
     def chance(rest: Options) -> int:
-        request = _hash([_complete(rest, defaults, images), decisive])
+        request = _hash([complete(rest), decisive])
         times[request] += 1
         return int(_hash([request, times[request]])[:8], 16) % (2**32 - 10_000)
 
     jobs, faults = jobs_of(options or {}, lines, wildcards, chance, files=files, most=math.inf)
     keys: dict[str, BatchTask] = {}
     for job in jobs:
-        key = _hash([_complete(job.options, defaults, images), decisive, job.seed])
+        key = _hash([complete(job.options), decisive, job.seed])
         keys.setdefault(key, BatchTask(key=key, job=job))
     return list(keys.values()), faults
 

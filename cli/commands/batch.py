@@ -14,10 +14,12 @@ import click
 
 from qwenimg.cli import failures, options, places, streams
 from qwenimg.cli.batch import engines
+from qwenimg.cli.batch.contents import contents
 from qwenimg.cli.batch.driver import BatchOutcome, Driver
 from qwenimg.cli.batch.engines import MakeWorker
 from qwenimg.cli.batch.record import BatchJournal, Known
 from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shard_of, tasks_of
+from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.options import FILE
 from qwenimg.cli.progress import StepBar
 from qwenimg.cli.signals import Stop
@@ -45,25 +47,48 @@ class BatchCommand(click.Command):
                 formatter.write_dl([record for record in records if record is not None], col_max=34)
 
 
-@click.command("batch", cls=BatchCommand, context_settings={"token_normalize_func": options.known_name})
+@click.command(
+    "batch",
+    cls=BatchCommand,
+    context_settings={"token_normalize_func": options.known_name, "auto_envvar_prefix": "QWENIMG"},
+)
 @click.argument("file", metavar="FILE")
 @click.option(
-    "-o", "--output", type=FILE, required=True, metavar="FOLDER", help="The folder for the pictures and their journal."
+    "-o",
+    "--output",
+    type=FILE,
+    required=True,
+    metavar="FOLDER",
+    allow_from_autoenv=False,
+    help="The folder for the pictures and their journal.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
     default=1,
     metavar="N",
+    allow_from_autoenv=False,
     help="The number of processes that draw; default 1.",
 )
 @click.option(
-    "--engine", type=click.Choice(engines.NAMES), default="local", help="Where the processes run; default local."
+    "--engine",
+    type=click.Choice(engines.NAMES),
+    default="local",
+    allow_from_autoenv=False,
+    help="Where the processes run; default local.",
 )
 @click.option(
-    "--shard", metavar="I/N", help="Draw part I of N, counted from 0; default the part of a SLURM array or a launcher."
+    "--shard",
+    metavar="I/N",
+    allow_from_autoenv=False,
+    help="Draw part I of N, counted from 0; default the part of a SLURM array or a launcher.",
 )
-@click.option("--retry-failed", is_flag=True, help="Try again the pictures that failed in an earlier run.")
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Try again the pictures that failed in an earlier run.",
+)
 @click.option("--quiet", is_flag=True, help="Print paths, warnings and errors only.")
 @places.declared("model")
 @places.declared(
@@ -81,22 +106,26 @@ def batch(
     engine: str,
     shard: str | None,
     retry_failed: bool,
-    quiet: bool,
     **given: Any,
 ) -> int:
     """Draw each line of FILE, as of --prompt-file, into a folder: each picture once, however often it is broken off.
 
     Run the same command again to go on. It prints the path of each picture."""
+    from qwenimg.cli import config, environment
     from qwenimg.common.hub import part_files
 
+    config.settle(ctx, given)
+    environment.check(ctx, given)
     engines.check(engine)
+    quiet = given.pop("quiet")
     defaults_of_lines = parse({name: given.pop(name) for name in TEXT_OPTIONS if name in given})
     check_forms(defaults_of_lines, "-", None, None)
     paths = InputFiles(images=given.pop("image"), mask=given.pop("mask"))
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     place = parse_shard(shard)
-    backends = given.pop("backend") or ("auto",)
-    _, opening = part_files.located(opening_of(places.taken(given)))
+    backend = given.pop("backend")  # a text in config.toml
+    backends = (backend,) if isinstance(backend, str) else backend or ("auto",)
+    folders, opening = part_files.located(opening_of(places.taken(given)))
     lines = read_prompts(file)
     check_pictures(paths, defaults_of_lines, controlled="control" in defaults_of_lines)
     inputs, notes = read_pictures(paths)
@@ -109,6 +138,7 @@ def batch(
         defaults_of_lines,
         read_files(paths),
         inputs,
+        contents(folders),
     )
     count = max(workers, len(backends))
     threads = max(1, (os.cpu_count() or 1) // count) if count > 1 else 0
@@ -121,7 +151,7 @@ def batch(
         skipped = [] if retry_failed else [task for task in mine if task.key in known.failed]
         left, replaced = _left([task for task in mine if task not in skipped], journal, known)
         report = BatchReport(output.absolute(), len(left), before=len(mine) - len(left) - len(skipped), quiet=quiet)
-        for line in notes:
+        for line in (*environment.unknown(generate), *notes):
             report.say(f"warning: {line}")
         for fault in faults:
             report.say(f"error: {fault}")

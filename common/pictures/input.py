@@ -54,14 +54,19 @@ def read_mask(source: Path | OpenFile, like: Uint8, *, transparent: bool = False
     return _read(source, decode)
 
 
+def check_bytes(file: OpenFile) -> None:
+    """Raise ModelError for a file that is larger than any picture."""
+    if file.size > MAX_FILE:
+        raise bad(file.path, f"has {file.size / 1e6:,.0f} MB; pictures of at most {MAX_FILE / 1e6:,.0f} MB are read")
+
+
 def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tuple[Uint8, list[str]]:
     """Decode the image of `source` with `decode`, once its header has passed the limits. Raises ModelError."""
     from PIL import Image, UnidentifiedImageError
 
     path = source.path if isinstance(source, OpenFile) else source
     with closing(source if isinstance(source, OpenFile) else open_regular(source)) as file:
-        if file.size > MAX_FILE:
-            raise bad(path, f"has {file.size / 1e6:,.0f} MB; pictures of at most {MAX_FILE / 1e6:,.0f} MB are read")
+        check_bytes(file)
         kind = format_of(file)
         if kind is None:
             raise bad(path, f"is no {_READ}; {_what_else(file)}")

@@ -13,7 +13,10 @@ from PIL import Image
 from support.cli_runner import cli
 from support.processes import pixels, qwenimg
 
+from qwenimg.cli import config
+from qwenimg.cli.batch.driver import BatchOutcome
 from qwenimg.cli.batch.tasks import BatchTask, tasks_of
+from qwenimg.cli.commands import batch as command
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.jobs.image_options import merged, parse, seeds
 from qwenimg.common.jobs.job import InputFiles, Inputs
@@ -141,3 +144,55 @@ def test_defaults_are_drawn_and_other_defaults_are_drawn_anew(tmp_path: Path) ->
         assert (pixels(tmp_path / f"{steps}.png") == pixels(tmp_path / "out" / row["file"])).all()
     code, out, err = qwenimg("batch", "p.txt", "-o", "out", *OPENED, *usual, "--steps", 9, "--quiet", cwd=tmp_path)
     assert code == 0 and len(out.splitlines()) == 1 and "to draw" not in err and " of 1" not in err, err
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments of each run that would begin: the pictures, and the settings of the workers."""
+    calls: list[Any] = []
+
+    async def runs(left: list[BatchTask], replaced: Any, journal: Any, starts: Any, *rest: object) -> BatchOutcome:
+        calls.append((left, starts))
+        return BatchOutcome(done=len(left))
+
+    monkeypatch.setattr(command, "_run", runs)
+    monkeypatch.setattr(config, "path", lambda: tmp_path / "config.toml")
+    monkeypatch.chdir(tmp_path)
+    Path("p.txt").write_text("a red circle\n")
+    return calls
+
+
+def test_the_configuration_file_and_the_environment_reach_it(begun: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they reach a single picture: the command line first, then variables, then the file."""
+    Path("config.toml").write_text(
+        'model = "shapes"\nbackend = "cpu"\nprecision = "fp32"\nsteps = 7\nguidance = 2.5\nsize = "64x32"\n'
+        'output = "elsewhere/"\nno_metadata = true\ncache_prompts = true\nquiet = true\n'
+    )
+    monkeypatch.setenv("QWENIMG_STEPS", "5")
+    monkeypatch.setenv("QWENIMG_WIDTH", "48")
+    monkeypatch.setenv("QWENIMG_OUTPUT", "nowhere")
+    monkeypatch.setenv("QWENIMG_JSON", "1")
+    monkeypatch.setenv("QWENIMG_STEPZ", "1")
+    ran = cli("batch", "p.txt", "-o", "out", "--guidance", "1.5")
+    assert ran.code == 0, ran.err
+    [warning] = ran.err.splitlines()
+    assert "QWENIMG_STEPZ" in warning and "QWENIMG_STEPS" in warning
+    [([task], [start])] = begun
+    options, opening = task.job.options, start.models["model"]
+    assert (options["steps"], options["guidance"], options["width"], "height" in options) == (5, 1.5, 48, False)
+    assert (opening.model, opening.precision, start.backend) == ("shapes", "fp32", "cpu")
+    assert not Path("elsewhere").exists() and not Path("nowhere").exists()
+    monkeypatch.setenv("QWENIMG_BACKEND", "cpu cpu")
+    assert cli("batch", "p.txt", "-o", "out", "--size", "64x32", "--steps", "3").code == 0
+    assert [start.backend for start in begun[1][1]] == ["cpu", "cpu"] and begun[1][0][0].job.options["steps"] == 3
+    assert begun[1][0][0].job.options["width"] == 64, "--size comes before QWENIMG_WIDTH"
+
+
+def test_a_wrong_variable_or_file_is_one_line(begun: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = ("batch", "p.txt", "-o", "out", *OPENED)
+    monkeypatch.setenv("QWENIMG_STEPS", "0")
+    cli(*drawn).refused(2, "QWENIMG_STEPS in the environment")
+    monkeypatch.delenv("QWENIMG_STEPS")
+    Path("config.toml").write_text("steps = 0\n")
+    cli(*drawn).refused(2, "config.toml", "steps is 0")
+    assert not begun and not Path("out").exists()
