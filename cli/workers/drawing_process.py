@@ -57,7 +57,7 @@ class Halted(Exception):
 
 
 class Outlet(Protocol):
-    """Where a worker's messages go: its pipe, or Ray."""
+    """The receiver of a worker's messages: its pipe, or Ray."""
 
     def send(self, message: messages.FromWorker) -> object: ...
 

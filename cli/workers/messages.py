@@ -57,7 +57,7 @@ ToWorker = Start | Draw | Halt | End
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What clients may know of an open model."""
+    """The facts of an open model that clients may know."""
 
     name: str
     family: str

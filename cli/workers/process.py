@@ -33,7 +33,7 @@ class Lost:
 
     @property
     def predicate(self) -> str:
-        """What happened, as the end of a sentence about the worker."""
+        """The end in words, to follow `the worker`."""
         if self.is_silent:
             return "did not answer, as if stopped (kill -STOP, a debugger), and was killed"
         return "was killed, most likely since memory ran out" if self.is_out_of_memory else "has ended"

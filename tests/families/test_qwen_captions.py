@@ -281,11 +281,11 @@ def drawn(folder: Path, picture: str) -> list[Any]:
     options |= {"layers": 1} if "layered" in str(folder) else {}
     files = InputFiles(images=(Path(picture).read_bytes(),))
     job = body.job_of(options, Settings(models={}), files, most=2)
-    worker.draw(messages.Draw(order="a", model="tiny", job=job))
+    worker.draw(messages.Draw(id="a", model="tiny", job=job))
     return sent
 
 
-def test_an_order_is_halted_between_two_tokens(
+def test_a_job_is_halted_between_two_tokens(
     tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a client that cancels, or at its deadline."""
@@ -335,7 +335,7 @@ def test_ctrl_c_between_two_tokens(tiny_layered: Path, picture: str, tmp_path: P
     assert errors.splitlines()[-1] == f"qwenimg: error: {STOPPED}"
 
 
-def test_an_order_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
+def test_a_job_without_a_prompt(tiny_layered: Path, tiny_folder: Path, picture: str) -> None:
     with pytest.raises(HttpError, match="a prompt is missing"):
         body.job_of({"prompt": " "}, Settings(models={}), most=1)
     pictures = [one for one in drawn(tiny_layered, picture) if isinstance(one, messages.PictureDrawn)]

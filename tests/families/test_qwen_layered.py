@@ -23,7 +23,7 @@ from support.silent_conversion import Silent
 
 import qwenimg
 from qwenimg import Pipeline
-from qwenimg.cli.serve import messages
+from qwenimg.cli.workers import messages
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
@@ -371,18 +371,18 @@ def test_a_passport_has_each_layer(tiny_layered: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.sample(1)
-def test_each_layer_is_a_picture_of_an_order(tiny_layered: Path, picture: str, first: int) -> None:
+def test_each_layer_is_a_picture_of_a_job(tiny_layered: Path, picture: str, first: int) -> None:
     """`first` pictures are kept by an earlier server: of two seeds with two layers, all of the first and one more."""
     worker, sent = drawing(tiny_layered)
     fields = {"prompt": "a ring", "width": 64, "height": 48, "steps": 1, "layers": 2}
     job = Job(options=fields, seeds=(3, 4), files=InputFiles(images=(Path(picture).read_bytes(),)))
-    order = messages.Draw(order="a", model="tiny", job=job, first=first)
-    worker.draw(order)
+    task = messages.Draw(id="a", model="tiny", job=job, first=first)
+    worker.draw(task)
     drawn = [message for message in sent if isinstance(message, messages.PictureDrawn)]
     assert [one.index for one in drawn] == list(range(first, 4))
     pixels = [np.asarray(Image.open(io.BytesIO(one.data))) for one in drawn]
     asked = {"image": PICTURE, "width": 64, "height": 48, "steps": 1, "layers": 2}
     layers = opened(tiny_layered, precision="auto")("a ring", seed=4, **asked).layers
     assert np.array_equal(pixels[-1], layers[1]) and pixels[-1].shape == (48, 64, 4)
-    worker.draw(replace(order, suffix=".jpg", first=0))
+    worker.draw(replace(task, suffix=".jpg", first=0))
     assert sent[-1].error.startswith("layers are transparent in parts"), sent[-1]
