@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 WARNING = "qwenimg: warning: "
+LINES = 10  # of steps, about, where standard error is no terminal
 
 
 class RunPrinter:
@@ -134,7 +135,8 @@ class RunPrinter:
 
     def _shown(self, step: Step) -> None:
         if sys.stderr is None or not sys.stderr.isatty():
-            self._line(f"step {step.index}/{step.total}, {step.seconds:.2f} s")
+            if is_told(step.index, step.total):
+                self._line(f"step {step.index}/{step.total}, {step.seconds:.2f} s")
             return
         self._bar.step(step.total, step.seconds)
         if step.index == step.total:
@@ -224,6 +226,11 @@ def _places(job: Job) -> dict[str, object]:
         return places
     views = zip(job.views, files[job.layers :], strict=True)
     return places | {"layers": files[: job.layers]} | dict(views)
+
+
+def is_told(index: int, total: int) -> bool:
+    """Return whether a step has a line where there is no bar: the first, and those that complete a tenth of all."""
+    return index == 1 or index * LINES // total > (index - 1) * LINES // total
 
 
 class Bar:

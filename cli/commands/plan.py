@@ -353,7 +353,7 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
 def _budget_text(engine: OnPaper, budget: int) -> str:
     from qwenimg.common.base.amounts import size_text
 
-    return engine.about if engine.about and budget == engine.free else f"of {size_text(budget)} free"
+    return engine.about if engine.about and budget == engine.free else f"{size_text(budget)} of memory free"
 
 
 def _about_steps(planned: _Plan, engine: OnPaper) -> list[str]:

@@ -36,7 +36,6 @@ def presets(as_json: bool) -> None:
     from qwenimg.common.families import registry
     from qwenimg.common.precision.presets import PRESETS
 
-    kinds = {family.title: family.precision for family in registry.FAMILIES}
     if as_json:
         rows = [
             {
@@ -51,8 +50,14 @@ def presets(as_json: bool) -> None:
         ]
         click.echo(json.dumps({"presets": rows, "default": "auto"}))
         return
-    lines: list[tuple[str, ...]] = [("name", *kinds, "purpose")]
-    lines += [(name, *(kind.presets[name] for kind in kinds.values()), p.purpose) for name, p in PRESETS.items()]
+    lines: list[tuple[str, ...]] = [("name", "precision", "purpose")]
+    for name, preset in PRESETS.items():
+        families: dict[str, list[str]] = {}
+        for family in registry.FAMILIES:
+            families.setdefault(family.precision.presets[name], []).append(family.title)
+        usual, *others = sorted(families, key=lambda policy: -len(families[policy]))
+        lines.append((name, usual, preset.purpose))
+        lines += [("", policy, f"in {', '.join(families[policy])}") for policy in others]
     click.echo("\n".join(aligned(lines)))
     click.echo(
         "\nauto, the default, is chosen from device, memory and model; qwenimg doctor says what it is here and why"

@@ -267,7 +267,7 @@ class Runtime:
     def check_weights(self, component: Component, title: str) -> None:
         """Read every weight of a `component` that is loaded only after the steps, without keeping any, so that a
         damaged one costs no step. Raises ModelError."""
-        self.notify("stage", f"checking the weights of {title}")
+        self.notify("stage", f"checking the model's files ({title})")
         with self.clock.timed(f"check {title}"):
             check_values(self.load_plan(component))
 

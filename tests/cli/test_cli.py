@@ -23,6 +23,7 @@ import qwenimg
 from qwenimg import Result
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import COMMANDS, RESERVED, SECTIONS
+from qwenimg.cli.progress import is_told
 from qwenimg.cli.words import command_place
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import BackendMissing, DoesNotFit, ModelError, NumericsError, QwenimgError, UsageError
@@ -667,6 +668,17 @@ def test_the_headline_comes_first_and_warnings_once(library: Library) -> None:
     assert ran.err.count("width 9 is odd") == 1
     assert "picture 2 of 2: seed 2, 9x12, 3 steps, guidance 4" in lines and "step 3/3, 0.25 s" in lines
     assert len(ran.paths) == 2
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [
+        (1, [1]), (3, [1, 2, 3]), (10, [*range(1, 11)]), (20, [1, *range(2, 21, 2)]),
+        (25, [1, 3, 5, 8, 10, 13, 15, 18, 20, 23, 25]), (1000, [1, *range(100, 1001, 100)]),
+    ],
+)  # fmt: skip
+def test_without_a_terminal_some_ten_steps_are_told(total: int, told: list[int]) -> None:
+    assert [index for index in range(1, total + 1) if is_told(index, total)] == told
 
 
 def test_one_is_one(library: Library) -> None:

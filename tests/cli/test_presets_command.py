@@ -22,6 +22,8 @@ def test_the_presets_are_listed() -> None:
     ran = cli("presets")
     text = ran.out.decode()
     assert ran.code == 0 and all(name in text for name in ("quality", "balanced", "fast", "memory", "auto", "bf16"))
+    assert max(map(len, text.splitlines())) < 120  # three columns: what families have alike is said once
+    assert any(line.split() == ["fp16,attention=fp32", "in", "Stable", "Diffusion"] for line in text.splitlines())
     rows = json.loads(cli("presets", "--json").out)["presets"]
     assert [row["name"] for row in rows] == ["quality", "balanced", "fast", "memory"]
     assert all(row["precision"].keys() == {family.name for family in FAMILIES} for row in rows)

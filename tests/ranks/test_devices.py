@@ -143,7 +143,7 @@ def broken_off(
     process = start(*LONG, cwd=folder, program=program)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("step 3/"):
+        if line.startswith("step 1/"):
             break
     [other] = psutil.Process(process.pid).children()
     end(process, other)

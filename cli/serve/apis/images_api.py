@@ -116,7 +116,7 @@ class ImagesApi:
         if data.get("size") == "auto":
             del data["size"]
         if "n" in data:
-            data["num_images"] = data.pop("n")
+            data["num_images"] = _count(data.pop("n"))
         return ImageJob(
             model=model,
             spec=body.job_of(body.options(data), self.settings, files, most=MOST),
@@ -199,6 +199,14 @@ async def _parts(form: FormData) -> tuple[dict[str, Any], InputFiles]:
         raise HttpError(400, f"{len(masks)} masks; there is one at most", param="mask")
     mask = masks[0] if masks else None
     return texts, InputFiles(images=tuple(images), mask=mask, mask_alpha=True, controls=tuple(controls))
+
+
+def _count(value: object) -> int:
+    """Return the number of pictures that `n` asks for. Raises HttpError."""
+    count = body.number(value, int)
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
+        raise HttpError(400, f"n is {clean(value, 40)}; choose 1 to {MOST}", param="n")
+    return count
 
 
 def _check_fixed(data: dict[str, Any]) -> None:
