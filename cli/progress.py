@@ -19,7 +19,7 @@ from qwenimg.common.base.errors import ModelError, QwenimgError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.job import Job
 from qwenimg.common.memory import estimate
-from qwenimg.common.request.request import OPTIONS
+from qwenimg.common.request.request import OPTIONS, enlarged
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline, Result, Step
@@ -117,7 +117,10 @@ class RunPrinter:
 
     def begin(self, job: Job) -> None:
         self._hidden = True
-        size = f"{job.get('width')}x{job.get('height')}"
+        sides = job.get("width"), job.get("height")
+        size = "x".join(map(str, sides))
+        if job.get("hires") is not None:
+            size += f", then {'x'.join(map(str, enlarged(*sides, job.get('hires'))))}"
         self._line(
             f"picture {job.index} of {self.total}: seed {job.seed}, {size}, "
             f"{counted(job.get('steps'), 'step')}, guidance {job.get('guidance'):g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from qwenimg.cli.drawing import Run
 from qwenimg.common.hub import origin
@@ -20,13 +20,13 @@ def with_recipe(run: Run, picture: Path, notify: Callable[[str, str], None], *, 
     replay = read_replay(picture)
     for line in replay.messages:
         notify("warning", line)
-    replay = _with_loras(replay, run, notify)
+    replay = _with_upscaler(_with_loras(replay, run, notify), run)
     opening = origin.with_recorded_parts(run.opening, replay)
     images = run.files.images
     inputs: dict[str, object] = {"mask_sha256": run.files.mask, "latents": run.latents}
     inputs |= {"image_sha256": images or None, "more_images_sha256": images[1:] or None}
     inputs |= {part: opening.value(part) for part in PARTS}
-    inputs |= {name: run.options.get(name) for name in ("lora", "control", "seed")}
+    inputs |= {name: run.options.get(name) for name in ("lora", "control", "hires_with", "seed")}
     check_replay(replay, inputs, opening.model)
     return replace(
         run,
@@ -34,6 +34,18 @@ def with_recipe(run: Run, picture: Path, notify: Callable[[str, str], None], *, 
         opening=origin.replayed(opening, replay, picture, keep_policy=keep_policy),
         output=replace(run.output, notes=lambda job, recipe: [*replay.messages, *differences(replay, job, recipe)]),
     )
+
+
+def _with_upscaler(replay: Replay, run: Run) -> Replay:
+    """Return `replay` with the upscaler of its recipe, if the folders of --models-dir have a file of its name."""
+    name = replay.used.get("hires_with")
+    if name is None or run.folders is None or "hires_with" in run.options:
+        return replay
+    from qwenimg.common.hub.network_search import upscalers
+
+    here = [path for path in upscalers(run.folders) if PurePath(name).stem == path.stem]
+    used = {key: value for key, value in replay.used.items() if key != "hires_with"}
+    return replace(replay, options=replay.options | {"hires_with": str(here[0])}, used=used) if here else replay
 
 
 def _with_loras(replay: Replay, run: Run, notify: Callable[[str, str], None]) -> Replay:

@@ -222,8 +222,9 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
 
 def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, beside: int = 0) -> _Row:
     from qwenimg.common.hub.outlook import times
+    from qwenimg.common.pipeline import second_pass
 
-    steps, seconds = model.plan(request).steps, times(model, request, memory)
+    steps, seconds = second_pass.steps(model, request), times(model, request, memory)
     return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, beside=beside)
 
 

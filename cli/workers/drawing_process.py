@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
@@ -27,7 +27,7 @@ from qwenimg.common.jobs.pace import PreviewPace, is_due
 from qwenimg.common.jobs.run import completed, estimated, prepare
 from qwenimg.common.jobs.schema import request_schema
 from qwenimg.common.pictures import layer_files
-from qwenimg.common.request.request import Defaults
+from qwenimg.common.request.request import Defaults, enlarged
 
 if TYPE_CHECKING:
     from qwenimg.common.pictures.pixels import Uint8
@@ -177,7 +177,8 @@ class DrawingProcess:
         from qwenimg.common.pipeline.result import Result
 
         seconds, index = 0.0, (job.index - 1) * max(1, job.layers)
-        size, drawn = inputs.size(job), (job.get("width"), job.get("height"))
+        size, sides = inputs.size(job), (job.get("width"), job.get("height"))
+        drawn = {sides, enlarged(*sides, job.get("hires"))}
         previews = Previews(task.preview_suffix, task.partial, pipe.model.scale, drawn)
 
         def check() -> None:
@@ -227,10 +228,11 @@ class DrawingProcess:
 class Previews:
     """The previews of one picture, as files."""
 
-    def __init__(self, suffix: str, wanted: int, scale: int, size: tuple[int, int]) -> None:
-        """Create the previews of a picture. suffix: of their files, "" for none. wanted: `Draw.partial`. scale: pixels
-        of a latent. size: width and height of the picture."""
-        self._suffix, self._wanted, self._scale, self._size = suffix, wanted, scale, size
+    def __init__(self, suffix: str, wanted: int, scale: int, sizes: Collection[tuple[int, int]]) -> None:
+        """Create the previews of a picture. suffix: of their files, "" for none. wanted: `Draw.partial`. scale: pixels of a latent. sizes:
+        width and height of the picture, in each pass."""
+        self._suffix, self._wanted, self._scale = suffix, wanted, scale
+        self._sizes = {(-(-height // scale), -(-width // scale)): (width, height) for width, height in sizes}
         self._made, self._pace = 0, PreviewPace()
 
     def after(self, step: Step) -> bytes:
@@ -251,7 +253,7 @@ class Previews:
         seen = step.preview()
         if self._wanted:
             rows, columns = seen.shape[:2]
-            seen = crop(fit(seen, columns * self._scale, rows * self._scale), *self._size)
+            seen = crop(fit(seen, columns * self._scale, rows * self._scale), *self._sizes[rows, columns])
         return encode(seen, None, self._suffix)
 
 

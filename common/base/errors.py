@@ -106,7 +106,6 @@ def disk_full(error: BaseException) -> bool:
 # the commands and options that there are, so that no message outlives its truth.
 
 NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "a second pass at a larger size (hires fix)": ("hires", "hires-fix", "hr-scale", "hires-strength"),
     "outpainting": ("outpaint", "outpainting", "uncrop"),
     "textual inversion": ("textual-inversion", "embedding", "embeddings", "ti"),
     "the IP-adapter": ("ip-adapter", "ip-adapter-image"),
@@ -125,7 +124,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
 INSTEAD = {
     "a grid from the command line": "the page of `qwenimg serve` draws grids, and -s 1-4 -o out/ single files",
     "variation of a seed": "-s 1-4 draws with several seeds",
-    "a second pass at a larger size (hires fix)": "`qwenimg upscale PICTURE --by 2` makes a picture larger",
     "outpainting": "-i PICTURE with --mask draws a part of a picture anew",
 }
 """By title: what helps until then."""

@@ -16,7 +16,7 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.opening import Opening
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
-from qwenimg.common.hub.network_search import find_control
+from qwenimg.common.hub.network_search import find_control, find_upscaler, read_upscaler
 from qwenimg.common.hub.origin import model_hash, origin, with_refiner
 from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.resolve import Resolved, resolve
@@ -26,6 +26,7 @@ from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.models.inputs import OtherModels
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
+from qwenimg.common.pipeline.second_pass import Upscalers
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.prompts.wildcards import Wildcards
@@ -161,6 +162,7 @@ def open_pipeline(
             hashes=model_hash(files.opened),
             controls=_controls(files.opened, checkpoint, folders),
             wildcards=wildcards,
+            upscalers=_upscalers(folders),
             **({"advise": builtin.advise} if files.resolved.known is catalog.BUILT_IN else {}),
         )
         if opening.compile != "auto":
@@ -178,7 +180,7 @@ def plan_pipeline(opening: Opening, engine: OnPaper, *, published: bool = False)
         kind = files.opened.family.precision
         policies.parse(opening.precision, on_gpu=False, kind=kind)
         runtime = _runtime(files, opening, engine, ignore)
-        checkpoint = runtime.reduced(files.opened.checkpoint)
+        checkpoint, folders = runtime.reduced(files.opened.checkpoint), read_folders(opening.models_dir)
         pipeline = _kind_of(engine)(
             files.opened.family.model(runtime, checkpoint),
             loras=Loras(cache(lambda: files.opened.family.lora_names(checkpoint))),
@@ -186,8 +188,9 @@ def plan_pipeline(opening: Opening, engine: OnPaper, *, published: bool = False)
             name=files.resolved.name,
             family=files.opened.family.name,
             defaults=files.opened.defaults(files.resolved.known),
-            controls=_controls(files.opened, checkpoint, read_folders(opening.models_dir), planned=True),
+            controls=_controls(files.opened, checkpoint, folders, planned=True),
             wildcards=Wildcards(opening.wildcards),
+            upscalers=_upscalers(folders),
         )
         stack.pop_all()
         return pipeline, files.here
@@ -220,6 +223,11 @@ def _controls(opened: Opened, checkpoint: Checkpoint, folders: ModelFolders, *, 
         return net or open_net(path, checkpoint)
 
     return Controls(opened_net, find)
+
+
+def _upscalers(folders: ModelFolders) -> Upscalers:
+    """Return the upscalers of second passes, found by their names on this machine."""
+    return Upscalers(lambda name: read_upscaler(find_upscaler(name, folders, "--hires-with")))
 
 
 def _entries(files: ModelFiles) -> dict[str, Any]:

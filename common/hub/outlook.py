@@ -18,6 +18,7 @@ from qwenimg.common.families.opening import Opening
 from qwenimg.common.hub import listing
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.pipeline import second_pass
 from qwenimg.common.pipeline.fit import seconds
 from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, needs
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
@@ -109,7 +110,7 @@ def times(model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
     if expected is None:
         return Times(step=None, picture=None)
     steps, decoding = expected
-    return Times(step=steps / model.plan(request).steps, picture=steps + decoding)
+    return Times(step=steps / second_pass.steps(model, request), picture=steps + decoding)
 
 
 def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.jobs.foreign import Foreign
+from qwenimg.common.request import names
 from qwenimg.common.request.names import FILLS_THERE
+from qwenimg.common.sampling.types import MAX_STEPS
 
 MAX_TEXT = 500_000  # characters: two prompts of the largest size, and the fields
 MAX_LINE = 200_000  # characters of the line of fields
@@ -38,6 +40,8 @@ _ABOUT = (
     "Template",
     "Negative Template",
 )
+_HIRES = "Hires "  # how the fields of a second pass begin
+USUAL_STRENGTH = 0.75  # of a second pass, where nothing says it
 _MASKED = ("Mask blur", "Inpaint area", "Masked content", "Masked area padding", "Mask mode")
 
 
@@ -86,7 +90,7 @@ def _put_fields(recipe: Foreign, line: str) -> None:
     recipe.put_model(values.get("Model"))
     _put_size(recipe, values.get("Size"))
     _put_picture(recipe, values)
-    masked = _put_mask(recipe, values)
+    masked = [*_put_mask(recipe, values), *_put_second_pass(recipe, values)]
     _note_noise(recipe, values.get("RNG"))
     if "Clip skip" in values:
         skip = number(values["Clip skip"])
@@ -112,10 +116,55 @@ def _put_size(recipe: Foreign, size: str | None) -> None:
 
 def _put_picture(recipe: Foreign, values: dict[str, str]) -> None:
     """Set the strength of an initial image, unless it belongs to the second pass of the hires fix."""
-    if "Denoising strength" in values and not any(name.startswith("Hires") for name in values):
+    if "Denoising strength" in values and not any(name.startswith(_HIRES) for name in values):
         recipe.picture = True
         recipe.put("strength", number(values["Denoising strength"]))
     recipe.mask = any(name in values for name in _MASKED)
+
+
+def _put_second_pass(recipe: Foreign, values: dict[str, str]) -> list[str]:
+    """Set the options of the second pass, and return the fields that say them. Its steps are those that are run, as
+    many as in the first pass unless a field says so."""
+    factor = _factor(recipe, values)
+    if factor is None:
+        return []
+    recipe.put("hires", factor)
+    known = [name for name in ("Hires upscale", "Hires resize") if name in values]
+    strength = number(values.get("Denoising strength", str(USUAL_STRENGTH)))
+    recipe.put("hires_strength", strength)
+    count = number(values.get("Hires steps"))
+    if count is not None and (type(count) is not int or count > MAX_STEPS):
+        raise recipe.fault("Hires steps", f"an integer from 0 to {MAX_STEPS}")
+    run, share = count or recipe.fields.get("steps"), recipe.fields["hires_strength"]
+    if run is not None and share:
+        recipe.put("hires_steps", min(names.steps_for(run, share), MAX_STEPS))
+    name = values.get("Hires upscaler", "Latent")
+    if name in names.ENLARGERS_THERE:
+        recipe.put("hires_with", names.ENLARGERS_THERE[name])
+    else:
+        recipe.upscaler = names.UPSCALERS_THERE.get(name, name)
+    return [*known, "Denoising strength", "Hires steps", "Hires upscaler"]
+
+
+def _factor(recipe: Foreign, values: dict[str, str]) -> object:
+    """Return how many times as large the second pass is; None without one, or if its proportions are others."""
+    if "Hires upscale" in values:
+        return number(values["Hires upscale"])
+    match = _SIZE.fullmatch(values.get("Hires resize", ""))
+    width, height = recipe.fields.get("width"), recipe.fields.get("height")
+    if match is None or width is None or height is None:
+        return None
+    return factor_of((width, height), (int(match[1]), int(match[2])))
+
+
+def factor_of(sides: tuple[int, int], larger: tuple[int, int]) -> float | None:
+    """Return by which factor `sides` become the `larger` ones, of which one may be 0, in the same proportions; None if
+    none does."""
+    factors = [after / before for before, after in zip(sides, larger, strict=True) if after and before]
+    fits = (factor for factor in factors if all(
+        not after or round(before * factor) == after for before, after in zip(sides, larger, strict=True)
+    ))  # fmt: skip
+    return next(fits, None)
 
 
 def _put_mask(recipe: Foreign, values: dict[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.pictures import layer_files
 from qwenimg.common.prompts.check import check_said
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
+from qwenimg.common.request.request import enlarged
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +103,7 @@ class Inputs:
         """Return width and height of the file of a `completed` job: with `only_masked` those of the first image."""
         first = next((one for one in (*self.images, *(one.picture for one in self.controls)) if one is not None), None)
         if job.get("only_masked") is None or first is None:
-            return job.get("width"), job.get("height")
+            return enlarged(job.get("width"), job.get("height"), job.get("hires"))
         return first.shape[1], first.shape[0]
 
     def call(self, job: Job) -> dict[str, Any]:

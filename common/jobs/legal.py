@@ -57,10 +57,10 @@ def check_cache(jobs: Sequence[Job]) -> None:
 
 def check_replay(replay: Replay, given: Mapping[str, object], model: str | None) -> None:
     """Check that `given` has every input that a recipe names and does not contain, by the keys of RECORDED, `lora`,
-    `latents` and `seed`; and that the model is known. Raises UsageError and ModelError."""
+    `control`, `hires_with`, `latents` and `seed`; and that the model is known. Raises UsageError and ModelError."""
     if replay.noise_given and given["latents"] is None and given["seed"] is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
-    for key, option in (RECORDED | {"lora": "--lora", "control": "--control"}).items():
+    for key, option in (RECORDED | {"lora": "--lora", "control": "--control", "hires_with": "--hires-with"}).items():
         if key in replay.used and given[key] is None:
             what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
             raise UsageError(f"--from: that picture was made with {option}{what}; give the same")

@@ -15,6 +15,7 @@ from qwenimg.common.jobs.job import Job
 from qwenimg.common.prompts.templates import escaped
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request.lora_text import Lora
+from qwenimg.common.request.names import ENLARGERS, is_upscaler
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import OPTIONS
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 NAMES = ("model", "refiner", *PARTS)  # files that a recipe names and does not contain
 _PICTURES = ("image_sha256", "more_images_sha256", "mask_sha256")
-USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantize", "control")
+USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantize", "control", "hires_with")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class Replay:
     noise_sha256: str | None = None
     loras: tuple[Lora, ...] = ()  # as its recipe names them
     lora_fingerprints: tuple[str, ...] = ()  # of these, in their order
+    upscaler_sha256: str | None = None  # of the file of `hires_with`
     control_hashes: tuple[str, ...] = ()  # of its control networks and of their pictures, in their order
     fingerprints: dict[str, str] = field(default_factory=dict)  # by those of NAMES that were given as a path
     used: dict[str, str]  # its other inputs, by the names in USED
@@ -64,6 +66,10 @@ def read_replay(path: Path) -> Replay:
         del options["negative_prompt"]
     options |= _escaped(options)
     used = {key: str(values[key]) for key in USED if key in values}
+    if is_upscaler(used.get("hires_with", ENLARGERS[0])):
+        del options["hires_with"]  # its file is found by its name
+    else:
+        used.pop("hires_with", None)
     options.pop("lora", None)  # a path in a picture is never opened
     options.pop("control", None)  # its pictures are files
     loras = recorded_loras(recipe)
@@ -80,6 +86,7 @@ def read_replay(path: Path) -> Replay:
         used=used,
         loras=loras,
         lora_fingerprints=tuple(recipe.get("lora_fingerprints", ())),
+        upscaler_sha256=recipe.get("hires_with_sha256"),
         control_hashes=_control_hashes(recipe),
     )
 
@@ -108,11 +115,12 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
     if model is not None and os.path.lexists(model):  # a name of unknown origin never opens a path
         model = None
     needs = {"image_sha256": foreign.picture, "mask_sha256": foreign.mask}
+    upscaler = {} if foreign.upscaler is None else {"hires_with": foreign.upscaler}
     return Replay(
         options=options,
         model=model,
         precision="auto",
-        used={key: "" for key, needed in needs.items() if needed},
+        used={key: "" for key, needed in needs.items() if needed} | upscaler,
         foreign_model=foreign.model or "",
         messages=tuple(foreign.messages()),
     )
@@ -141,6 +149,8 @@ def differences(replay: Replay | None, job: Job, recipe: Recipe) -> list[str]:
             lines.append(f"the weights given to {option} are not those of the picture given to --from")
     if replay.lora_fingerprints != tuple(recipe.get("lora_fingerprints", ())):
         lines.append("the LoRAs are not those of the picture given to --from")
+    if replay.upscaler_sha256 != recipe.get("hires_with_sha256"):
+        lines.append("what --hires-with has is not that of the picture given to --from")
     if replay.control_hashes != _control_hashes(recipe):
         lines.append("what --control has is not that of the picture given to --from")
     for key, option in (("image_sha256", "-i"), ("more_images_sha256", "the next -i"), ("mask_sha256", "--mask")):

@@ -153,8 +153,18 @@ class VAEHalves:
             moments = encoder.encode(pixels, split.size)
         self._check_finite(moments, "vae encoder", lambda: encoder.encode(pixels, split.size))
         mean, log_variance = np.split(moments, 2, axis=1)
-        deviation, stats = np.exp(0.5 * np.clip(log_variance, -30, 20)), self.statistics
-        return stats.to_sampler(mean - stats.shift, stats.scale), stats.to_sampler(deviation, stats.scale)
+        deviation = np.exp(0.5 * np.clip(log_variance, -30, 20))
+        return self.normalized(mean), self.statistics.to_sampler(deviation, self.statistics.scale)
+
+    def normalized(self, latents: Float32) -> Float32:
+        """Return the VAE's latents in the sampler's scale."""
+        normalized: Float32 = self.statistics.to_sampler(latents - self.statistics.shift, self.statistics.scale)
+        return normalized
+
+    def plain(self, latents: Float32) -> Float32:
+        """Return latents in the sampler's scale as the VAE's."""
+        plain: Float32 = self.statistics.to_vae(latents, self.statistics.scale) + self.statistics.shift
+        return plain
 
     def latents(self, pixels: Float32, normal: Callable[[tuple[int, ...]], Float32] | None) -> Float32:
         """Return the latents [1, z, h, w] of pixels [1, 3, H, W]: their mean, or a sample by the noise of `normal`."""
@@ -164,7 +174,7 @@ class VAEHalves:
     def decode(self, latents: Float32) -> NDArray[Any]:
         """Decode latents in the sampler's scale to pixels [1, C, H, W], about -1 to 1, all finite; in bands if the
         whole does not fit. Raises DoesNotFit and NumericsError."""
-        z = self.statistics.to_vae(latents, self.statistics.scale) + self.statistics.shift
+        z = self.plain(latents)
         self.engine.release()
         decoder, split = self.residents.enter(self.decoding(LatentShape(1, z.shape[2], z.shape[3])))
         self.runtime.notify("stage", f"decoding {split.about}".rstrip())

@@ -93,6 +93,13 @@ def fit(pixels: Uint8, width: int, height: int) -> Uint8:
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
 
 
+def nearest(pixels: Uint8, width: int, height: int) -> Uint8:
+    """Resample [H, W, C] to `width` x `height` by the nearest pixel."""
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST))
+
+
 def extend(pixels: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[Any]:
     """Pad [h, w, ...] to `height` x `width` by repeating its last row and column."""
     down, right = height - pixels.shape[0], width - pixels.shape[1]

@@ -6,6 +6,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import DoesNotFit
 from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
+from qwenimg.common.pipeline import second_pass
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.fit_options import FitOptions, needs
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
@@ -62,7 +63,8 @@ class FitCheck:
         expected = seconds(model, plan)
         assert expected is not None, "an engine knows its rates"
         steps, decoding = expected
-        return Estimate(memory=plan.largest.peak, seconds=steps + decoding, step=steps / self.model.plan(request).steps)
+        count = second_pass.steps(self.model, request)
+        return Estimate(memory=plan.largest.peak, seconds=steps + decoding, step=steps / count)
 
 
 def seconds(model: DiffusionModel, plan: MemoryPlan) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from math import floor, log10
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.memory.memory_plan import MemoryPlan
-from qwenimg.common.pipeline import start
+from qwenimg.common.pipeline import second_pass, start
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.request.request import MULTIPLE, Request
@@ -191,8 +191,7 @@ class FitOptions:
 
 def needs(model: DiffusionModel, request: Request, counted: bool = True) -> MemoryPlan:
     """Return the memory plan of the image; counted: as in `DiffusionModel.stages`."""
-    stages = model.stages(request, model.plan(request), start.latent_shape(model, request), counted)
-    return model.residents.plan(stages)
+    return model.residents.plan(second_pass.stages(model, request, counted))
 
 
 def amount_text(amount: int) -> str:

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -20,7 +20,7 @@ from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures.pixels import blank_warning
-from qwenimg.common.pipeline import finish, masked_area, preview, start
+from qwenimg.common.pipeline import finish, masked_area, preview, second_pass, start
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.fair_lock import FairLock
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
@@ -49,6 +49,16 @@ from qwenimg.common.runtime.residents import DENOISERS
 from qwenimg.common.sampling import table
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sampled:
+    """The end of a pass."""
+
+    latents: Latents
+    steps: int  # done so far
+    shapes: dict[str, str]
+    cache: StepCache | None
+
+
 class Pipeline:
     """A model on a backend. Call it for an image, or `stream` it for the steps as well.
 
@@ -74,13 +84,14 @@ class Pipeline:
         hashes: Callable[[], Mapping[str, str]] = dict,
         controls: Controls | None = None,
         wildcards: Wildcards | None = None,
+        upscalers: second_pass.Upscalers | None = None,
         advise: Callable[[Request], list[str]] = lambda request: [],
     ):
         """Create a pipeline of an opened model. family: the name of the model's. loras: those of the model. others:
         models that messages name. fallback: continue under the next wider policy if a value overflows. options: entries
         of recipes; `hashes` returns those that need the files' contents. checkpoint: the weights, without LoRAs.
         find_loras: replaces names of LoRAs by paths. controls: the control networks. wildcards: the choices in prompts.
-        advise: returns more warnings about a request."""
+        upscalers: those of second passes. advise: returns more warnings about a request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
         self._find_loras, self._hashes = find_loras, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
@@ -89,6 +100,7 @@ class Pipeline:
         self.tf32 = tf32  # True: float32 products are rounded to fewer digits on this device
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras, self.controls, self.others = loras or Loras(tuple), controls or Controls(), others
+        self.upscalers = upscalers or second_pass.Upscalers()
         self.wildcards, self._advise = wildcards or Wildcards(), advise
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._lock: FairLock[Step | Result] = FairLock()
@@ -153,8 +165,9 @@ class Pipeline:
         usual = self.defaults.values(masked="mask" in values)
         chosen = self.wildcards.chosen(values | {"prompt": prompt}, values["seed"])
         whole = self.controls.prompted(request_of(usual | chosen))
-        whole = self.model.inputs.checked(whole, self.model_name, self.others)
+        whole = self.upscalers.given(self.model.inputs.checked(whole, self.model_name, self.others))
         self.controls.check(whole)
+        second_pass.check(self.model, whole)
         request = masked_area.split(whole).drawn
         sampler = self.model.plan(request).sampler
         if request.caches and table.find(sampler).adaptive:
@@ -240,6 +253,7 @@ class Pipeline:
                 self.model.close()
                 self.loras.close()
                 self.controls.close()
+                self.upscalers.close()
 
     def __enter__(self) -> Self:
         self._lock.check_open()
@@ -303,7 +317,6 @@ class Pipeline:
 
     def _run(self, area: MaskedArea) -> Iterator[Step | Result]:
         model, request = self.model, area.drawn
-        plan, shape = model.plan(request), start.latent_shape(model, request)
         self.controls.give(model, request)
         self._fit.check(request, self._with_inputs(request))
         self._adapt(*self.controls.loras(request))
@@ -311,26 +324,19 @@ class Pipeline:
         model.check_weights()
         generator = TorchCPUGenerator(request.seed)
         initial = start.initial_state(model, request, generator)
-        request = model.inputs.described(request)
-        cache = StepCache(self.engine, request) if request.caches and "step_cache" in self.model.options else None
-        with model.prepare(request, plan, shape) as run:
-            x, done = run.array(start.first(plan, initial)), 0
-            seen = -(-request.height // model.scale), -(-request.width // model.scale)
-            for segment in plan.segments:
-                for moved, denoised, sigma, seconds in self._walk(run, segment, x, initial, generator, done, cache):
-                    x, done = moved, done + 1
-                    self.runtime.clock.add("steps", seconds)
-                    read, total = partial(run.latents, x), max(plan.steps, done)
-                    see = partial(preview.seen, self._preview, partial(run.latents, denoised), *seen)
-                    yield Step(index=done, total=total, sigma=sigma, seconds=seconds, read=read, see=see)
-            latents = start.last(run.latents(x), plan, initial)
-            shapes = dict(run.shapes)
-            del x
-            if cache is not None:
-                cache.free()
+        first, *more = second_pass.passes(model.inputs.described(request))
+        plan, total = model.plan(first), second_pass.steps(model, request)
+        drawn = yield from self._sampled(first, plan, initial, generator, total)
+        request = first
+        for request in more:
+            picture = second_pass.enlarged(model, first, request, drawn.latents)
+            generator = TorchCPUGenerator(request.seed)
+            again = start.initial_state(model, request, generator, picture)
+            drawn = yield from self._sampled(request, model.plan(request), again, generator, total, drawn.steps)
+        latents = drawn.latents
 
         decoded = self._decoded(request, latents)
-        if self._preview is not None and plan.steps > 1:  # one step leaves latents that are no picture
+        if self._preview is not None and drawn.steps > 1:  # one step leaves latents that are no picture
             self._preview.learn(finish.frames(latents), decoded)
         pixels, layers = finish.images(request, decoded, layered=len(latents) > 1)
         if blank := blank_warning(pixels):
@@ -340,12 +346,41 @@ class Pipeline:
             pixels=area.completed(pixels),
             layers=layers,
             latents=latents,
-            recipe=self._recipe(replace(area.whole, prompt=request.prompt), plan, initial.noise, warnings, cache),
+            recipe=self._recipe(replace(area.whole, prompt=request.prompt), plan, initial.noise, warnings, drawn.cache),
             timing=dict(self.runtime.clock.seconds),
-            shapes=shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
+            shapes=drawn.shapes | {"latents": str(list(latents.shape)), "pixels": str(list(pixels.shape))},
             warnings=warnings,
             control_pictures=initial.control_pictures,
         )
+
+    def _sampled(
+        self,
+        request: Request,
+        plan: SamplingPlan,
+        initial: Initial,
+        generator: TorchCPUGenerator,
+        total: int,
+        done: int = 0,
+    ) -> Generator[Step, None, Sampled]:
+        """Yield the steps of one pass, and return its latents. done: the steps before it, of `total` in all."""
+        model, shape = self.model, start.latent_shape(self.model, request)
+        cache = StepCache(self.engine, request) if request.caches and "step_cache" in self.model.options else None
+        with model.prepare(request, plan, shape) as run:
+            x, before = run.array(start.first(plan, initial)), done
+            seen = -(-request.height // model.scale), -(-request.width // model.scale)
+            for segment in plan.segments:
+                at = done - before
+                for moved, denoised, sigma, seconds in self._walk(run, segment, x, initial, generator, at, cache):
+                    x, done = moved, done + 1
+                    self.runtime.clock.add("steps", seconds)
+                    read, most = partial(run.latents, x), max(total, done)
+                    see = partial(preview.seen, self._preview, partial(run.latents, denoised), *seen)
+                    yield Step(index=done, total=most, sigma=sigma, seconds=seconds, read=read, see=see)
+            latents = start.last(run.latents(x), plan, initial)
+            del x
+            if cache is not None:
+                cache.free()
+            return Sampled(latents=latents, steps=done, shapes=dict(run.shapes), cache=cache)
 
     def _decoded(self, request: Request, latents: Latents) -> finish.Decoded:
         """Return the values of each image. Decoding falls back alone only if the VAE has not encoded for it too."""
@@ -407,7 +442,7 @@ class Pipeline:
         about = {"model": self.model_name, "rng": rng, **recorded_runtime(self.runtime)}
         asked = recorded(OPTIONS.values(), request.value, start.met(self.model, request, self.options))
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
-        asked |= self.loras.recorded(request.loras)
+        asked |= self.loras.recorded(request.loras) | second_pass.recorded(request)
         asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}
         if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""

@@ -54,6 +54,8 @@ class RankPipeline(Pipeline):
                 "control: with it devices share the branches of guidance alone: give as many --devices as there are "
                 "branches, or leave one of both out"
             )
+        if request.upscaler is not None:
+            raise UsageError("hires-with: one device enlarges by a network; give lanczos or latent, or no --devices")
         return request
 
     def compile(self, mode: str = "auto", seconds: float = 0.0) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,7 @@ def met(model: DiffusionModel, request: Request, entries: Container[str]) -> fro
         "image": request.image is not None,
         "mask": request.mask is not None,
         "refiner": "refiner" in entries,
+        "hires": request.hires is not None,
     }
     return frozenset(name for name in has if has[name])
 
@@ -88,21 +90,28 @@ def image_hashes(request: Request) -> dict[str, str | list[str]]:
     return hashes | ({"more_images_sha256": list(map(sha256, request.more_images))} if request.more_images else {})
 
 
-def initial_state(model: DiffusionModel, request: Request, generator: TorchCPUGenerator) -> Initial:
-    """Return the pictures of the request, encoded, and the noise. Raises UsageError and NumericsError."""
+def initial_state(
+    model: DiffusionModel, request: Request, generator: TorchCPUGenerator, begun: NDArray[Any] | None = None
+) -> Initial:
+    """Return the pictures of the request, encoded, and the noise. begun: the enlarged picture of the first pass, pixels
+    [H, W, C] or latents [1, C, h, w], from which the second starts. Raises UsageError and NumericsError."""
     pictures = control_pictures.prepared(request)
     controls = control_pictures.seen(model, request, pictures, generator)
     started = partial(Initial, controls=controls, control_pictures=pictures)
-    if request.image is None:
+    if not request.starts_from_picture:
         return started(noise=noise(model, request, generator))
     inputs, encode = model.inputs, partial(_encode, model, generator=generator)
     for line in inputs.notes(request):
         model.runtime.notify("stage", line)
-    references = tuple(encode(values) for values in inputs.seen(request))
+    references = tuple(encode(values) for values in inputs.seen(request)) if request.images else ()
     if references and request.starts_from_noise:
         return started(noise=noise(model, request, generator), references=references)
     width, height = sizes.render_size(request.width, request.height, model.multiple)
-    picture = pixels.fit(request.image, request.width, request.height)
+    if request.goes_on_from == "latents":
+        return started(noise=noise(model, request, generator), latents=begun, references=references)
+    whole = request.image if begun is None else begun
+    assert whole is not None
+    picture = pixels.fit(whole, request.width, request.height)
     if request.mask is not None and request.mask_fill != "original":
         picture = masks.filled(picture, pixels.fit(request.mask, request.width, request.height))
     values = pixels.from_uint8(pixels.extend(inputs.in_channels(picture), width, height))

@@ -109,7 +109,8 @@ def _keywords() -> dict[str, Option]:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     plain = inspect.signature(function)
     parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    hints = get_type_hints(Request, localns={"np": np, "NDArray": NDArray}) | get_type_hints(FamilyOptions)
+    named = {"np": np, "NDArray": NDArray, "Upscaler": object}
+    hints = get_type_hints(Request, localns=named) | get_type_hints(FamilyOptions)
     options = [
         inspect.Parameter(
             name,

@@ -47,6 +47,10 @@ class CallOptions(TypedDict, total=False):
     mask_blur: float | None
     mask_fill: str | None
     mask_mode: str | None
+    hires: float | None
+    hires_strength: float | None
+    hires_steps: int | None
+    hires_with: str | None
     control: Controls | None
     control_mode: str | None
     refine_at: float | None

@@ -13,6 +13,29 @@ CAPTIONS = ("en", "zh")
 FILLS = ("original", "fill", "noise", "nothing")  # of a masked part
 MODES = ("inside", "outside")  # of a mask
 CONTROL_MODES = ("balanced", "prompt", "control")  # AUTOMATIC1111's three, in the order of its numbers for them
+ENLARGERS = ("lanczos", "nearest", "latent", "latent-nearest", "latent-nearest-exact", "latent-bicubic")
+LATENT = "latent"  # how the names of those begin that enlarge latents, not pixels
+# AUTOMATIC1111's names of them: without an upscaler a picture is resampled by Lanczos there, and an antialiased linear
+# interpolation is the plain one where latents become more.
+ENLARGERS_THERE = {
+    "Latent": "latent",
+    "Latent (antialiased)": "latent",
+    "Latent (bicubic)": "latent-bicubic",
+    "Latent (nearest)": "latent-nearest",
+    "Latent (nearest-exact)": "latent-nearest-exact",
+    "Lanczos": "lanczos",
+    "Nearest": "nearest",
+    "None": "lanczos",
+}
+# AUTOMATIC1111's names of upscalers, where the file is called otherwise.
+UPSCALERS_THERE = {
+    "R-ESRGAN 4x+": "RealESRGAN_x4plus",
+    "R-ESRGAN 4x+ Anime6B": "RealESRGAN_x4plus_anime_6B",
+    "R-ESRGAN 2x+": "RealESRGAN_x2plus",
+    "R-ESRGAN General 4xV3": "realesr-general-x4v3",
+    "R-ESRGAN General WDN 4xV3": "realesr-general-wdn-x4v3",
+    "R-ESRGAN AnimeVideo": "realesr-animevideov3",
+}
 # AUTOMATIC1111's names of the fills, in the order of their numbers in its API.
 FILLS_THERE = {"fill": "fill", "original": "original", "latent noise": "noise", "latent nothing": "nothing"}
 
@@ -81,3 +104,25 @@ def modes() -> Sequence[str]:
 def check_mode(name: str) -> None:
     if name not in MODES:
         raise UsageError(f"mask-mode is {clean(name, 40)!r}; choose inside (white is drawn anew) or outside (black)")
+
+
+def is_upscaler(enlarger: str) -> bool:
+    """Return whether the value of `hires_with` names the file of an upscaler."""
+    return enlarger not in ENLARGERS
+
+
+def check_enlarger(name: str) -> None:
+    if not name.strip() or (name.startswith(LATENT) and is_upscaler(name)):
+        known = ", ".join(ENLARGERS)
+        raise UsageError(f"hires-with is {clean(name, 40)!r}; choose one of {known}, or the file of an upscaler")
+
+
+def steps_run(steps: int, strength: float) -> int:
+    """Return the number of `steps` that a run from a picture has, of which AUTOMATIC1111 tells those of a second
+    pass."""
+    return steps - int(max(steps - min(steps * strength, steps), 0))
+
+
+def steps_for(run: int, strength: float) -> int:
+    """Return the number of steps of which `run` are run, as AUTOMATIC1111 computes it."""
+    return int(run / min(strength, 0.999))

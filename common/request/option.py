@@ -50,7 +50,7 @@ class Option:
     config: bool = False  # True: config.toml may set it
     recorded: Literal["", "always", "changed", "used"] = ""
     """When a recipe has it: always, if it is not the default, or if the run has what it `needs`."""
-    needs: Literal["", "control", "guidance", "image", "mask", "refiner"] = ""  # without this it has no effect
+    needs: Literal["", "control", "guidance", "image", "mask", "refiner", "hires"] = ""  # without this it has no effect
     # Of an option that only some families take, see `FamilyOptions`
     unsupported: str = ""  # why it has no effect on other models
     after: str = ""  # the option that it follows in help and recipes
@@ -231,7 +231,7 @@ def no_effect(one: Option, asked: object, taken: Collection[str], there: frozens
         return f"{one.label} has no effect: {one.unsupported}"
     if not one.needs or one.needs in there:
         return None
-    lacking = {"guidance": guidance, "image": "without a picture to start from"}
+    lacking = {"guidance": guidance, "image": "without a picture to start from", "hires": "without hires"}
     return f"{one.label} has no effect {lacking.get(one.needs, f'without a {one.needs}')}"
 
 

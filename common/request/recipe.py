@@ -73,6 +73,7 @@ class Recipe(TypedDict):
     prediction: NotRequired[str]  # eps, v or x0, if it was given
     quantize: NotRequired[str]  # the bits of quantized weights, if there are any
     step_cache_effect: NotRequired[str]  # model calls that were cached, seconds saved, PSNR
+    hires_with_sha256: NotRequired[str]  # of the file of the upscaler
     template: NotRequired[str]  # that the seed chose `prompt` from
     negative_template: NotRequired[str]  # likewise
 
@@ -95,7 +96,7 @@ _TEXTS = (
 )
 _PREDICTIONS = ("eps", "v", "x0")
 _TABLES = ("precision", "versions", "fingerprints")
-_HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256", "model_sha256")
+_HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256", "model_sha256", "hires_with_sha256")
 _LISTS = ("lora_fingerprints", "lora_sha256", "more_images_sha256", "control_fingerprints", "control_sha256")
 _HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
 _TAG_ENDS = re.compile(r"[<>:,\"\s]+")  # characters that end the name of a LoRA in a tag, or in the list of hashes
@@ -164,6 +165,7 @@ def _picture_fields(recipe: Mapping[str, Any]) -> dict[str, str]:
     content = next((there for there, ours in names.FILLS_THERE.items() if ours == fill), None)
     values = {
         "Denoising strength": recipe.get("strength"),
+        **_hires_fields(recipe),
         "Mask blur": recipe.get("mask_blur"),
         "Mask mode": "Inpaint not masked" if recipe.get("mask_mode") == "outside" else None,
         "Inpaint area": None if padding is None else "Only masked",
@@ -174,6 +176,22 @@ def _picture_fields(recipe: Mapping[str, Any]) -> dict[str, str]:
         name: f"{value:.12g}" if isinstance(value, float) else str(value)
         for name, value in values.items()
         if value is not None
+    }
+
+
+def _hires_fields(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields about the second pass, whose strength has the name of an initial image's, and whose steps are
+    those that are run."""
+    factor = recipe.get("hires")
+    if factor is None:
+        return {}
+    steps, strength, name = recipe.get("hires_steps", recipe["steps"]), recipe["hires_strength"], recipe["hires_with"]
+    there = next((there for there, ours in names.ENLARGERS_THERE.items() if ours == name), PurePath(name).stem)
+    return {
+        "Denoising strength": float(strength),
+        "Hires upscale": float(factor),
+        "Hires steps": names.steps_run(steps, strength),
+        "Hires upscaler": there,
     }
 
 

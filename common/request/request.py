@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
@@ -36,16 +36,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from qwenimg.common.upscaling.network_file import Upscaler
+
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
 MAX_SEED = 2**64 - 1
 MAX_BLUR = 256
 ONLY_MASKED = 32  # pixels around a mask
+MAX_HIRES = 8
 
 
 def _check_seed(seed: int) -> None:
     from qwenimg.common.numbers import noise
 
     noise.check_seed(seed)
+
+
+def enlarged(width: int, height: int, factor: float | None) -> tuple[int, int]:
+    """Return width and height `factor` times as large, unless it is None."""
+    return (width, height) if factor is None else (max(1, round(width * factor)), max(1, round(height * factor)))
 
 
 def random_seed() -> int:
@@ -174,6 +182,25 @@ class Request:
         help="inside draws the white of the mask anew, outside the black", section="Picture to start from",
         metavar="inside|outside", checks=names.check_mode, names=names.modes, recorded="changed", needs="mask",
     ))  # fmt: skip
+    hires: float | None = option(None, Option(  # None: one pass
+        help="{bounds}, draw in two passes: make the picture so many times as wide and high, and draw on",
+        section="Second pass", metavar="FACTOR", aliases=("hires-fix", "hr-scale", "hires-scale"), least=1,
+        most=MAX_HIRES, recorded="changed",
+    ))  # fmt: skip
+    hires_strength: float = option(0.5, Option(
+        help="{bounds}, how much the second pass draws anew: the share of its steps that is run; default {default}",
+        section="Second pass", metavar="X", least=0, most=1, open="least", recorded="used", needs="hires",
+    ))  # fmt: skip
+    hires_steps: int | None = option(None, Option(  # None: as many as `steps`
+        help="the steps of which the second pass runs a share, {bounds}; default those of --steps",
+        call="{bounds}, the steps of which the second pass runs a share; as many as steps unless given",
+        section="Second pass", metavar="N", least=1, most=MAX_STEPS, recorded="changed", needs="hires",
+    ))  # fmt: skip
+    hires_with: str = option("lanczos", Option(
+        help="what enlarges the picture: lanczos, nearest, latent, latent-bicubic, ..., or the file of an upscaler, or "
+        "its name in --models-dir; default {default}", section="Second pass", metavar="NAME|FILE",
+        aliases=("hires-upscaler", "hr-upscaler"), checks=names.check_enlarger, recorded="used", needs="hires",
+    ))  # fmt: skip
     controls: tuple[Control, ...] = option((), Option(
         name="control",
         help="follow the edges, depth or pose in PICTURE, by a control network; canny@PICTURE finds the edges first",
@@ -186,6 +213,8 @@ class Request:
     more_images: tuple[NDArray[np.uint8], ...] = ()  # behind the first; a tuple of all may be given as `image`
     template: str = ""  # that the seed chose `prompt` from
     negative_template: str = ""  # likewise
+    upscaler: Upscaler | None = None  # the file that `hires_with` names, opened
+    goes_on_from: Literal["", "pixels", "latents"] = ""  # of the first pass, in the second
 
     def __post_init__(self) -> None:
         if isinstance(self.image, tuple):
@@ -195,6 +224,9 @@ class Request:
         converted_fields(self)
         sizes.render_size(self.width, self.height, MULTIPLE)
         checked_fields(self)
+        if self.hires is not None and max(self.enlarged_size) > sizes.MAX_SIDE:
+            shown, most = "x".join(map(str, self.enlarged_size)), sizes.MAX_SIDE
+            raise UsageError(f"hires {self.hires:g} makes the picture {shown}; at most {most} pixels a side are drawn")
         self._check_pictures()
 
     def _check_pictures(self) -> None:
@@ -257,6 +289,21 @@ class Request:
     def caches(self) -> bool:
         """True if calls of the model may reuse results of an earlier call."""
         return self.family_options.caches
+
+    @property
+    def enlarged_size(self) -> tuple[int, int]:
+        """Width and height of the result: with `hires` those of the second pass."""
+        return enlarged(self.width, self.height, self.hires)
+
+    @property
+    def starts_from_picture(self) -> bool:
+        """True if the run leaves out steps, since it starts from a picture with noise."""
+        return self.image is not None or self.goes_on_from != ""
+
+    @property
+    def encodes_start(self) -> bool:
+        """True if the picture from which the run starts is encoded for it."""
+        return self.goes_on_from == "pixels" or (self.image is not None and not self.goes_on_from)
 
     @property
     def starts_from_noise(self) -> bool:

@@ -41,15 +41,18 @@ def policy(name: str) -> Precision:
 class Upscaling:
     """An upscaler on an engine. Its network is read at its first use, if it fits."""
 
-    def __init__(self, runtime: Runtime, upscaler: Upscaler):
+    def __init__(self, runtime: Runtime, upscaler: Upscaler, residents: Residents | None = None):
+        """residents: the networks beside which it is in memory; None: it is there alone."""
         self.runtime, self.engine, self.upscaler = runtime, runtime.engine, upscaler
-        self.residents = Residents(runtime)
+        self.residents = Residents(runtime) if residents is None else residents
 
-    def passes(self, by: int) -> int:
+    def passes(self, by: float) -> int:
         """Return how often the network runs for a picture `by` times as large. Raises UsageError for a network that
         enlarges nothing."""
         if self.upscaler.scale == 1 and by > 1:
-            raise UsageError(f"--by {by}: {self.upscaler.path.name} does not enlarge (x1); give --by 1 or another file")
+            raise UsageError(
+                f"--by {by:g}: {self.upscaler.path.name} does not enlarge (x1); give --by 1 or another file"
+            )
         count, scale = 1, self.upscaler.scale
         while scale < by:
             count, scale = count + 1, scale * self.upscaler.scale
@@ -67,15 +70,15 @@ class Upscaling:
 
         return Stage(
             name="upscale",
-            resident="upscaler",
+            resident=f"upscaler {self.upscaler.path.name}",
             component=self.upscaler.component,
             splits=tuple(split(rows) for rows in (None, *memory.ROWS)),
             title=f"enlarging a picture of {width}x{height}",
             operations=memory.operations(config, self.upscaler.component.plan.shapes, height, width),
         )
 
-    def plan(self, height: int, width: int, by: int) -> MemoryPlan:
-        """Return the memory of enlarging a picture `by` times; nothing is loaded. Raises DoesNotFit for a picture that
+    def stages(self, height: int, width: int, by: float) -> list[Stage]:
+        """Return the stage of each pass that makes a picture `by` times as large. Raises DoesNotFit for a picture that
         is too large."""
         scale = self.upscaler.scale
         sizes = [(height * scale**i, width * scale**i) for i in range(self.passes(by))]
@@ -85,9 +88,14 @@ class Upscaling:
                 f"a picture of {width}x{height} becomes {last / 1e6:,.0f} megapixels on the way; at most "
                 f"{MOST_PIXELS // 10**6} are made; take a smaller picture"
             )
-        return self.residents.plan([self.stage(*size) for size in sizes])
+        return [self.stage(*size) for size in sizes]
 
-    def enlarged(self, pixels: Uint8, by: int) -> Uint8:
+    def plan(self, height: int, width: int, by: float) -> MemoryPlan:
+        """Return the memory of enlarging a picture `by` times; nothing is loaded. Raises DoesNotFit for a picture that
+        is too large."""
+        return self.residents.plan(self.stages(height, width, by))
+
+    def enlarged(self, pixels: Uint8, by: float) -> Uint8:
         """Return pixels [H, W, 3 or 4] `by` times as large: passes of the network, and Lanczos to the size where they
         make more. An alpha channel is enlarged by the network as a grey picture. Raises DoesNotFit and
         NumericsError."""
@@ -101,11 +109,12 @@ class Upscaling:
         rate = self.engine.rate(*rates.decoder_layer(self.runtime.precision))
         seconds = needs.steps * (2 if pictures.has_alpha(pixels) else 1) / rate
         takes = estimate.summary(needs.largest.peak, seconds)
-        self.runtime.notify("stage", f"{width}x{height} to {width * by}x{height * by} {takes}")
+        sides = round(width * by), round(height * by)
+        self.runtime.notify("stage", f"{width}x{height} to {sides[0]}x{sides[1]} {takes}")
         self.engine.expect(needs.largest.peak)
         for _ in range(self.passes(by)):
             pixels = self._pass(pixels)
-        return pictures.fit(pixels, width * by, height * by)
+        return pictures.fit(pixels, *sides)
 
     def _pass(self, pixels: Uint8) -> Uint8:
         colours = self._network(pixels[..., :3])

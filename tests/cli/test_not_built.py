@@ -61,7 +61,7 @@ def test_nothing_that_is_built_is_said_not_to_be() -> None:
     assert {"quantize", "control", "caption", "serve", "seed", "edit"} <= there
 
 
-@pytest.mark.parametrize("planted", ["outpaint", "hires-scale", "ip-adapter"])
+@pytest.mark.parametrize("planted", ["outpaint", "outpaint-left", "ip-adapter"])
 def test_a_feature_that_arrives_is_noticed(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALIASES, planted, "seed")
     with pytest.raises(AssertionError, match="is said not to be built"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from qwenimg.common.jobs import foreign_a1111
 from qwenimg.common.jobs.foreign import FILES, SCHEDULES, Foreign, known_model, known_sampler
 from qwenimg.common.jobs.foreign_json import SCHEDULERS
 from qwenimg.common.jobs.foreign_read import read_foreign
+from qwenimg.common.request import names
 from qwenimg.common.request.recipe import a1111_parameters
 from qwenimg.common.sampling.schedules import SCHEDULES as OWN_SCHEDULES
 from qwenimg.common.sampling.table import SAMPLERS
@@ -56,17 +58,58 @@ def test_a1111() -> None:
     assert found.fields == {
         "prompt": "girl with (beret:1.2),  eyes\nsecond line", "negative_prompt": "ugly, (fat)\nblurry", "steps": 20,
         "seed": 965400086, "guidance": 7.5, "sampler": "dpmpp_2m_sde", "schedule": "karras", "width": 512,
-        "height": 768,
+        "height": 768, "hires": 2.0, "hires_strength": 0.5, "hires_steps": 40, "hires_with": "latent",
     }  # fmt: skip
     assert found.model == "dreamshaper_8" and not found.picture and not found.mask
     lines = told(found)
     for words in (
-        "<lora:inkStyle:0.8>", "ENSD 31337", "Lora hashes inkStyle", "Hires upscale 2", "Hires upscaler Latent",
-        "Denoising strength 0.5", "ControlNet 0 Module: canny", "Civitai resources", "on a GPU", "--clip-skip 1",
+        "<lora:inkStyle:0.8>", "ENSD 31337", "Lora hashes inkStyle", "ControlNet 0 Module: canny", "Civitai resources",
+        "on a GPU", "--clip-skip 1",
         "noise within the steps of dpmpp_2m_sde",
     ):  # fmt: skip
         assert words in lines, words
     assert "v1.6.0" not in lines and "Model hash" not in lines
+
+
+SECOND: list[tuple[str, dict[str, Any]]] = [
+    ("Hires upscale: 1.5, Denoising strength: 0.7, Hires steps: 10, Hires upscaler: Latent (bicubic)",
+     {"hires": 1.5, "hires_strength": 0.7, "hires_steps": 14, "hires_with": "latent-bicubic"}),
+    ("Hires resize: 1024x1536, Denoising strength: 0.4, Hires upscaler: None",
+     {"hires": 2.0, "hires_strength": 0.4, "hires_steps": 50, "hires_with": "lanczos"}),
+    ("Hires resize: 768x0, Denoising strength: 1, Hires steps: 7, Hires upscaler: Latent (nearest-exact)",
+     {"hires": 1.5, "hires_strength": 1.0, "hires_steps": 7, "hires_with": "latent-nearest-exact"}),
+    ("Hires upscale: 2, Denoising strength: 0.5, Hires upscaler: R-ESRGAN 4x+",
+     {"hires": 2.0, "hires_strength": 0.5, "hires_steps": 40}),
+    ("Hires resize: 1024x1024, Denoising strength: 0.5, Hires upscaler: Lanczos", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), SECOND)
+def test_a_second_pass_of_a1111(line: str, expected: dict[str, Any]) -> None:
+    """Its steps are those that are run: 10 of 14 at 0.7."""
+    found = read(parameters=f"x\nSteps: 20, Sampler: Euler, CFG scale: 7, Seed: 1, Size: 512x768, {line}")
+    assert {name: found.fields[name] for name in found.fields if name.startswith("hires")} == expected
+    assert found.upscaler == ("RealESRGAN_x4plus" if "R-ESRGAN" in line else None)
+    assert ("Hires resize 1024x1024" in told(found)) is not bool(expected) and not found.picture
+    steps = expected.get("hires_steps")
+    if steps is not None:
+        asked = int((re.search(r"Hires steps: (\d+)", line) or ["", "20"])[1])
+        assert names.steps_run(steps, expected["hires_strength"]) == asked
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "Hires upscale: 99",
+        "Hires upscale: nan",
+        "Hires upscale: 2, Hires steps: x",
+        "Hires upscale: 2, Hires steps: 99999",
+        "Hires upscale: 2, Denoising strength: 3",
+    ],
+)
+def test_a_wrong_second_pass_is_one_line(field: str) -> None:
+    with pytest.raises(ModelError, match="its recipe of AUTOMATIC1111 has a bad"):
+        read(parameters=f"x\nSteps: 20, Sampler: Euler, CFG scale: 7, Seed: 1, Size: 512x768, {field}")
 
 
 def test_a1111_field_grammar() -> None:

@@ -56,11 +56,11 @@ def test_a1111_is_made_again(library: Library, name: str) -> None:
 
 
 def test_what_is_left_out_is_told_before_the_picture(library: Library) -> None:
-    text = KNOWN.replace(", RNG: CPU", ", Hires upscale: 2, ENSD: 31337").replace("a cat", "a cat <lora:x\x1b[2J:1>")
+    text = KNOWN.replace(", RNG: CPU", ", Hires CFG Scale: 2, ENSD: 31337").replace("a cat", "a cat <lora:x\x1b[2J:1>")
     ran = cli("--from", png("a.png", parameters=text), "-o", "b", "--quiet")
     assert ran.code == 0 and library.asked[0]["prompt"] == "a cat" and "\x1b" not in ran.err
     lines = [line for line in ran.err.splitlines() if "AUTOMATIC1111" in line]
-    assert len(lines) == 2 and "Hires upscale 2; ENSD 31337" in lines[0] and "on a GPU" in lines[1]
+    assert len(lines) == 2 and "Hires CFG Scale 2; ENSD 31337" in lines[0] and "on a GPU" in lines[1]
     assert all(line.startswith("qwenimg: warning: ") for line in lines)
 
 

@@ -78,7 +78,7 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
     assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
     assert {*CallOptions.__annotations__} | {"prompt"} == {*OPTIONS}
     fields = {one.field for one in OPTIONS.values()}
-    more = {"more_images", "template", "negative_template", "family_options"}
+    more = {"more_images", "template", "negative_template", "family_options", "upscaler", "goes_on_from"}
     assert Request.__dataclass_fields__.keys() - fields == more
 
 

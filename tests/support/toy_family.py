@@ -81,6 +81,7 @@ NETWORK = Network(
 class ToyVAE:
     samples = False
     scale = SCALE
+    patch = 1
 
     def encode(self, pixels: Latents) -> tuple[Latents, Latents]:
         b, c, h, w = pixels.shape

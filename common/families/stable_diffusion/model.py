@@ -96,7 +96,7 @@ class StableDiffusion(DiffusionModel):
     def stages(self, request: Request, plan: SamplingPlan, shape: LatentShape, counted: bool = True) -> list[Stage]:
         encoding, steps = [self.vae.encoding(shape)], self.steps(request, plan, shape)
         return [
-            *(encoding if request.image is not None else []),
+            *(encoding if request.encodes_start else []),
             *(stage for expert in self.experts() for stage in expert.encoding(request, plan, counted)),
             *(encoding if self.inputs.mask.is_input and request.mask is None else []),  # an empty image: `_extra`
             *self.controls.stages(request, self.control_run(request, plan, shape), [*steps.values()][:1]),
@@ -267,12 +267,12 @@ def _plan(checkpoint: Checkpoint, request: Request, engine: Engine, *, refined: 
     sampler = table.find(request.sampler or noise_schedules.sampler_of(config))
     sdxl = checkpoints.facts(checkpoint).sdxl
     schedule = noise_schedules.build(config, sampler.rule, request.schedule, request.steps, sdxl=sdxl)
-    if request.image is not None:
+    if request.starts_from_picture:
         schedule = noise_schedules.part(schedule, noise_schedules.skipped(request.steps, request.strength))
     share = request.family_options.refine_at
     parts = noise_schedules.split(schedule, share, config.num_train_timesteps) if refined else (schedule,)
     solver = partial(sampler.function, to_host=engine.numpy) if sampler.adaptive else sampler.function
     segments = tuple(Segment(schedule=part, solver=solver, refines=i > 0) for i, part in enumerate(parts))
-    whole = request.image is None or request.strength == 1
+    whole = not request.starts_from_picture or request.strength == 1
     name = request.schedule or noise_schedules.MODEL
     return SamplingPlan(sampler=sampler.name, schedule=name, segments=segments, whole=whole)

@@ -97,7 +97,7 @@ class FlowModel(DiffusionModel):
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each picture that is encoded, an empty one for a mask included."""
         references, controls = self.reference_shapes(request), [shape for _ in request.controls]
-        starts_from_image = request.image is not None and not (references and request.starts_from_noise)
+        starts_from_image = request.encodes_start and not (references and request.starts_from_noise)
         empty = self.inputs.mask.is_input and request.mask is None
         return [*controls, *references, *([shape] if starts_from_image else []), *([shape] if empty else [])]
 

@@ -179,7 +179,7 @@ class PictureInputs:
 
     def encodes(self, request: Request) -> bool:
         """Return whether a run encodes a picture."""
-        return request.image is not None or bool(request.controls) or self.mask.is_input
+        return bool(request.images or request.controls) or request.encodes_start or self.mask.is_input
 
     def in_channels(self, picture: Uint8) -> Uint8:
         """Return `picture` with alpha if the model sees it."""

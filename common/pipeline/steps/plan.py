@@ -139,10 +139,10 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int, levels: Fl
         )
     chosen = config.lightning() if request.schedule == schedules.LIGHTNING else config
     sigmas = flow_schedule(chosen, request.steps, tokens, levels, spread)
-    if request.image is not None:
+    if request.starts_from_picture:
         sigmas = sigmas[_skipped(request.steps, request.strength) :]
     segment = Segment(schedule=Schedule(sigmas=sigmas, flow=True), solver=sampler.function)
-    whole = request.image is None or request.strength == 1
+    whole = not request.starts_from_picture or request.strength == 1
     return SamplingPlan(sampler=sampler.name, schedule=request.schedule or "model", segments=(segment,), whole=whole)
 
 
