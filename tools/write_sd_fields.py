@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from doc_tables import table, write
 
-from qwenimg.cli.serve.apis.sd_fields import BOTH, PICTURE, FieldRow
+from qwenimg.cli.serve.apis.sd_fields import BOTH, PICTURE, TEXT, FieldRow
 
 
 def text() -> str:
-    return table(("field", "what it does here"), [*rows(BOTH), *rows(PICTURE)])
+    return table(("field", "what it does here"), [*rows(BOTH), *rows(TEXT), *rows(PICTURE[1:])])
 
 
 def rows(fields: Sequence[FieldRow]) -> list[tuple[str, str]]:

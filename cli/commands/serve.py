@@ -113,6 +113,7 @@ def serve(
         models=models,
         loras=offered.loras,
         controls=offered.controls,
+        upscalers=offered.upscalers,
         aliases=dict.fromkeys(served_names, next(iter(models))),
         backends=tuple(backends),
         hosts=_hosts(host, host_names),

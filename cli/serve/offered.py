@@ -1,4 +1,4 @@
-"""The models, LoRAs and control networks that a server offers, by the names that requests may give.
+"""The models, LoRAs, control networks and upscalers that a server offers, by the names that requests may give.
 
 They are found by a process that ends then: the descriptions of all families, which it reads, take 20 MB.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ class Offered:
     models: Mapping[str, Opening]
     loras: Mapping[str, str]  # files, or names in the cache
     controls: Mapping[str, str]  # folders, or files
+    upscalers: Mapping[str, str] = field(default_factory=dict)  # files
 
 
 def search_apart(offer: Offer) -> Offered:
@@ -80,6 +81,7 @@ def search(offer: Offer) -> Offered:
         models=_models(offer.names, base),
         loras=_loras(offer.loras, folders),
         controls=_controls(offer.controls, folders),
+        upscalers=_upscalers(folders),
     )
 
 
@@ -142,6 +144,18 @@ def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
         if {*"=;"} & {*networks[name]}:
             raise UsageError(f"--control {shown_path(text)}: its path has an equals sign or a semicolon; give another")
     return networks
+
+
+def _upscalers(folders: ModelFolders) -> dict[str, str]:
+    """Return the files in the folders of upscalers by their names without suffixes, the first of each name."""
+    from qwenimg.common.hub.network_search import upscalers
+    from qwenimg.common.request.names import is_upscaler
+
+    files: dict[str, str] = {}
+    for path in upscalers(folders):
+        if is_upscaler(path.stem):
+            files.setdefault(path.stem, str(path.absolute()))
+    return files
 
 
 @contextmanager

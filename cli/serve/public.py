@@ -15,7 +15,7 @@ HIDDEN = "this cannot be drawn; the server's log says why"
 def public(text: str, settings: Settings) -> str:
     """Return `text` with LoRAs and control networks by their served names, or a text without it if another file is
     named in it."""
-    text = named(named(text, settings.loras), settings.controls)
+    text = named(named(named(text, settings.loras), settings.controls), settings.upscalers)
     return HIDDEN if _PATH.search(text) else text
 
 

@@ -18,6 +18,7 @@ class Settings:
     backends: tuple[str, ...] = ("auto",)  # a worker for each
     loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give
     controls: Mapping[str, str] = field(default_factory=dict)  # control networks, likewise
+    upscalers: Mapping[str, str] = field(default_factory=dict)  # of the folders of --models-dir, likewise
     hosts: frozenset[str] = frozenset()  # accepted in the header Host, besides those of this machine
     token: str = ""
     queue: int = 16  # jobs that may wait

@@ -19,7 +19,7 @@ import write_sd_fields
 from PIL import Image
 from support.servers import LONG, RunningServer
 
-from qwenimg.cli.serve.apis.sd_fields import BOTH, PICTURE
+from qwenimg.cli.serve.apis.sd_fields import BOTH, PICTURE, TEXT
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "sdapi_requests.json").read_text(encoding="utf-8"))
 FEW: Any = {"steps": 2, "width": 64, "height": 64, "sampler_name": "Euler a", "cfg_scale": 2}
@@ -191,9 +191,60 @@ def test_fields_that_ask_for_nothing_are_taken(http: httpx2.Client) -> None:
         assert answer.status_code == 200, answer.text
 
 
+def test_the_second_pass_of_a1111(api: webuiapi.WebUIApi, http: httpx2.Client) -> None:
+    """The same picture as by our own options; its client sends the other fields too."""
+    made = api.txt2img(
+        prompt="a red circle", seed=7, **FEW, enable_hr=True, hr_scale=1.5, hr_second_pass_steps=3,
+        denoising_strength=0.6, hr_upscaler="Lanczos",
+    )  # fmt: skip
+    assert made.image.size == (96, 96)
+    fields = made.info["infotexts"][0]
+    assert "Denoising strength: 0.6, Hires upscale: 1.5, Hires steps: 3, Hires upscaler: Lanczos" in fields
+    own = {
+        "hires": 1.5,
+        "hires_steps": 5,
+        "hires_strength": 0.6,
+        "hires_with": "lanczos",
+        "guidance": 2,
+        "negative_prompt": "",
+    }
+    order = {"prompt": "a red circle", "seed": 7, "size": "64x64", "steps": 2, "sampler": "euler_a", **own}
+    answer = http.post("/v1/images/generations", json=order)
+    assert answer.status_code == 200, answer.text
+    drawn = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+    assert np.array_equal(np.asarray(made.image), np.asarray(drawn))
+    names = [row["name"] for row in http.get("/sdapi/v1/upscalers").json()]
+    assert names == ["None", "Lanczos", "Nearest"]
+    assert {"name": "Latent (nearest)"} in http.get("/sdapi/v1/latent-upscale-modes").json()
+
+
+SECOND: list[dict[str, Any]] = [
+    {"hr_scale": 9}, {"hr_scale": "two"}, {"hr_scale": float("nan")}, {"denoising_strength": 0},
+    {"denoising_strength": 2}, {"hr_upscaler": "SwinIR_4x"}, {"hr_upscaler": "/etc/passwd"}, {"hr_upscaler": 3},
+    {"hr_upscaler": "Latent (bicubic antialiased)"}, {"hr_second_pass_steps": 10**9}, {"hr_second_pass_steps": 1.5},
+    {"hr_resize_x": 64, "hr_resize_y": 512}, {"hr_resize_x": -64}, {"hr_prompt": "y"}, {"hr_sampler_name": "Euler"},
+    {"hr_checkpoint_name": "other.safetensors"}, {"enable_hr": "yes"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", SECOND, ids=lambda given: "-".join(given))
+def test_no_second_pass_that_is_not_done(http: httpx2.Client, given: dict[str, Any]) -> None:
+    body = json.dumps({"prompt": "x", **FEW, "enable_hr": True, **given})
+    answer = http.post("/sdapi/v1/txt2img", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    told = answer.json()["detail"]
+    assert len(told) <= 300 and told.isprintable(), told
+    for path, more in (
+        ("/api/jobs", {"hires_with": "/etc/passwd"}),
+        ("/v1/images/generations", {"hires_with": "x.pth"}),
+    ):
+        refused = http.post(path, json={"prompt": "x", "hires": 2, **more})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "hires_with", refused.text
+
+
 def test_every_field_of_webuiapi_is_in_the_table() -> None:
     """What that client sends is known by name: done, or checked."""
-    known = {name for row in (*BOTH, *PICTURE) for name in row.names} | {"subseed", "denoising_strength"}
+    known = {name for row in (*BOTH, *TEXT, *PICTURE) for name in row.names} | {"subseed", "denoising_strength"}
     sent = set(inspect.signature(webuiapi.WebUIApi.img2img).parameters)
     sent |= set(inspect.signature(webuiapi.WebUIApi.txt2img).parameters)
     own = {"self", "images", "mask_image", "use_async", "use_deprecated_controlnet", "controlnet_units"}
@@ -222,7 +273,7 @@ def test_a_model_is_kept_if_settings_are(http: httpx2.Client) -> None:
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        ({"enable_hr": True}, "enable_hr"), ({"restore_faces": True}, "restore_faces"), ({"tiling": True}, "tiling"),
+        ({"restore_faces": True}, "restore_faces"), ({"tiling": True}, "tiling"),
         ({"subseed_strength": 0.5}, "subseed_strength"), ({"script_name": "X/Y/Z"}, "script_name"),
         ({"alwayson_scripts": {"ADetailer": {"args": []}}}, "ADetailer"), ({"styles": ["x"]}, "styles"),
         ({"alwayson_scripts": []}, "alwayson_scripts"), ({"alwayson_scripts": {"controlnet": {"args": [1]}}}, "units"),

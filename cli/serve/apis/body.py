@@ -26,6 +26,7 @@ from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
+from qwenimg.common.request.names import is_upscaler
 from qwenimg.common.request.request import random_seed
 
 _OURS = {"guidance_scale": "guidance"}  # names of other servers that are no alias on the command line
@@ -122,6 +123,8 @@ def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *,
         options["lora"] = _loras(options["lora"], settings)
     if files.controls or options.get("control"):
         options["control"] = _controls(options.get("control", ()), len(files.controls), settings)
+    if (enlarger := options.get("hires_with")) is not None and is_upscaler(enlarger):
+        options["hires_with"] = upscaler_named(enlarger, settings, "hires_with")
     rest = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
     return Job(options=rest, seeds=seeds, files=files)
 
@@ -181,6 +184,14 @@ def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
             served = ", ".join(settings.loras) or "none; start with --lora FILE"
             raise HttpError(400, f"no LoRA {clean(one.source, 60)!r} here; served are {served}", param="lora")
     return tuple(replace(one, source=settings.loras[one.source]) for one in loras)
+
+
+def upscaler_named(name: str, settings: Settings, param: str) -> str:
+    """Return the file of the upscaler that a request names. Raises Fault."""
+    if name not in settings.upscalers:
+        served = ", ".join([*settings.upscalers][:8]) or "none; start with --models-dir, which has upscale_models"
+        raise Fault(400, f"no upscaler {clean(name, 60)!r} here; served are {clean(served, 160)}", param=param)
+    return settings.upscalers[name]
 
 
 def _controls(controls: Sequence[Control], count: int, settings: Settings) -> tuple[Control, ...]:

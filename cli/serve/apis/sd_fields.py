@@ -14,7 +14,9 @@ from qwenimg.cli.serve.apis import body
 from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.jobs.foreign_a1111 import USUAL_STRENGTH, factor_of
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS, Options
+from qwenimg.common.request import names
 from qwenimg.common.request.names import FILLS_THERE
 from qwenimg.common.sampling.table import SAMPLERS
 
@@ -49,11 +51,6 @@ BOTH = (
     ),
     FieldRow(names=("disable_extra_networks",), done="nothing: LoRAs in tags of a prompt are refused"),
     FieldRow(names=("send_images",), values=(True,)),
-    FieldRow(
-        names=("enable_hr",),
-        values=(False,),
-        why="`hr_...`, `firstphase_...`, and `denoising_strength` of txt2img do nothing then",
-    ),
     FieldRow(names=("restore_faces", "tiling"), values=(False,)),
     FieldRow(names=("script_name", "infotext"), values=("", "None")),
     FieldRow(names=("script_args", "styles"), values=([],)),
@@ -64,8 +61,31 @@ BOTH = (
     FieldRow(names=("s_noise",), values=(1,)),
     FieldRow(names=("eta",), done="1, or 0 with a sampler without noise of its own; others are refused"),
 )
+# Of txt2img.
+TEXT = (
+    FieldRow(
+        names=("enable_hr",),
+        done="as there: two passes; without it `hr_...`, and `denoising_strength` of txt2img, do nothing",
+    ),
+    FieldRow(names=("hr_scale",), done="as there (2), 1 to 8"),
+    FieldRow(names=("hr_resize_x", "hr_resize_y"), done="as there, in the proportions of the first pass"),
+    FieldRow(
+        names=("hr_upscaler",),
+        done="a name of `upscalers` or `latent-upscale-modes` (`Latent`); others are refused by name",
+    ),
+    FieldRow(
+        names=("hr_second_pass_steps",), done="as there: the steps that are run; 0 takes as many as the first pass"
+    ),
+    FieldRow(
+        names=("hr_checkpoint_name", "hr_sampler_name", "hr_scheduler"),
+        values=("", "Use same checkpoint", "Use same sampler", "Use same scheduler"),
+    ),
+    FieldRow(names=("hr_prompt", "hr_negative_prompt"), values=("",)),
+    FieldRow(names=("hr_cfg",), values=(1, 0), why="guidance is that of the first pass"),
+)
 # Of img2img.
 PICTURE = (
+    FieldRow(names=("enable_hr",), values=(False,)),
     FieldRow(names=("init_images",), done="one picture, or for models that see several at most 16"),
     FieldRow(names=("denoising_strength",), done="as there"),
     FieldRow(names=("mask",), done="white is drawn anew; its colours count, not its transparency"),
@@ -139,6 +159,48 @@ def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
     if options and not data.get("override_settings_restore_afterwards", True):
         raise _unsupported("override_settings_restore_afterwards")
     return settings.get("sd_model_checkpoint"), options
+
+
+def second_pass(data: Mapping[str, Any]) -> Options:
+    """Return the options of the second pass of txt2img; none without `enable_hr`. What is left out is as there: twice
+    the size, latents, and as many steps as in the first pass, which are run. Raises Fault."""
+    if not _flag(data, "enable_hr", 0):
+        return {}
+    for row in TEXT:
+        for name in row.names if row.values else ():
+            if name in data and data[name] not in row.values:
+                raise _unsupported(name)
+    strength = _number(data, "denoising_strength", USUAL_STRENGTH)
+    run = _whole(data, "hr_second_pass_steps", 0) or _whole(data, "steps", 0)
+    name = data.get("hr_upscaler", "Latent")
+    if not isinstance(name, str) or not name:
+        raise Fault(400, "hr_upscaler is not the name of an upscaler", param="hr_upscaler")
+    options: Options = {"hires": _factor(data), "hires_strength": strength}
+    options["hires_with"] = names.ENLARGERS_THERE.get(name, names.UPSCALERS_THERE.get(name, name))
+    if run > 0 and strength and strength > 0:
+        options["hires_steps"] = names.steps_for(run, strength)
+    for ours, there in (("hires", "hr_scale"), ("hires_strength", "denoising_strength"),
+                        ("hires_steps", "hr_second_pass_steps"), ("hires_with", "hr_upscaler")):  # fmt: skip
+        try:
+            TEXT_OPTIONS[ours].check(options.get(ours))
+        except UsageError:
+            told = f"choose {TEXT_OPTIONS[ours].bounds}" if ours != "hires_with" else "GET upscalers lists all"
+            raise Fault(400, f"{there} asks for {clean(options[ours], 40)}; {told}", param=there) from None
+    return options
+
+
+def _factor(data: Mapping[str, Any]) -> float:
+    """Return how many times as large the second pass is. Raises Fault."""
+    larger = _whole(data, "hr_resize_x", 0), _whole(data, "hr_resize_y", 0)
+    if not any(larger):
+        return _number(data, "hr_scale", 2.0) or 0.0
+    sides = _whole(data, "width", 512), _whole(data, "height", 512)
+    factor = factor_of(sides, larger) if min(*sides, *larger) >= 0 and all(sides) else None
+    if factor is None:
+        raise Fault(
+            400, "hr_resize_x and hr_resize_y are in other proportions than width and height", param="hr_resize_x"
+        )
+    return factor
 
 
 def mask_options(data: Mapping[str, Any], *, masked: bool) -> Options:

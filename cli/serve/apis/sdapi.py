@@ -27,6 +27,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign import LIKE_THE_MODELS, SCHEDULES, known_sampler, plain
 from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.jobs.job import InputFiles
+from qwenimg.common.request import names
 from qwenimg.common.request.recipe import Recipe, png_text
 from qwenimg.common.sampling.schedules import SCHEDULES as OURS
 from qwenimg.common.sampling.table import SAMPLERS
@@ -36,12 +37,10 @@ MOST = 16  # pictures of a request
 # Lists that clients ask for and that are empty here.
 EMPTY: Mapping[str, Any] = {
     "sd-vae": [],
-    "latent-upscale-modes": [],
     "hypernetworks": [],
     "prompt-styles": [],
     "face-restorers": [],
     "script-info": [],
-    "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1.0}],
     "embeddings": {"loaded": {}, "skipped": {}},
     "memory": {"ram": {}, "cuda": {}},
     "cmd-flags": {},
@@ -84,6 +83,8 @@ class SdApi:
             "sd-models": self.models,
             "loras": self.loras,
             "scripts": self.scripts,
+            "upscalers": self.upscalers,
+            "latent-upscale-modes": self.latent_upscale_modes,
         }
         routes = [Route(f"{PREFIX}/{path}", endpoint, methods=["POST"]) for path, endpoint in rows.items()]
         routes += [Route(f"{PREFIX}/{path}", endpoint, methods=["GET"]) for path, endpoint in gets.items()]
@@ -113,7 +114,7 @@ class SdApi:
         sd_fields.check(data, with_image=bool(images))
         name, options = sd_fields.overrides(data)
         values = self._values(data, with_image=bool(images)) | options
-        values |= sd_fields.mask_options(data, masked=mask is not None) if images else {}
+        values |= sd_fields.mask_options(data, masked=mask is not None) if images else sd_fields.second_pass(data)
         model = self._model(name)
         controls = sd_control.units(data.get("alwayson_scripts", {}), images)
         if controls.controls:
@@ -235,6 +236,18 @@ class SdApi:
     async def loras(self, request: HttpRequest) -> Response:
         """List the served LoRAs."""
         return JsonAnswer([{"name": n, "alias": n, "path": n, "metadata": {}} for n in self.settings.loras])
+
+    async def upscalers(self, request: HttpRequest) -> Response:
+        """List what enlarges pixels: resampling, and the served upscalers."""
+        about = {"model_name": None, "model_path": None, "model_url": None}
+        plain = [name for name, ours in names.ENLARGERS_THERE.items() if not ours.startswith(names.LATENT)]
+        every = dict.fromkeys(("None", *plain, *self.settings.upscalers))
+        return JsonAnswer([{"name": name, "scale": 1.0 if name == "None" else 4.0} | about for name in every])
+
+    async def latent_upscale_modes(self, request: HttpRequest) -> Response:
+        """List what enlarges latents."""
+        modes = [name for name, ours in names.ENLARGERS_THERE.items() if ours.startswith(names.LATENT)]
+        return JsonAnswer([{"name": name} for name in modes])
 
     async def scripts(self, request: HttpRequest) -> Response:
         """List the scripts: by their names clients see whether there are control networks."""
