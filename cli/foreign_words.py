@@ -141,6 +141,8 @@ FEATURES = by_name({
     "qwen-image-layered describes its picture: `qwenimg -m qwen-image-layered -i PICTURE --caption en`":
         "caption describe interrogate",
     "give --lora FILE:SCALE; `qwenimg models --models-dir DIR` lists the LoRAs of a folder": "lora loras",
+    "give a prompt with -i PICTURE --outpaint left=200,top=100": "outpaint outpainting uncrop extend",
+    "give --hires 2 with a prompt": "hires hiresfix",
     "write __NAME__ or {a|b} in the prompt, and give the files' folder with --wildcards": "wildcards",
     "models are in the Hugging Face cache; `qwenimg models --json` names its folder": "cache",
     "defaults are in config.toml, with a line `option = value` for each; see docs/cli.md": "config settings",

@@ -23,6 +23,7 @@ from qwenimg.common.jobs.job import NO_FILES, InputFiles, Inputs, Job, jobs_of
 from qwenimg.common.jobs.naming import slug
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
+from qwenimg.common.request import outpaint_text
 from qwenimg.common.request.request import Defaults
 
 _SHARDS = (("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"), ("RANK", "WORLD_SIZE"))
@@ -140,6 +141,7 @@ def _complete(options: Options, defaults: Defaults, images: Sequence[Any]) -> di
     if isinstance(aspect, Fraction):
         values["width"], values["height"] = defaults.size(aspect)
     else:
+        values |= outpaint_text.sides(options, images)
         part, sides = values.get("only_masked") is not None, (values.get("width"), values.get("height"))
         values["width"], values["height"] = defaults.sides(*sides, images, only_masked=part)
     usual: dict[str, Any] = {"negative_prompt": defaults.negative_prompt}

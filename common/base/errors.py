@@ -106,7 +106,6 @@ def disk_full(error: BaseException) -> bool:
 # the commands and options that there are, so that no message outlives its truth.
 
 NOT_BUILT: dict[str, tuple[str, ...]] = {
-    "outpainting": ("outpaint", "outpainting", "uncrop"),
     "textual inversion": ("textual-inversion", "embedding", "embeddings", "ti"),
     "the IP-adapter": ("ip-adapter", "ip-adapter-image"),
     "a hypernetwork": ("hypernetwork", "hypernet"),
@@ -124,7 +123,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
 INSTEAD = {
     "a grid from the command line": "the page of `qwenimg serve` draws grids, and -s 1-4 -o out/ single files",
     "variation of a seed": "-s 1-4 draws with several seeds",
-    "outpainting": "-i PICTURE with --mask draws a part of a picture anew",
 }
 """By title: what helps until then."""
 

@@ -89,6 +89,8 @@ def check_pictures(files: InputFiles, options: Options, *, controlled: bool) -> 
     strength = options.get("strength")
     if options.get("only_masked") is not None and files.mask is None:
         raise UsageError("--only-masked draws what a mask covers: give one, as in -i PICTURE --mask MASK")
+    if options.get("outpaint") and not files.images:
+        raise UsageError("--outpaint needs the picture that it extends; give it with -i")
     if files.images or (controlled and strength is None):
         return
     for option, value in (("--mask", files.mask), ("--strength", strength)):

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.jobs.job import Job
 from qwenimg.common.prompts.templates import escaped
 from qwenimg.common.prompts.wildcards import TEMPLATES
+from qwenimg.common.request import outpaint_text
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.names import ENLARGERS, is_upscaler
 from qwenimg.common.request.parts import PARTS
@@ -70,6 +71,11 @@ def read_replay(path: Path) -> Replay:
         del options["hires_with"]  # its file is found by its name
     else:
         used.pop("hires_with", None)
+    if "outpaint" in options:
+        try:
+            options["outpaint"] = outpaint_text.parse(options["outpaint"])
+        except UsageError as error:
+            raise bad(path, f"its recipe has a bad outpaint: {error}") from None
     options.pop("lora", None)  # a path in a picture is never opened
     options.pop("control", None)  # its pictures are files
     loras = recorded_loras(recipe)

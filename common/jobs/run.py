@@ -25,6 +25,7 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.pictures import latents, layer_files
+from qwenimg.common.request import outpaint_text
 from qwenimg.common.request.recipe import XMP, png_text
 from qwenimg.common.request.request import OPTIONS
 
@@ -86,6 +87,8 @@ def completed(pipe: Pipeline, job: Job, inputs: Inputs, views: tuple[str, ...] =
     d = pipe.defaults
     options = pipe.settled(job.options) if job.get("few_steps") or job.get("true_cfg") else dict(job.options)
     aspect = options.pop("aspect", None)
+    if aspect is None:
+        options |= outpaint_text.sides(options, inputs.images)
     if aspect is not None:
         width, height = d.size(aspect)
     else:

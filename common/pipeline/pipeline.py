@@ -20,7 +20,7 @@ from qwenimg.common.memory.estimate import Estimate
 from qwenimg.common.numbers import noise
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.pictures.pixels import blank_warning
-from qwenimg.common.pipeline import finish, masked_area, preview, second_pass, start
+from qwenimg.common.pipeline import finish, masked_area, outpainting, preview, second_pass, start
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.pipeline.fair_lock import FairLock
 from qwenimg.common.pipeline.fallback import CAUSES, Fallback
@@ -159,6 +159,7 @@ class Pipeline:
         """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)
         values = self.settled(coerce.read_pictures(asked)[0])
+        values = outpainting.on_canvas(values)
         part, sides = values.get("only_masked") is not None, (values.get("width"), values.get("height"))
         values["width"], values["height"] = self.defaults.sides(*sides, start.given_images(values), only_masked=part)
         values["seed"] = values.get("seed", random_seed())
@@ -443,6 +444,7 @@ class Pipeline:
         asked = recorded(OPTIONS.values(), request.value, start.met(self.model, request, self.options))
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
         asked |= self.loras.recorded(request.loras) | second_pass.recorded(request)
+        asked |= {"outpaint": OPTIONS["outpaint"].plain(request.outpaint)} if request.outpaint else {}
         asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}
         if not self.model.guidance.is_on(request):  # it was not used
             asked["negative_prompt"] = ""

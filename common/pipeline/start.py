@@ -85,7 +85,8 @@ def no_effects(
 
 def image_hashes(request: Request) -> dict[str, str | list[str]]:
     """Return the hashes of the request's images and mask, by the keys of a recipe."""
-    named = {"image_sha256": request.image, "mask_sha256": request.mask}
+    own = None if request.outpaint else request.mask
+    named = {"image_sha256": request.image, "mask_sha256": own}
     hashes: dict[str, str | list[str]] = {key: sha256(one) for key, one in named.items() if one is not None}
     return hashes | ({"more_images_sha256": list(map(sha256, request.more_images))} if request.more_images else {})
 

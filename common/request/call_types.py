@@ -47,6 +47,7 @@ class CallOptions(TypedDict, total=False):
     mask_blur: float | None
     mask_fill: str | None
     mask_mode: str | None
+    outpaint: str | dict[str, int] | None
     hires: float | None
     hires_strength: float | None
     hires_steps: int | None

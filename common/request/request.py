@@ -16,7 +16,7 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import control_text, lora_text, names
+from qwenimg.common.request import control_text, lora_text, names, outpaint_text
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.family_options import FAMILY_OPTIONS, MAX_GUIDANCE, FamilyOptions
 from qwenimg.common.request.lora_text import Lora
@@ -30,6 +30,7 @@ from qwenimg.common.request.option import (
     required,
     whole,
 )
+from qwenimg.common.request.outpaint_text import Border
 from qwenimg.common.sampling.types import MAX_STEPS
 
 if TYPE_CHECKING:
@@ -181,6 +182,12 @@ class Request:
     mask_mode: str = option("inside", Option(
         help="inside draws the white of the mask anew, outside the black", section="Picture to start from",
         metavar="inside|outside", checks=names.check_mode, names=names.modes, recorded="changed", needs="mask",
+    ))  # fmt: skip
+    outpaint: tuple[Border, ...] = option((), Option(
+        help="extend the -i picture by so many pixels, such as left=200,top=100, and draw what is new; also right, "
+        "bottom", call="left=200,top=100 in pixels, also right and bottom: extend image, and draw what is new",
+        python="str | dict[str, int]", section="Picture to start from", metavar="SIDE=PIXELS,...",
+        aliases=("outpainting", "uncrop"), longest=200, parse=outpaint_text.parse, recorded="changed",
     ))  # fmt: skip
     hires: float | None = option(None, Option(  # None: one pass
         help="{bounds}, draw in two passes: make the picture so many times as wide and high, and draw on",

@@ -25,7 +25,7 @@ WRONG = {
     "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
     "save_latents": "x.txt", "latents": "x.txt", "control": "net=a.png:nan", "control_mode": "no",
     "only_masked": "20000", "mask_blur": "-1", "mask_fill": "no", "mask_mode": "no",
-    "hires": "9", "hires_strength": "nan", "hires_steps": "0", "hires_with": "latent-antialiased",
+    "hires": "9", "hires_strength": "nan", "hires_steps": "0", "hires_with": "latent-antialiased", "outpaint": "left=x",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.
 NAMES = {

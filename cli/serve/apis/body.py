@@ -98,6 +98,8 @@ def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *,
         raise HttpError(400, "a prompt is missing", param="prompt")
     if values.get("only_masked") is not None and files.mask is None:
         raise HttpError(400, "only_masked draws what a mask covers: send one as mask", param="only_masked")
+    if values.get("outpaint") and not files.images:
+        raise HttpError(400, "outpaint extends a picture: send one as image", param="outpaint")
     values = Options({"prompt": ""} | values)
     for name, value in values.items():
         try:
@@ -187,10 +189,10 @@ def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
 
 
 def upscaler_named(name: str, settings: Settings, param: str) -> str:
-    """Return the file of the upscaler that a request names. Raises Fault."""
+    """Return the file of the upscaler that a request names. Raises HttpError."""
     if name not in settings.upscalers:
         served = ", ".join([*settings.upscalers][:8]) or "none; start with --models-dir, which has upscale_models"
-        raise Fault(400, f"no upscaler {clean(name, 60)!r} here; served are {clean(served, 160)}", param=param)
+        raise HttpError(400, f"no upscaler {clean(name, 60)!r} here; served are {clean(served, 160)}", param=param)
     return settings.upscalers[name]
 
 
