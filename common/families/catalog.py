@@ -21,7 +21,7 @@ from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
 from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, T5_TOKENIZER, Piece
 
-# What each `known.py` has is taken from here: KNOWN, and where there is one SMALL_FILES and REFUSED.
+# What each `known.py` has is taken from here: KNOWN, and where there is one SMALL_FILES, CONTROLS and REFUSED.
 _FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
 BUILT_IN = qwen_image.BUILT_IN
 KNOWN: dict[str, KnownModel] = {
@@ -45,7 +45,7 @@ DESCRIBING = "qwen-image-layered"
 _SMALL_FILES: list[Piece] = [
     piece for family in _FAMILIES if (piece := getattr(family, "SMALL_FILES", None)) is not None
 ]
-CONTROLS: tuple[Piece, ...] = qwen_image.CONTROLS
+CONTROLS: tuple[Piece, ...] = tuple(piece for family in _FAMILIES for piece in getattr(family, "CONTROLS", ()))
 """The control networks that are known by name."""
 NAMED: tuple[Piece, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS)
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.noise import TorchCPUGenerator
 from qwenimg.common.parts.control_net import Controller
-from qwenimg.common.pictures import canny, pixels
+from qwenimg.common.pictures import pixels
 from qwenimg.common.pictures.pixels import Uint8
+from qwenimg.common.pictures.preprocessors import PREPROCESSORS
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request.request import Request
@@ -23,7 +24,7 @@ def prepared(request: Request) -> tuple[Uint8, ...]:
     ready = []
     for control, picture in zip(request.controls, request.control_pictures, strict=True):
         resized = pixels.fit(picture, request.width, request.height)
-        ready.append(canny.edges(resized) if control.preprocessor == "canny" else resized)
+        ready.append(PREPROCESSORS[control.preprocessor](resized) if control.preprocessor else resized)
     return tuple(ready)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST = 8
 MAX_SCALE = 10.0
-PREPROCESSORS = ("canny",)
+PREPROCESSORS = ("canny", "scribble", "invert", "grey", "blur")  # `pictures/preprocessors.py`
 _FORM = "write MODEL=PICTURE, MODEL=PICTURE:SCALE or MODEL=PICTURE:SCALE:START-END"
 _NUMBER = r"[0-9.]+(?:[eE][+-]?[0-9]+)?"
 _WINDOW = re.compile(rf"(?P<start>{_NUMBER})-(?P<end>{_NUMBER})", re.ASCII)
@@ -131,8 +131,8 @@ def _preprocessor(text: str, rest: str, is_file: Callable[[str], bool]) -> tuple
         return "", rest
     if match["name"] not in PREPROCESSORS:
         raise UsageError(
-            f"--control {clean(text, 80)}: {clean(match['name'], 20)} is no preprocessor here; there is "
-            f"{' and '.join(PREPROCESSORS)}. Make the picture by another program and give it as it is"
+            f"--control {clean(text, 80)}: {clean(match['name'], 20)} is no preprocessor here; there are "
+            f"{', '.join(PREPROCESSORS)}. Make the picture by another program and give it as it is"
         )
     return match["name"], match["picture"]
 

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from support.cli_runner import cli
+from support.controlled_runs import drawn, planned, with_nets
 from support.file_mutants import assert_line, damaged
 from support.refusals import refused
 from support.relative import relative
@@ -29,10 +30,7 @@ from qwenimg.common.families.qwen_image.control_files import open_control
 from qwenimg.common.pictures import canny, pixels
 from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.residents import Occupancy, Placement, Residents
 from qwenimg.common.runtime.runtime import Change, limit_for
-from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.weights import streaming
 
 BACKENDS = ("cpu", "mlx")
 PICTURE = np.random.default_rng(2).integers(0, 256, (40, 60, 3), np.uint8)
@@ -184,53 +182,6 @@ def test_a_network_of_another_width(tmp_path: Path, tiny_folder: Path) -> None:
 
 
 # A component of the model
-
-
-def with_nets(pipe: Pipeline, asked: dict[str, Any]) -> Any:
-    """The plan of an image by the model with its networks."""
-    request = pipe.check("a circle", **asked)
-    pipe.controls.give(pipe.model, request)
-    return fit_options.needs(pipe.model, request)
-
-
-def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[tuple[str, str, bool, int]]:
-    """The stages of the networks and of the transformer as a plan simulates them: each with its component, whether that
-    is opened, and its bytes in memory."""
-    rows: list[tuple[str, str, bool, int]] = []
-    place = Occupancy.place
-
-    def noted(memory: Occupancy, stage: Stage) -> Placement:
-        way = place(memory, stage)
-        if stage.component.role == "transformer":
-            held = streaming.held(pipe.runtime.load_plan(way.component), None)
-            rows.append((stage.name, stage.resident, way.opens, held))
-        return way
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Occupancy, "place", noted)
-        plan = with_nets(pipe, asked)
-    assert plan.fits(plan.budget)
-    return rows
-
-
-def drawn(pipe: Pipeline, asked: dict[str, Any]) -> tuple[list[tuple[str, str, bool, int]], np.ndarray]:
-    """The same as a run enters them, and its latents."""
-    rows: list[tuple[str, str, bool, int]] = []
-    enter = Residents.enter
-
-    def noted(residents: Residents, stage: Stage) -> Any:
-        before = residents._memory.opened.get(stage.resident)
-        result = enter(residents, stage)
-        now = residents._memory.opened.get(stage.resident)
-        if stage.component.role == "transformer" and now is not None:
-            held = streaming.held(pipe.runtime.load_plan(now), None)
-            rows.append((stage.name, stage.resident, now is not before, held))
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Residents, "enter", noted)
-        latents = pipe("a circle", **asked).latents
-    return rows, latents
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -24,6 +24,9 @@ from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER
 CONTROLS = (
     "qwen-image-controlnet-union", "qwen-image-controlnet-inpainting", "qwen-image-patches-canny",
     "qwen-image-patches-depth", "qwen-image-patches-inpaint", "qwen-image-in-context-control-union",
+    *(f"sd15-controlnet-{kind}" for kind in ("canny", "depth", "openpose", "lineart", "softedge", "scribble", "tile",
+                                             "inpaint")),
+    "sdxl-controlnet-canny", "sdxl-controlnet-depth",
 )  # fmt: skip
 PIECES = (
     "clip-tokenizer", "t5-tokenizer", "qwen-image-files", "qwen-image-2.1-files", "z-image-files", "flux2-files",

@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_forms(text: str, expected: Control | None) -> None:
     if expected is None:
-        with pytest.raises(UsageError, match="mail is no preprocessor here; there is canny"):
+        with pytest.raises(UsageError, match="mail is no preprocessor here; there are canny"):
             control_text.parse(text)
         return
     assert control_text.parse(text) == (expected,)
@@ -92,7 +92,10 @@ def test_what_is_no_file_is_not_looked_for() -> None:
         ("net=b.png:1:nan-1", "no shares of the steps"),
         ("net=b.png:1:..-1", "no shares of the steps"),
         ("net=b.png:1:0-0-1", "no shares of the steps"),
-        ("net=depth@b.png", "depth is no preprocessor here; there is canny. Make the picture by another program"),
+        (
+            "net=depth@b.png",
+            "depth is no preprocessor here; there are canny, scribble, invert, grey, blur. Make the picture by another",
+        ),
         (";".join(["net=b.png"] * 9), "9 controls; at most 8"),
     ],
 )

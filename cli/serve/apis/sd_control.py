@@ -13,12 +13,19 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.names import CONTROL_MODES
 
 NAME = "controlnet"
-MODULES = ("none", *control_text.PREPROCESSORS)
+# AUTOMATIC1111's names of preprocessors, and ours
+MODULES = {"none": "", **{name: name for name in control_text.PREPROCESSORS}} | {
+    "invert (from white bg & black line)": "invert",
+    "scribble": "scribble",
+    "recolor_luminance": "grey",
+    "blur_gaussian": "blur",
+}
 _PARAM = "alwayson_scripts"
 _HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")  # behind a network's name
-_BALANCED = (0, "Balanced")
+_MODES = ("Balanced", "My prompt is more important", "ControlNet is more important")  # in the order of CONTROL_MODES
 # Canny's thresholds here; -1 leaves them open, and `webuiapi` sends 64 for every module unless its user says more.
 _THRESHOLDS = ((100, 200), (-1, -1), (64, 64))
 
@@ -29,6 +36,7 @@ class ControlUnits:
 
     controls: tuple[Control, ...]  # whose files are the numbers of their pictures
     pictures: tuple[bytes, ...]  # of each
+    mode: str = CONTROL_MODES[0]  # of all
 
 
 def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
@@ -36,7 +44,7 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
     request starts."""
     if not isinstance(scripts, dict):
         raise HttpError(400, f"{_PARAM} is not an object", param=_PARAM)
-    controls, pictures = list[Control](), list[bytes]()
+    controls, pictures, modes = list[Control](), list[bytes](), set[str]()
     for name, about in scripts.items():
         if name.lower() != NAME:
             raise _unsupported(f"the script {clean(name, 40)!r}")
@@ -49,7 +57,18 @@ def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
                 body.check_count(len(controls) + 1, body.CONTROL_IMAGE)
                 pictures.append(_picture(unit, images))
                 controls.append(_control(unit, len(pictures)))
-    return ControlUnits(controls=tuple(controls), pictures=tuple(pictures))
+                modes.add(_mode(unit.get("control_mode", 0)))
+    if len(modes) > 1:
+        raise _unsupported("ControlNet units with several control_modes")
+    return ControlUnits(controls=tuple(controls), pictures=tuple(pictures), mode=next(iter(modes), CONTROL_MODES[0]))
+
+
+def _mode(value: object) -> str:
+    """Return our name of a unit's control_mode, a number or AUTOMATIC1111's words. Raises HttpError."""
+    for number, (words, name) in enumerate(zip(_MODES, CONTROL_MODES, strict=True)):
+        if value in (words, str(number)) or (type(value) is int and value == number):
+            return name
+    raise _unsupported(f"control_mode {clean(value, 40)!r}")
 
 
 def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
@@ -67,22 +86,20 @@ def _control(unit: Mapping[str, Any], number: int) -> Control:
     """Return the control of a unit with the `number` of its picture."""
     module = str(unit.get("module") or "none").lower()
     if module not in MODULES:
-        text = f"module {clean(module, 40)!r} is not here, but {' and '.join(MODULES)}: send its picture, with none"
+        text = f"module {clean(module, 40)!r} is not here, but {', '.join(MODULES)}: send its picture, with none"
         raise HttpError(400, text, param=_PARAM, code="unsupported")
     thresholds = tuple(body.number(unit.get(name, -1), float) for name in ("threshold_a", "threshold_b"))
     if module == "canny" and thresholds not in _THRESHOLDS:
         raise _unsupported("a threshold of canny but 100 and 200")
     if unit.get("inpaint_crop_input_image", True) not in (True, 1):  # the picture is cut along with the masked part
         raise _unsupported("inpaint_crop_input_image: false")
-    if unit.get("control_mode", 0) not in _BALANCED:
-        raise _unsupported(f"control_mode {clean(unit['control_mode'], 40)!r}")
     usual = {"weight": 1, "guidance_start": 0, "guidance_end": 1}
     weight, start, end = (body.number(unit.get(name, value), float) for name, value in usual.items())
     if not all(type(one) in (int, float) for one in (weight, start, end)):
         raise HttpError(400, "weight, guidance_start and guidance_end of a ControlNet unit are numbers", param=_PARAM)
     name = _HASH.sub("", str(unit.get("model")))
     try:
-        return Control(name, str(number), "" if module == "none" else module, float(weight), float(start), float(end))
+        return Control(name, str(number), MODULES[module], float(weight), float(start), float(end))
     except (UsageError, OverflowError) as error:
         raise HttpError(400, str(error), param="control") from None
 

@@ -119,6 +119,8 @@ class SdApi:
         controls = sd_control.units(data.get("alwayson_scripts", {}), images)
         if controls.controls:
             values["control"] = list(controls.controls)
+        if controls.mode != "balanced":
+            values["control_mode"] = controls.mode
         files = InputFiles(images=tuple(images), mask=mask, controls=controls.pictures)
         job = ImageJob(
             model=model,

@@ -11,19 +11,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.hf_cache import told_name
 from qwenimg.common.base.safe_files import closed_on_error, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.stable_diffusion.checkpoint import facts
 from qwenimg.common.families.stable_diffusion.expert import Conditioning, step_peak
+from qwenimg.common.families.stable_diffusion.known import CONTROLS, SDXL_CONTROLS
 from qwenimg.common.memory import operations
-from qwenimg.common.networks.denoisers import unet_controlnet, unet_controlnet_names
+from qwenimg.common.networks.denoisers import unet, unet_controlnet, unet_controlnet_names
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.denoisers.unet_controlnet import UNetControlNetConfig
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.parts.components import read_config
+from qwenimg.common.parts import known_configs
+from qwenimg.common.parts.components import on_paper, read_config
 from qwenimg.common.parts.control_net import ControlNet
 from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
@@ -67,12 +70,26 @@ def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
         read_config(unet_controlnet.NETWORK, path, _REFUSED)  # for its message on another kind
     _check_text(path, base)
     component = open_part(unet_controlnet_names.LAYOUTS, path, config_like(base), "ControlNet")
-    paints = _PAINTS.search(path.resolve().name) is not None
     order: Any = component.config.controlnet_conditioning_channel_order
-    net = ControlNet(name="", component=component, mask="needed" if paints else "none", picture=order)
+    net = ControlNet(name="", component=component, mask=_mask(Path(told_name(path))), picture=order)
     with closed_on_error(net):
         _check_fit(path, component.config, base)
     return net
+
+
+def published(name: str) -> ControlNet | None:
+    """Return the ControlNet known as `name`, without its files; None for another name."""
+    known = next((piece for piece in CONTROLS if piece.name == name), None)
+    if known is None:
+        return None
+    base: UNetConfig = known_configs.read("sdxl" if name.startswith(SDXL_CONTROLS) else "sd15", "unet", unet.NETWORK)
+    component = on_paper(unet_controlnet.NETWORK, config_like(base), "float32")
+    return ControlNet(name="", component=component, mask=_mask(Path(name)), picture="rgb")
+
+
+def _mask(path: Path) -> Literal["none", "needed"]:
+    """Return whether the ControlNet at `path` fills a mask, which its name alone says."""
+    return "needed" if _PAINTS.search(path.name) else "none"
 
 
 def config_like(base: UNetConfig) -> UNetControlNetConfig:

@@ -123,6 +123,7 @@ FAMILY = Family(
     defaults=_defaults,
     control=control.open_control,
     control_networks=(unet_controlnet.NETWORK,),
+    published_control=control.published,
     check=_check,
     described=_described,
     refines=_REFINES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.parts.texts.piece import Piece
 
 _sd = partial(KnownModel, family="stable-diffusion", dtype="float32")
 KNOWN = (
@@ -59,6 +60,43 @@ KNOWN = (
         guidance=5.0,
         bytes=12_150_000_000,
         memory=8_000_000_000,
+    ),
+)
+_FOLDER = ("config.json", "diffusion_pytorch_model.safetensors")
+_for_sd15 = partial(
+    Piece,
+    title="a ControlNet for Stable Diffusion 1.5, 0.4B",
+    bytes=1_450_000_000,
+    license="OpenRAIL",
+    files=_FOLDER,
+    controls="stable-diffusion",
+)
+_for_sdxl = partial(
+    Piece,
+    title="a ControlNet for SDXL, 1.3B",
+    bytes=5_000_000_000,
+    license="OpenRAIL++",
+    files=_FOLDER,
+    controls="stable-diffusion",
+)
+SDXL_CONTROLS = "sdxl-controlnet-"  # the start of their names
+CONTROLS = (
+    *(
+        _for_sd15(name=f"sd15-controlnet-{kind}", repo=f"lllyasviel/control_{version}_sd15_{kind}", purpose=purpose)
+        for kind, version, purpose in (
+            ("canny", "v11p", "--control by canny edges"),
+            ("depth", "v11f1p", "--control by depth"),
+            ("openpose", "v11p", "--control by a pose"),
+            ("lineart", "v11p", "--control by line art"),
+            ("softedge", "v11p", "--control by soft edges"),
+            ("scribble", "v11p", "--control by a drawing"),
+            ("tile", "v11f1e", "--control by the picture itself, to add details to it"),
+            ("inpaint", "v11p", "--control by a picture with --mask, to paint it anew there"),
+        )
+    ),
+    *(
+        _for_sdxl(name=f"{SDXL_CONTROLS}{kind}", repo=f"diffusers/controlnet-{kind}-sdxl-1.0", purpose=purpose)
+        for kind, purpose in (("canny", "--control by canny edges"), ("depth", "--control by depth"))
     ),
 )
 _WHY = "has no repository of its maker any more; give its folder, its file, or a hub id that you trust"

@@ -300,7 +300,8 @@ class UNetModel(UNetHalf):
         x, states = self.down(x, temb, context)
         x = self.mid_block(x, temb, context[count])
         if changes is not None:
-            x = ops.residual(x, changes.mid)
+            skipped = len(states) < count  # by a step cache, whose stored output has earlier changes
+            x = x if skipped else ops.residual(x, changes.mid)
             states = [changed(joined, level) for joined, level in zip(states, changes.down, strict=False)]
         for block, pairs in zip(self.up_blocks, context[count + 1 :], strict=True):
             x = block(x, states, temb, pairs)
