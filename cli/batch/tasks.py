@@ -77,7 +77,7 @@ def tasks_of(
     decisive, images = identity | _hashes(files), () if inputs is None else inputs.images
 
     def complete(options: Options) -> dict[str, Any]:
-        return _complete(options, defaults, images) | contents(options)
+        return {**_complete(options, defaults, images), **contents(options)}
 
     def chance(rest: Options) -> int:
         request = _hash([complete(rest), decisive])

@@ -229,8 +229,8 @@ class Previews:
     """The previews of one picture, as files."""
 
     def __init__(self, suffix: str, wanted: int, scale: int, sizes: Collection[tuple[int, int]]) -> None:
-        """Create the previews of a picture. suffix: of their files, "" for none. wanted: `Draw.partial`. scale: pixels of a latent. sizes:
-        width and height of the picture, in each pass."""
+        """Create the previews of a picture. suffix: of their files, "" for none. wanted: `Draw.partial`. scale: pixels
+        of a latent. sizes: width and height of the picture, in each pass."""
         self._suffix, self._wanted, self._scale = suffix, wanted, scale
         self._sizes = {(-(-height // scale), -(-width // scale)): (width, height) for width, height in sizes}
         self._made, self._pace = 0, PreviewPace()

@@ -285,9 +285,7 @@ def drawn(folder: Path, picture: str) -> list[Any]:
     return sent
 
 
-def test_a_job_is_halted_between_two_tokens(
-    tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_halted_between_two_tokens(tiny_layered: Path, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a client that cancels, or at its deadline."""
     tokens, best = list[DrawingProcess](), writing.best
     check = DrawingProcess._is_halted

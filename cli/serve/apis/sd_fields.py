@@ -163,7 +163,7 @@ def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
 
 def second_pass(data: Mapping[str, Any]) -> Options:
     """Return the options of the second pass of txt2img; none without `enable_hr`. What is left out is as there: twice
-    the size, latents, and as many steps as in the first pass, which are run. Raises Fault."""
+    the size, latents, and as many steps as in the first pass, which are run. Raises HttpError."""
     if not _flag(data, "enable_hr", 0):
         return {}
     for row in TEXT:
@@ -174,7 +174,7 @@ def second_pass(data: Mapping[str, Any]) -> Options:
     run = _whole(data, "hr_second_pass_steps", 0) or _whole(data, "steps", 0)
     name = data.get("hr_upscaler", "Latent")
     if not isinstance(name, str) or not name:
-        raise Fault(400, "hr_upscaler is not the name of an upscaler", param="hr_upscaler")
+        raise HttpError(400, "hr_upscaler is not the name of an upscaler", param="hr_upscaler")
     options: Options = {"hires": _factor(data), "hires_strength": strength}
     options["hires_with"] = names.ENLARGERS_THERE.get(name, names.UPSCALERS_THERE.get(name, name))
     if run > 0 and strength and strength > 0:
@@ -185,19 +185,19 @@ def second_pass(data: Mapping[str, Any]) -> Options:
             TEXT_OPTIONS[ours].check(options.get(ours))
         except UsageError:
             told = f"choose {TEXT_OPTIONS[ours].bounds}" if ours != "hires_with" else "GET upscalers lists all"
-            raise Fault(400, f"{there} asks for {clean(options[ours], 40)}; {told}", param=there) from None
+            raise HttpError(400, f"{there} asks for {clean(options[ours], 40)}; {told}", param=there) from None
     return options
 
 
 def _factor(data: Mapping[str, Any]) -> float:
-    """Return how many times as large the second pass is. Raises Fault."""
+    """Return how many times as large the second pass is. Raises HttpError."""
     larger = _whole(data, "hr_resize_x", 0), _whole(data, "hr_resize_y", 0)
     if not any(larger):
         return _number(data, "hr_scale", 2.0) or 0.0
     sides = _whole(data, "width", 512), _whole(data, "height", 512)
     factor = factor_of(sides, larger) if min(*sides, *larger) >= 0 and all(sides) else None
     if factor is None:
-        raise Fault(
+        raise HttpError(
             400, "hr_resize_x and hr_resize_y are in other proportions than width and height", param="hr_resize_x"
         )
     return factor
