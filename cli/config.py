@@ -38,14 +38,14 @@ RECIPE = {"model", "preset", "precision", *PARTS, *TEXT_OPTIONS}  # options that
 
 
 def path() -> Path:
-    """Return the path of the file, whether or not it exists."""
+    """Return the path of config.toml, whether or not it exists."""
     from platformdirs import user_config_path
 
     return user_config_path("qwenimg", appauthor=False) / "config.toml"
 
 
 def defaults() -> dict[str, Any]:
-    """Return the values of the file, by click's names of the options; {} without a file. Raises UsageError."""
+    """Read the file: its values by click's names of the options, {} without a file. Raises UsageError."""
     file = path()
     raw = _read(file)
     _check_plain(file, raw)
@@ -89,10 +89,8 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def settle(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Add the file's values to those `given`, and remove values that a stronger source replaces by another option.
-
-    The command line overrides the environment, that a repeated recipe, and that the file. Raises UsageError for a
-    broken file."""
+    """Merge the file's values into `given`, and drop values that a stronger source replaces by another option.
+    Precedence: command line, environment, the recipe of --from, file. Raises UsageError for a broken file."""
     source = {name: ctx.get_parameter_source(name) for name in given}
     typed = {name for name in given if source[name] is ParameterSource.COMMANDLINE and given[name] not in (None, ())}
     for group in (SIZES, PROMPTS):
@@ -123,7 +121,7 @@ def _as_option(name: str, value: Any) -> Any:
 
 
 def folders(text: str) -> tuple[Path, ...]:
-    """Return the folders of an option of several, which are separated by colons."""
+    """Split the value of an option that takes several folders, separated by colons."""
     return tuple(Path(folder) for folder in text.split(os.pathsep) if folder)
 
 
@@ -137,8 +135,8 @@ _STRUCTURE = re.compile(rb"[\[{]|^[^=\n]*\.", re.MULTILINE)
 
 
 def _check_plain(file: Path, raw: bytes) -> None:
-    """Raise UsageError for tables, lists and dotted keys: no option takes one, and for a dotted key of 40 kB tomllib
-    takes 24 s and 1.5 GB."""
+    """Refuse tables, lists and dotted keys: no option takes one, and for a dotted key of 40 kB tomllib takes 24 s and
+    1.5 GB."""
     outside = _TEXT.sub(lambda text: b"0" + b"\n" * text[0].count(b"\n"), raw)
     match = _STRUCTURE.search(outside)
     if match:
@@ -151,7 +149,7 @@ def _check_plain(file: Path, raw: bytes) -> None:
 
 
 def _read(file: Path) -> bytes:
-    """Return the bytes of the file, b"" if it does not exist. Raises UsageError."""
+    """Return the bytes of the file; b"" if it does not exist."""
     from qwenimg.common.base.safe_files import kind, open_regular
 
     try:

@@ -48,7 +48,7 @@ Open = Callable[[Opening, Callable[[str, str], None]], "Pipeline"]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of `generate`, once the command line is parsed."""
+    """The options of `generate`, parsed."""
 
     options: Options  # of every image; lines of the prompt file override them
     opening: Opening
@@ -65,7 +65,7 @@ class Run:
 
 
 def parsed(given: Mapping[str, Any], opening: Opening) -> Run:
-    """Return the run of click's values of the options. Opens no file but folders of models. Raises UsageError and
+    """Parse click's values of the options. No file is opened but the model folders. Raises UsageError and
     ModelError."""
     options = parse(given)
     check_forms(options, given["output"], given["latents"], given["save_latents"])
@@ -109,7 +109,7 @@ def parsed(given: Mapping[str, Any], opening: Opening) -> Run:
 
 
 def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
-    """Generate all images of a run, and return the exit code. Raises QwenimgError, if possible before a model is
+    """Generate all images of a run, and return the exit code. As many errors as possible are raised before a model is
     opened."""
     from qwenimg.common.hub import resolve
 
@@ -161,7 +161,7 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
 
 
 def _upscaler(wanted: Run) -> Upscaler | None:
-    """Return the upscaler of --upscale, whose file is checked, or None without it. Raises UsageError and ModelError."""
+    """Find and check the upscaler of --upscale; None without the option."""
     if wanted.upscale is None and wanted.upscale_with is None:
         return None
     from qwenimg.common.hub.model_folders import read_folders
@@ -182,7 +182,7 @@ def _enlargement(wanted: Run, upscaler: Upscaler, pipe: Pipeline) -> Enlargement
 
 
 def _real_model(backend: str) -> str:
-    """Return the commands that download a real model for this machine."""
+    """Return the commands that download a model that is not the built-in one."""
     from qwenimg.backends.paper import for_hints
     from qwenimg.common.hub import outlook
 
@@ -190,8 +190,8 @@ def _real_model(backend: str) -> str:
 
 
 class RunReport:
-    """A listener that prints reports, and ends the run after a signal. `codes`: exit codes of failed images. alone:
-    no other ranks draw with this process."""
+    """Prints the reports of a run, and ends it after a signal. codes: exit codes of failed images. alone: there are no
+    other ranks."""
 
     def __init__(self, report: RunPrinter, stop: Stop, codes: list[int], *, alone: bool = True) -> None:
         self.report, self.stop, self.codes, self.alone = report, stop, codes, alone
@@ -212,7 +212,7 @@ class RunReport:
         self.codes.append(self.report.failure(job, error))
 
     def code(self, outcome: Outcome) -> int:
-        """Return the exit code. `done` is the last event, even if an error ended the run."""
+        """Return the exit code of the run. `done` is printed as the last event, also after an error."""
         self.stop.check()
         codes = self.codes
         fatal = codes[-1] if outcome.fatal else 0
@@ -225,8 +225,7 @@ class RunReport:
 
 
 def _jobs(wanted: Run, report: RunPrinter) -> tuple[list[Job], list[int]]:
-    """Return a job for each image, and the exit codes of lines of the prompt file that cannot be drawn, once their
-    faults are reported. Raises QwenimgError."""
+    """Return a job for each image. Lines of the prompt file with errors are reported; their exit codes are returned."""
     chance = random_seed()
     lines = [("", Options())] if wanted.prompt_file is None else read_prompts(wanted.prompt_file)
     wildcards = Wildcards(wanted.opening.wildcards)
@@ -238,13 +237,13 @@ def _jobs(wanted: Run, report: RunPrinter) -> tuple[list[Job], list[int]]:
 
 
 def _with_lora_paths(job: Job, folders: ModelFolders) -> Job:
-    """Return a job with the paths of LoRAs that are found by name. Raises ModelError."""
+    """Replace the names of LoRAs that are found in the model folders by paths."""
     loras = job.get("lora")
     return replace(job, options=job.options | {"lora": folders.loras(loras)}) if loras else job
 
 
 def _prompt(given: Mapping[str, Any]) -> str | None:
-    """Return the one prompt of the command line, or None. Raises UsageError if there are two."""
+    """Return the prompt of the command line, or None. Raises UsageError for two prompts."""
     words, prompt, loras = given["words"], given["prompt"], given["lora"]
     if len(words) > 1:
         shown = clean(" ".join(words), 80)
@@ -273,7 +272,7 @@ def _is_number(word: str) -> bool:
 
 
 def _check_files(wanted: Run, jobs: Sequence[Job]) -> None:
-    """Check everything about files that needs no model. Raises UsageError."""
+    """Make every check of files that needs no model."""
     output = wanted.output
     if output.check_cache:
         check_cache(jobs)
@@ -292,8 +291,8 @@ def _check_files(wanted: Run, jobs: Sequence[Job]) -> None:
 
 
 def _inputs(wanted: Run, jobs: Sequence[Job], report: RunPrinter) -> tuple[Inputs, Output]:
-    """Read the files that jobs start from. Return the arrays, and the output with a note for each conversion. Raises
-    UsageError and ModelError."""
+    """Read the pictures and noise that jobs start from. Return the arrays, and the output with a note for each
+    conversion."""
     noise = None if wanted.latents is None else read_noise(wanted.latents, jobs)
     check_pictures(wanted.files, wanted.options, controlled=any(job.get("control") for job in jobs))
     inputs, lines = read_pictures(wanted.files)
@@ -308,8 +307,8 @@ def _inputs(wanted: Run, jobs: Sequence[Job], report: RunPrinter) -> tuple[Input
 
 
 def report_faults(faults: Sequence[ModelError], report: RunPrinter, *, left: int, keep_going: bool) -> list[int]:
-    """Report `faults` and return their exit codes. Raises the last if they end the run: without `keep_going`, or if no
-    image is `left`."""
+    """Report `faults` and return their exit codes. Raises the last one if the run ends: without `keep_going`, or with
+    no image `left`."""
     if not faults or (keep_going and left):
         return [report.fault(error) for error in faults]
     *others, last = faults[:MOST]
@@ -329,8 +328,8 @@ def kept(
     *,
     keep_going: bool,
 ) -> list[Job]:
-    """Return the jobs that pass `check`. A fault of a prompt file is reported with its line, and its
-    exit code is added to `failed`. Raises QwenimgError."""
+    """Return the jobs that pass `check`. An error of a line of a prompt file is reported, and its exit code added to
+    `failed`."""
     passed, faults = passing(jobs, check)
     failed += report_faults(faults, report, left=len(passed), keep_going=keep_going)
     return passed

@@ -19,10 +19,9 @@ First = Callable[[Sequence[str]], int | None]
 
 
 def as_run(args: Sequence[str], first: First, values: Callable[[Sequence[str]], Mapping[str, Any]]) -> list[str]:
-    """Return `args`, whose first word is a key of USAGE, as arguments of an ordinary run.
-
-    first: the place of the first word of arguments. values: those of the options of arguments. Raises UsageError, and
-    ModelError if no model for it is here."""
+    """Translate a subcommand such as `edit` into arguments of `generate`. first: the index of the first word that is no
+    option. values: the values of its options. Raises UsageError, and ModelError if no model for it is on this
+    machine."""
     rest, words = _divided(args, first)
     word = words.pop(0)
     given = values(rest)
@@ -52,7 +51,7 @@ def as_run(args: Sequence[str], first: First, values: Callable[[Sequence[str]], 
 
 
 def _divided(args: Sequence[str], first: First) -> tuple[list[str], list[str]]:
-    """Return the options of `args` with their values, and the words among them. Raises UsageError for too many."""
+    """Split `args` into options with their values, and the other words. Raises UsageError for too many words."""
     rest, left, words = list[str](), list(args), list[str]()
     while (place := first(left)) is not None:
         if len(words) == MOST:
@@ -70,8 +69,8 @@ def _is_picture(word: str) -> bool:
 
 
 def _model(word: str, given: Mapping[str, Any]) -> list[str]:
-    """Return the option of the model to take; nothing if the options, the environment or config.toml name one.
-    Raises ModelError."""
+    """Return `-m` with a model for this work; nothing if the options, the environment or config.toml choose one. Raises
+    ModelError."""
     from qwenimg.cli import config
 
     if any(given.get(name) for name in MODELS) or os.environ.get("QWENIMG_MODEL") or config.defaults().get("model"):

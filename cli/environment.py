@@ -22,7 +22,7 @@ OTHERS = ("QWENIMG_TRACEBACK",)  # variables of no option
 
 
 def variable(ctx: click.Context | None, param: click.Parameter | None) -> str | None:
-    """Return the variable that `param` was read from, or None."""
+    """Return the environment variable that set `param`, or None."""
     if ctx is None or param is None or param.name is None:
         return None
     from_environment = ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT
@@ -30,7 +30,7 @@ def variable(ctx: click.Context | None, param: click.Parameter | None) -> str | 
 
 
 def check(ctx: click.Context, given: Mapping[str, Any]) -> None:
-    """Raise UsageError, with the variable's name, for a value that its option would refuse."""
+    """Check the values that come from the environment. Raises UsageError that names the variable."""
     for param in ctx.command.params:
         name, value = param.name or "", given.get(param.name or "")
         if value is None or (origin := variable(ctx, param)) is None:
@@ -43,7 +43,7 @@ def check(ctx: click.Context, given: Mapping[str, Any]) -> None:
 
 
 def unknown(command: click.Command) -> list[str]:
-    """Return a warning for each variable that begins with QWENIMG_ and is none of `command`'s."""
+    """Return a warning for each variable that begins with QWENIMG_ and sets no option of `command`."""
     params = [p for p in command.params if isinstance(p, click.Option) and not p.hidden and p.name != "version"]
     # The variable of an option by its other spellings: QWENIMG_CFG is meant as QWENIMG_GUIDANCE.
     spelled = {_spelled(opt): _name(p) for p in params for opt in p.opts if opt.startswith("--")}
@@ -69,7 +69,7 @@ def _spelled(option: str) -> str:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raise UsageError for a value that its option would refuse."""
+    """Raise UsageError for a value that the option would refuse."""
     if name == "seed":
         image_options.parse_seeds(value)
     elif name in TEXT_OPTIONS:

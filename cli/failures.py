@@ -19,7 +19,7 @@ PARTIAL = 7
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the text for `error`; 0 if the reader of our output has gone."""
+    """Return the exit code and the text for `error`; code 0 if the reader of standard output has closed it."""
     if isinstance(error, NotHere):
         return error.exit_code, str(error) + _instead(error)
     if isinstance(error, QwenimgError):
@@ -37,8 +37,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def _instead(error: NotHere) -> str:
-    """Return the end of a message about a model that is not here: the best one for this machine, if that is another one
-    and the line does not grow too long."""
+    """Suggest the best other model for this machine, if the line does not grow too long."""
     from qwenimg.backends.paper import for_hints
     from qwenimg.common.hub import outlook
 

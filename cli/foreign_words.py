@@ -89,7 +89,7 @@ SIMILAR_OPTION = 0.78  # difflib's similarity of an option with a known one, fro
 
 
 def unknown_option(option: str, known: Iterable[str], help: str = "--help-all") -> str:
-    """Return the message for an `option` that is not among the `known` ones, which `qwenimg` with `help` lists."""
+    """Return the message for an unknown `option`. known: the options there are. help: the arguments that list them."""
     if (advice := OPTIONS.get(option)) is not None:
         return f"{option} is no option here: {advice}"
     if (missing := not_built(option)) is not None:
@@ -101,7 +101,7 @@ def unknown_option(option: str, known: Iterable[str], help: str = "--help-all") 
 
 
 def similar_backend(name: str) -> str:
-    """Return a suggestion for a `name` that is no backend, or ""."""
+    """Suggest a backend for another program's name of one; "" if there is none."""
     plain = name.strip().lower().partition(":")[0]
     suggestion = plain if plain in BACKENDS.values() else BACKENDS.get(plain)
     return f" Did you mean {suggestion}?" if suggestion else ""
@@ -162,7 +162,7 @@ FILE_ENDINGS = by_name({
 
 
 def advice(word: str) -> str | None:
-    """Return the answer to `word` in place of a prompt: what does it here, or that it is not built; None for a
+    """Return the message for a word of another program: what to type here, or that there is no such thing; None for a
     prompt."""
     if (text := FEATURES.get(word)) is not None:
         return f"{word} is no command: {text}"
@@ -174,7 +174,7 @@ def advice(word: str) -> str | None:
 
 
 def similar_command(word: str, commands: tuple[str, ...]) -> str | None:
-    """Return the command that `word` probably stands for, to be put behind `qwenimg`; None for a prompt."""
+    """Return the command that a misspelled word stands for, to be typed after `qwenimg`; None for a prompt."""
     if not word.isascii() or len(word) > 20 or " " in word:
         return None
     plain = word.lower().replace("_", "-")

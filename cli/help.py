@@ -86,7 +86,7 @@ EXIT_CODES = """\
 
 
 class Sectioned(click.Command):
-    """A command whose help has sections, the other commands, examples and exit codes. With --json beside --help it is
+    """A command whose help has sections, the list of other commands, examples and exit codes. `--help --json` prints
     the JSON Schema of the options of an image."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

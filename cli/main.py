@@ -22,7 +22,7 @@ LEAST = 40 << 20  # bytes; measured: with 33 MB of address space all modules but
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return its exit code.
 
-    Without `argv` it is that of the process, which ends when this returns; only then signals are handled."""
+    Without `argv` it is the process's own, and signals are handled; the process must end when this returns."""
     try:
         if _cramped():
             return _early(f"no memory to begin: {RAISE}", 4)
@@ -48,7 +48,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _cramped() -> bool:
-    """Return whether a limit leaves too little memory to import the command line. Python itself then ends in any
+    """Return whether a memory limit is too low to import the command line, where Python itself would fail with any
     error."""
     try:
         import resource
@@ -59,7 +59,7 @@ def _cramped() -> bool:
 
 
 def _early(text: str, code: int) -> int:
-    """Print an error before or after the modules that print errors are there; return `code`."""
+    """Print an error without the modules that usually print them; return `code`."""
     if sys.stderr is not None:
         os.write(2, f"qwenimg: error: {text}\n".encode())
     return code
@@ -131,7 +131,7 @@ def _call(args: list[str], stop: Stop) -> int:
 
 
 def _end(error: BaseException | None, stop: Stop, args: list[str]) -> int:
-    """Report `error` and return its exit code. Once a signal has come, the exit code is the signal's."""
+    """Report `error` and return its exit code, or the signal's if one came."""
     from qwenimg.cli import failures, signals, streams
     from qwenimg.cli.words import wants_json
 

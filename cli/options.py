@@ -22,13 +22,13 @@ DEBUG = ("timing", "shapes")
 
 
 class _Texts(click.types.StringParamType):
-    """A text that may be given several times; in a variable of the environment, several are separated by semicolons."""
+    """A text that may be given several times; in an environment variable the values are separated by semicolons."""
 
     envvar_list_splitter = ";"
 
 
 class _File(click.Path):
-    """A path, in which `~` is the user's home: shells leave it in `--option=~/file`, and in quotes."""
+    """A path that may begin with `~`, which shells do not expand in `--option=~/file` nor in quotes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(home(value) if isinstance(value, (str, Path)) else value, param, ctx)
@@ -39,7 +39,7 @@ FILE = _File(path_type=Path, readable=False)  # an unreadable file is reported l
 
 
 class Number(click.FloatRange):
-    """A number in a range, and never NaN or infinity, which pass through click's."""
+    """A number in a range. NaN and infinity are refused, which click accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -63,7 +63,7 @@ class Backend(click.Choice[str]):
 
 
 def of_picture(one: Option) -> Callable[[_F], _F]:
-    """Return the option of the command line for an option of images."""
+    """Return click's option for an option of an image."""
     kind = TEXTS if one.parse is not None else FILE if one.kind is None else str if one.several else one.kind
     spelled, shown = described(one)
     repeated = one.parse is not None or (one.several and kind is FILE)
@@ -71,7 +71,7 @@ def of_picture(one: Option) -> Callable[[_F], _F]:
 
 
 def of_pictures(*without: str) -> Callable[[_F], _F]:
-    """Declare the options of every image but those `without`, each from its description."""
+    """Declare the options of an image, except `without`."""
 
     def decorated(command: _F) -> _F:
         for name in reversed([name for name in ALL if name not in without]):
@@ -82,8 +82,8 @@ def of_pictures(*without: str) -> Callable[[_F], _F]:
 
 
 def with_bare_values(args: Sequence[str]) -> list[str]:
-    """Return `args` with the value of each option that may stand without one, where another option or a prompt follows
-    it. Numbers, an empty text and a null byte are its value, which is checked as such."""
+    """Add the value to each option that may stand without one (`--preview`), if an option or a prompt follows. Numbers,
+    an empty text and a null byte count as a value, which is checked later."""
     bare = {f"--{one.dashed}": one.bare for one in ALL.values() if one.bare is not None}
     filled, following = list[str](), [*args[1:], "x"]
     for arg, after in zip(args, following, strict=False):
@@ -96,7 +96,7 @@ def with_bare_values(args: Sequence[str]) -> list[str]:
 
 
 def described(one: Option) -> tuple[list[str], dict[str, Any]]:
-    """Return the spellings of an option, the short one first, and its help."""
+    """Return the spellings of an option, the short one first, and its metavar and help."""
     text = one.said(one.help)
     spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
     return spelled, {"metavar": one.metavar, "help": f"{text[:1].upper()}{text[1:]}."}
@@ -114,13 +114,13 @@ ALIASES = {
 
 
 def known_name(name: str) -> str:
-    """Return the option's name here for an alias, and for a spelling with underscores."""
+    """Translate an alias, or a spelling with underscores, to the option's name."""
     plain = name.replace("_", "-") if len(name) > 1 else name
     return ALIASES.get(plain, plain)
 
 
 def parse_debug(text: str | None) -> tuple[str, ...]:
-    """Return the values of --debug. Raises UsageError."""
+    """Parse the value of --debug. Raises UsageError."""
     parts = tuple(part.strip() for part in text.split(",")) if text is not None else ()
     for part in parts:
         if part not in DEBUG:

@@ -36,7 +36,7 @@ _COUNTS = {1: "one text encoder", 2: "two text encoders", 3: "three text encoder
 
 
 def declared(*names: str, **more: Any) -> Callable[[_F], _F]:
-    """Declare the options `names` of an opening, in this order. `more`: this command's own settings of click."""
+    """Declare the options `names` of `Opening`, in this order. more: settings of click for this command."""
 
     def decorated(command: _F) -> _F:
         for name in reversed(names):
@@ -47,7 +47,7 @@ def declared(*names: str, **more: Any) -> Callable[[_F], _F]:
 
 
 def _declared(one: Option, more: dict[str, Any]) -> Callable[[_F], _F]:
-    """Return click's option for an option of an opening; its value is None if it is not given."""
+    """Return click's option for an option of `Opening`; None is the value of an option that was not given."""
     spelled, shown = described(one)
     if one.again:
         shown |= {"hidden": True, "allow_from_autoenv": False}
@@ -67,7 +67,7 @@ def weights(command: _F) -> _F:
 
 
 def take_texts(given: dict[str, Any]) -> None:
-    """Split the files of --text-encoder, one for each of a model's, into one option each. Raises UsageError."""
+    """Replace the several files of --text-encoder by one option each. Raises UsageError for too many."""
     for first in [name for name in PARTS if any(other.again == name for other in PARTS.values())]:
         places = [first, *(name for name, other in PARTS.items() if other.again == first)]
         value = given[first]
@@ -79,15 +79,15 @@ def take_texts(given: dict[str, Any]) -> None:
 
 
 def taken(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of an opening out of `given`. Raises UsageError for too many files of one kind."""
+    """Remove the options of `Opening` from `given` and return them. Raises UsageError for too many text encoders."""
     if "text_encoder" in given:
         take_texts(given)
     return {name: given.pop(name) for name in OPENING if name in given}
 
 
 def with_opening(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare --models-dir for `command`. It gets an `Opening` in place of the options of one, with paths in place of
-    names that are found there, and the path of its `file`."""
+    """Declare --models-dir for `command`, and call it with an `Opening` in place of its options. Names that are found
+    in the folders are replaced by paths, also the argument `file`."""
 
     @functools.wraps(command)
     def located(**given: Any) -> Any:
@@ -97,7 +97,7 @@ def with_opening(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _located(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the opening. Raises UsageError and ModelError."""
+    """Return the arguments with the opening."""
     from qwenimg.common.hub import part_files
 
     options = taken(given)

@@ -19,37 +19,37 @@ ROWS = 12  # of text
 
 
 def file() -> Path:
-    """Return the file that is written where no terminal shows pictures."""
+    """Return the file for previews where no terminal shows pictures."""
     from platformdirs import user_cache_path
 
     return user_cache_path("qwenimg") / "preview.png"
 
 
 class PreviewPrinter:
-    """The previews of a run, at a pace that costs next to nothing."""
+    """Shows previews of a run, at a pace that costs next to nothing."""
 
     def __init__(self, *, in_terminal: bool) -> None:
-        """Set the place. in_terminal: standard error is a terminal that this run prints its progress on."""
+        """Choose between the terminal and a file. in_terminal: this run prints its progress on a terminal."""
         self.terminal = terminal.find() if in_terminal else None
         self._pace = PreviewPace()
         self._number = os.getpid() % 100_000 * 1000  # of the picture in the terminal
         self._is_there = False  # True: the rows above the cursor are those of the picture
 
     def where(self) -> str:
-        """Return a line about the place, "" for the terminal."""
+        """Return a line that names the file; "" for the terminal."""
         return "" if self.terminal else f"the preview is {file()}, written anew as the picture grows"
 
     def step(self, step: Step) -> None:
-        """Show the picture after a step but the last, if it is due."""
+        """Show the picture after a step, if a preview is due; never after the last step."""
         if step.index < step.total:
             self._pace.after(step.seconds, lambda: self._show(step.preview()))
 
     def keep(self) -> None:
-        """Keep the shown picture where it is: lines follow, or another picture."""
+        """Leave the shown picture on the terminal: other lines or another picture follow."""
         self._is_there = False
 
     def _show(self, pixels: Uint8) -> None:
-        """Show a picture. A terminal or a disk that fails is ignored: the pictures matter more."""
+        """Show a picture. Errors of the terminal or the disk are ignored: the run matters more."""
         with contextlib.suppress(OSError, ValueError):
             if self.terminal is None:
                 _write(pixels)

@@ -33,7 +33,7 @@ LINES = 10  # of steps, about, where standard error is no terminal
 
 
 class RunPrinter:
-    """The printer of one run. With `quiet`, only warnings and errors go to standard error."""
+    """Prints one run. With `quiet`, only warnings and errors are printed on standard error."""
 
     def __init__(self, *, as_json: bool, quiet: bool, debug: Sequence[str]) -> None:
         self.as_json, self.quiet, self.debug = as_json, quiet, debug
@@ -50,8 +50,7 @@ class RunPrinter:
     # Before the images
 
     def notify(self, kind: str, text: str) -> None:
-        """Print a message of the library: a `stage` that begins, a `notice`, or a `warning`, which is printed only
-        once."""
+        """Print a message of the library: a `stage` that begins, a `notice`, or a `warning` (each warning once)."""
         if kind != "warning":
             self._line(text, always=kind == "notice")
         elif text not in self._warned:
@@ -59,8 +58,7 @@ class RunPrinter:
             self._line(f"{WARNING}{text}", always=True)
 
     def headline(self, text: str, expected: Sequence[Estimate]) -> None:
-        """Print the first line, with the memory and the time of all images together; a long time gets a line of its
-        own."""
+        """Print the first line: memory and time of all images. A long time is printed on a line of its own."""
         most, seconds = max(one.memory for one in expected), sum(one.seconds for one in expected)
         waiting, self._held = self._held or [], None
         self._expected = expected
@@ -72,13 +70,14 @@ class RunPrinter:
             streams.say(line)
 
     def decided(self, mode: str, decision: Decision) -> None:
-        """Print whether the denoiser is compiled. If it is not and nobody asked for it, only with --debug timing."""
+        """Print whether the denoiser is compiled. If it is not, and --compile was not given, only with --debug
+        timing."""
         self._compiles |= decision.on
         if mode != "auto" or decision.on or "timing" in self.debug:
             self._line(decision.line, always="timing" in self.debug)
 
     def previews(self, pipe: Pipeline) -> None:
-        """Show previews from now on, fitted to the VAE of `pipe`; without them if that fails."""
+        """Show previews from now on, for the VAE of `pipe`; no previews if that fails."""
         from qwenimg.cli.preview import PreviewPrinter
 
         try:
@@ -92,8 +91,7 @@ class RunPrinter:
             self._line(line)
 
     def give_up(self) -> None:
-        """Print the warnings that still wait for a headline that will not come, so that the error stands alone behind
-        them, and close the bar."""
+        """Print the warnings that waited for the headline, and close the bar, before an error ends the run."""
         waiting, self._held = self._held or [], None
         for line in waiting:
             if line.startswith(WARNING):
@@ -146,8 +144,8 @@ class RunPrinter:
             self._bar.close()
 
     def _correct(self, step: Step) -> None:
-        """Print the remaining time after the first step of the run, or the second if the first compiles: if it is long
-        or the estimate was far off."""
+        """Print the remaining time after the first step (the second if the first compiles), if it is long or the
+        estimate was far off."""
         if self._compiles:
             self._compiles = False
             return
@@ -180,7 +178,7 @@ class RunPrinter:
                 streams.put(os.fsencode(path) + b"\n")
 
     def failure(self, job: Job, error: Exception) -> int:
-        """Print the error of an image that was not generated, and return its exit code."""
+        """Print the error of an image, and return its exit code."""
         self._bar.close()
         where = f"picture {job.index} (seed {job.seed}): " if self.total > 1 else ""
         where = f"{clean(job.where, 80)}: {where}" if job.where else where
@@ -191,7 +189,7 @@ class RunPrinter:
         return code
 
     def fault(self, error: ModelError) -> int:
-        """Print the error of a line of a prompt file that cannot be generated, and return its exit code."""
+        """Print the error of a line of a prompt file, and return its exit code."""
         self._bar.close()
         code, text = failures.report(error)
         if self.as_json:
@@ -222,7 +220,8 @@ class RunPrinter:
 
 
 def _places(job: Job) -> dict[str, object]:
-    """Return the places of an image's files: its `path`, or its first layer's, `layers` and each view of all layers."""
+    """Return the fields of an event that name files: `path`, or for layers the first one's path, `layers` and the
+    views."""
     files = [str(path) for path in job.outputs]
     places: dict[str, object] = {"path": files[0]}
     if not job.layers:
@@ -237,7 +236,7 @@ def is_told(index: int, total: int) -> bool:
 
 
 class Bar:
-    """A bar on standard error. A terminal that fails is ignored: the images matter more."""
+    """A bar on standard error. Errors of the terminal are ignored: the images matter more."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -253,7 +252,7 @@ class StepBar(Bar):
     """A bar of steps."""
 
     def step(self, total: int, seconds: float = 0.0) -> None:
-        """Advance the bar by one of `total` steps. The first appears with the `seconds` that it took."""
+        """Advance the bar by one of `total` steps. The bar appears after the first step, which took `seconds`."""
         with contextlib.suppress(OSError, ValueError):
             if self._bar is None:
                 from tqdm import tqdm

@@ -15,8 +15,8 @@ from qwenimg.common.request.parts import PARTS
 
 
 def with_recipe(run: Run, picture: Path, notify: Callable[[str, str], None], *, keep_policy: bool) -> Run:
-    """Return `run` with the options and the model of the recipe in `picture`, and notes about what differs from it.
-    keep_policy: the recipe gives the precision. Raises UsageError and ModelError."""
+    """Return `run` with the options and the model of the recipe in `picture`, and notes about differences. keep_policy:
+    the recipe sets the precision. Raises UsageError and ModelError."""
     replay = read_replay(picture)
     for line in replay.messages:
         notify("warning", line)
@@ -49,8 +49,7 @@ def _with_upscaler(replay: Replay, run: Run) -> Replay:
 
 
 def _with_loras(replay: Replay, run: Run, notify: Callable[[str, str], None]) -> Replay:
-    """Return `replay` with the LoRAs of its recipe that are in the folders of --models-dir. Raises UsageError for one
-    that is not there."""
+    """Return `replay` with paths for the LoRAs of its recipe, searched in the folders of --models-dir."""
     if "lora" not in replay.used or "lora" in run.options or run.folders is None:
         return replay
     from qwenimg.common.hub.lora_search import located

@@ -27,11 +27,11 @@ STOPPED = "stopped by a signal; the pictures that were done are kept"
 
 
 class Stopped(BaseException):
-    """An exception that ends the run after a signal; `Stop.check` raises it."""
+    """Ends the run after a signal. Raised by `Stop.check`."""
 
 
 class Stop:
-    """The signal that came, if one did, and the time until which the main thread may end the run itself."""
+    """The signal that came, if any, and the time until which the main thread may end the run itself."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -56,13 +56,14 @@ class Stop:
             raise Stopped
 
     def claim(self) -> None:
-        """Claim the end of the run for the main thread. Never returns if the other thread already ends the process."""
+        """Make the main thread end the run. Never returns if the watching thread already ends the process."""
         with self._ending:
             self.until, self._claimed = math.inf, True
 
     @contextmanager
     def waits(self, step: float = 0.0) -> Iterator[None]:
-        """Let a signal wait for `check` in this context. step: the expected seconds of one."""
+        """In this context the main thread ends the run after a signal, at its next `check`. step: expected seconds
+        until that."""
         self._begin(step)
         try:
             yield
@@ -72,7 +73,8 @@ class Stop:
 
     @contextmanager
     def serving(self, hears: Callable[[], None]) -> Iterator[None]:
-        """Let a signal call `hears` in this context, in another thread, and wait for the end without a limit."""
+        """In this context a signal calls `hears` in the watching thread, and the main thread may take any time to
+        end."""
         self.hears, self.until = hears, math.inf
         try:
             yield
@@ -82,8 +84,8 @@ class Stop:
                 self.until = 0.0
 
     def step(self, index: int, total: int, seconds: float) -> None:
-        """Note that step `index` of `total` is done and took `seconds`. Raise Stopped if a signal came, but not after
-        the last step: its image is decoded and written first."""
+        """Record that step `index` of `total` took `seconds`. Raises Stopped after a signal, except after the last
+        step: that image is decoded and written first."""
         self._begin(seconds)
         if index == total:
             self.until = math.inf
@@ -91,7 +93,7 @@ class Stop:
             self.check()
 
     def picture(self) -> None:
-        """Note that an image is written. Raise Stopped if a signal came."""
+        """Record that an image was written. Raises Stopped after a signal."""
         self._begin(self._step)
         self.check()
 
@@ -101,11 +103,11 @@ class Stop:
     # The thread that watches
 
     def patience(self) -> float:
-        """Return how many seconds the main thread may still take to end the run."""
+        """Return the seconds that the main thread may still take to end the run."""
         return max(0.0, self.until - time.monotonic())
 
     def words(self) -> str:
-        """Return what happens now, for the sender of the signal; "" if the process ends at once."""
+        """Return the message for the sender of the signal; "" if the process ends at once."""
         if not self.patience():
             return ""
         if self.hears is not None:
@@ -114,18 +116,18 @@ class Stop:
         return f"stopping {what}; again to stop at once"
 
     def end(self, number: int) -> None:
-        """End the process after a signal, with no temporary files left."""
+        """End the process after a signal; temporary files are removed."""
         self._end(STOPPING[signal.Signals(number)], STOPPED)
 
     def fail(self, code: int, text: str) -> None:
-        """End the process with an error that another thread has met, unless the main thread ends the run already. An
-        empty text was said by another process."""
+        """End the process after an error in another thread, unless the main thread already ends the run. text: empty if
+        another process has printed it."""
         with self._ending:
             if not self._claimed:
                 self._end(code, text)
 
     def _end(self, code: int, text: str) -> None:
-        """End the process with `code`, also if a function of others fails on the way."""
+        """End the process with `code`, even if a callback fails."""
         leftovers = sys.modules.get("qwenimg.common.base.leftovers")  # an import might wait for the main thread's
         remove = getattr(leftovers, "remove_all", None)  # the main thread may just be importing it
         try:
@@ -149,9 +151,9 @@ class Stop:
 
 @contextmanager
 def watched() -> Iterator[Stop]:
-    """Watch the signals of this process while the context is open; ignored signals stay ignored.
+    """Watch the signals of this process in this context. Ignored signals stay ignored.
 
-    Only the end of the process may follow: Ctrl-C then shows no traceback."""
+    After the context the process must end: Ctrl-C then shows no traceback."""
     stop = Stop()
     numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
     inlet, outlet = os.pipe()
@@ -173,7 +175,7 @@ def watched() -> Iterator[Stop]:
 
 
 def _watch(inlet: int, stop: Stop) -> None:
-    """Read each signal's number from `inlet`, where Python writes it at once, and end the process when that is due."""
+    """Read signal numbers from `inlet`, where Python writes them at once, and end the process when the time is over."""
     first = 0.0
     while True:
         waits = stop.number is None or stop.until == math.inf
@@ -196,7 +198,7 @@ def _watch(inlet: int, stop: Stop) -> None:
 
 
 def _succeeds(call: Callable[[], object]) -> bool:
-    """Call a function of others, and tell its error: it must not end the thread that ends the process."""
+    """Call a callback and print its error: it must not end this thread, which has to end the process."""
     try:
         call()
     except BaseException as error:
@@ -211,7 +213,8 @@ def _tell(line: str) -> None:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write without Python's buffer, which the main thread may lock, but not if that would wait for a reader."""
+    """Write without Python's buffer, whose lock the main thread may hold; skip the text if the descriptor is not
+    ready."""
     with suppress(OSError):
         if select.select([], [descriptor], [], 0)[1]:
             os.write(descriptor, data)

@@ -14,9 +14,8 @@ NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")  # files that 
 
 
 def put(data: bytes) -> None:
-    """Write `data` to standard output at once.
-
-    A reader that has gone is no error, since the images are in files. Raises OSError for any other failure."""
+    """Write `data` to standard output at once. A closed pipe is no error, since the images are in files. Raises
+    OSError."""
     if sys.stdout is None:
         return
     try:
@@ -41,7 +40,7 @@ def show(text: str) -> None:
 
 
 def asks() -> bool:
-    """Return whether a question can be asked: a terminal reads and shows everything, and no program waits for the
+    """Return whether a question can be asked: a terminal reads and shows everything, and no program reads the
     output."""
     return all(stream is not None and _is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr))
 
@@ -54,7 +53,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def agreed(question: str, *, default: bool) -> bool:
-    """Print a question on standard error and return the answer: no line at all is a no, an empty one `default`."""
+    """Ask on standard error, and return the answer. End of input means no, an empty line `default`."""
     with contextlib.suppress(OSError, ValueError, UnicodeError):
         sys.stderr.write(f"{clean(question, MAX_LINE)} [{'Y/n' if default else 'y/N'}] ")
         sys.stderr.flush()
@@ -64,12 +63,12 @@ def agreed(question: str, *, default: bool) -> bool:
 
 
 def flush() -> None:
-    """Write the buffer of standard output. Raises OSError, except if its reader has closed it."""
+    """Flush standard output. Raises OSError, except if its reader has closed it."""
     put(b"")
 
 
 def forget_unwritten() -> None:
-    """Drop output that could not be written: Python would try again at its exit, and set an exit code of its own."""
+    """Drop output that could not be written: Python would try again at exit and change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -79,7 +78,7 @@ def forget_unwritten() -> None:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Redirect `stream` to nowhere: its buffer would fail again when Python exits."""
+    """Redirect `stream` to /dev/null: flushing it at exit would fail again."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         assert stream is not None
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -88,7 +87,7 @@ def silence(stream: TextIO | None) -> None:
 
 
 def make_safe() -> None:
-    """Make standard output and error escape text that the terminal's encoding cannot show, instead of failing."""
+    """Make standard output and standard error escape characters that the encoding of the terminal lacks."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -33,8 +33,8 @@ class Terminal:
     cell: int = CELL  # pixels of a row of text
 
     def picture(self, pixels: Uint8, rows: int, number: int) -> bytes:
-        """Return the codes that show pixels [h, w, 3] in `rows` rows of text from the cursor on. number: that of the
-        picture; one of the same number is replaced."""
+        """Return the escape codes that show pixels [h, w, 3] in `rows` text rows from the cursor on. number: an id; a
+        picture of the same id is replaced."""
         from qwenimg.common.pictures import in_terminal
 
         if self.protocol == "kitty":
@@ -45,7 +45,7 @@ class Terminal:
 
 
 def find() -> Terminal | None:
-    """Return the terminal of this process, if it shows pictures and the process is in its foreground."""
+    """Return the terminal of this process, if it can show pictures and the process is in its foreground."""
     with contextlib.suppress(OSError, termios.error):
         descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         try:
@@ -57,7 +57,7 @@ def find() -> Terminal | None:
 
 
 def told(answer: bytes) -> Terminal | None:
-    """Return the terminal that gave this `answer`, if it shows pictures."""
+    """Parse the `answer` of a terminal; None if it cannot show pictures."""
     cell = _CELL.search(answer)
     height = int(cell[1]) if cell and int(cell[1]) else CELL
     identity = _IDENTITY.search(answer)
@@ -71,7 +71,7 @@ def told(answer: bytes) -> Terminal | None:
 
 
 def ask(descriptor: int) -> bytes:
-    """Return the terminal's answer, empty if none comes in time."""
+    """Query the terminal and return its answer, empty if none comes in time."""
     answer = b""
     with _unbuffered(descriptor):
         os.write(descriptor, _ASK)
@@ -86,7 +86,7 @@ def ask(descriptor: int) -> bytes:
 
 @contextlib.contextmanager
 def _unbuffered(descriptor: int) -> Iterator[None]:
-    """Have the terminal pass its input on at once and without echo, while the context is open."""
+    """Turn off line buffering and echo of the terminal in this context."""
     before = termios.tcgetattr(descriptor)
     changed = [*before]
     changed[3] = before[3] & ~(termios.ICANON | termios.ECHO)

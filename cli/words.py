@@ -24,7 +24,7 @@ JSON_FILES = ("precision",)  # commands whose --json names a file
 
 
 class Words(click.Group):
-    """A group of commands, each imported when it is used, and `generate` if no command is named."""
+    """A group of commands, each imported when it is used. Without a command's name it runs `generate`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -58,14 +58,14 @@ class Words(click.Group):
 
 
 def command_place(args: Sequence[str]) -> int | None:
-    """Return the index in `args` of the word that names a command, or None if the first word is a prompt or missing."""
+    """Return the index in `args` of the command's name; None if the first word is a prompt or missing."""
     place = _first_word(args)
     return place if place is not None and args[place] in (*COMMANDS, *RESERVED) else None
 
 
 def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str]) -> None:
-    """Raise UsageError for a value that no option or argument accepts: an empty one, such as a script's variable that
-    is not set, and one with a null byte, which no file's name has."""
+    """Raise UsageError for values that no option or argument accepts: empty (as by an unset variable of a script), or
+    with a null byte."""
     while isinstance(command, click.Group):
         inner = command.commands.get(args[0]) if args else None
         if inner is None:
@@ -86,7 +86,7 @@ def _check_filled(ctx: click.Context, command: click.Command, args: Sequence[str
 
 
 def _check_word(word: str) -> None:
-    """Raise UsageError for a word that was hardly meant as a prompt."""
+    """Raise UsageError for a single word that is probably a mistyped command."""
     if advice := foreign_words.advice(word):
         raise UsageError(f"{clean(advice, 200)}; for a prompt of that word: -p {clean(word, 40)}")
     if name := foreign_words.similar_command(word, tuple(COMMANDS)):
@@ -95,7 +95,7 @@ def _check_word(word: str) -> None:
 
 
 def _first_word(args: Sequence[str]) -> int | None:
-    """Return the index in `args` of the first word that is neither an option nor an option's value; None after `--`."""
+    """Return the index in `args` of the first word that is no option and no value of one; None after `--`."""
     ctx = click.Context(generate, resilient_parsing=True, allow_interspersed_args=False, **generate.context_settings)
     values, _, _ = generate.make_parser(ctx).parse_args(list(args))
     words = values.get("words")
@@ -108,13 +108,13 @@ def _first_word(args: Sequence[str]) -> int | None:
 
 
 def _values(args: Sequence[str]) -> Mapping[str, object]:
-    """Return the values of the options of `generate` in `args`, which may be wrong."""
+    """Return the values of the options of `generate` in `args`, which may have errors."""
     ctx = click.Context(generate, resilient_parsing=True, ignore_unknown_options=True, **generate.context_settings)
     return generate.make_parser(ctx).parse_args(list(args))[0]
 
 
 def wants_json(args: Sequence[str]) -> bool:
-    """Return whether --json is among the options of `args`, which may be wrong, or in the environment of a run."""
+    """Return whether `args`, which may have errors, contain --json, or the environment sets it."""
     place = command_place(args)
     if place is not None and args[place] in JSON_FILES:
         return False

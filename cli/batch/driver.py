@@ -33,7 +33,7 @@ class BatchOutcome:
 
 
 class Driver:
-    """The run of a batch. Its methods run in one event loop."""
+    """Draws the pictures of a batch. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Driver:
         self._closing: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
-        """Begin no more pictures."""
+        """Start no more pictures."""
         self.is_stopping = True
         idle = [worker for worker in self.workers if worker not in self._drawing]
         self._closing += [asyncio.create_task(worker.close()) for worker in idle]
@@ -79,7 +79,7 @@ class Driver:
         return self.outcome
 
     async def _tend(self, worker: BatchWorker) -> None:
-        """Let a worker draw until nothing is left, and start it again when it is lost."""
+        """Run a worker until no picture is left, and restart it when it is lost."""
         losses = 0
         while self.waiting and not self.is_stopping and losses < STARTS:
             inbox = worker.start()
@@ -128,7 +128,7 @@ class Driver:
         self.report(task, "", drawn.seconds)
 
     def _retry(self, task: BatchTask, lost: Lost) -> None:
-        """Put a picture whose worker has ended at the end of the queue, unless it has ended several."""
+        """Put a picture back at the end of the queue after its worker was lost, at most TRIES times."""
         self._tries[task.key] += 1
         tries = self._tries[task.key]
         self.say(f"{task.job.where}: its worker {lost.predicate}; try {tries} of {TRIES}")

@@ -44,8 +44,7 @@ def check(name: str) -> None:
 
 @contextmanager
 def opened(name: str, backends: Sequence[str]) -> Iterator[MakeWorker]:
-    """Yield the function that makes the workers of engine `name`, on these backends. Raises BackendMissing and
-    UsageError."""
+    """Yield the constructor of workers of engine `name`, for these backends. Raises BackendMissing and UsageError."""
     if name == "local":
         yield Worker
         return

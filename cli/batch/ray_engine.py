@@ -24,7 +24,7 @@ ENDED = 1  # the exit code of an actor that has ended: Ray does not say which si
 
 
 class Drawer:
-    """The actor: a worker's process whose messages are the results of its methods."""
+    """The actor: a drawing process whose messages are returned by its methods."""
 
     def __init__(self, start: Start) -> None:
         """Create a worker that may open the models of `start`."""
@@ -94,7 +94,7 @@ class RayWorker:
             call.cancel()
 
     def _call(self, result: Any) -> None:
-        """Put the messages of a call into the inbox when they come, or the end of the actor."""
+        """Put the messages of a call into the inbox when they arrive, or Lost if the actor has ended."""
 
         async def received() -> None:
             try:
@@ -109,7 +109,7 @@ class RayWorker:
 
 
 def ray_errors() -> type[Exception]:
-    """Return the class of Ray's errors: of an actor that has ended, of its machine, and of a call that failed."""
+    """Return the base class of Ray's errors: the actor or its machine is lost, or a call failed."""
     import ray
 
     return ray.exceptions.RayError  # type: ignore[no-any-return]
@@ -117,8 +117,8 @@ def ray_errors() -> type[Exception]:
 
 @contextmanager
 def cluster(backends: Sequence[str]) -> Iterator[Callable[[Start], RayWorker]]:
-    """Connect with the cluster of RAY_ADDRESS, or start Ray on this machine, while the context is open. Yield the
-    function that makes workers there. Raises BackendMissing if Ray does not start, and UsageError for more workers than
+    """Connect to the cluster of RAY_ADDRESS, or start Ray on this machine, for the length of the context. Yield the
+    constructor of workers on it. Raises BackendMissing if Ray does not start, and UsageError for more workers than
     GPUs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -144,7 +144,7 @@ def cluster(backends: Sequence[str]) -> Iterator[Callable[[Start], RayWorker]]:
 
 
 def check(backends: Sequence[str], gpus: int) -> None:
-    """Raise UsageError for a worker that the cluster has no GPU for, which would wait for ever."""
+    """Raise UsageError for more GPU workers than the cluster has GPUs: they would wait for ever."""
     for backend in backends:
         if ":" in backend:
             raise UsageError(f"--backend {backend}: Ray chooses the GPU of each worker; give --backend cuda")

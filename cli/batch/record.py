@@ -53,11 +53,11 @@ class JournalRow(NamedTuple):
 
 
 class BatchJournal:
-    """The journal of one shard, beside the pictures. Only its driver writes it; each line is on the disk when `add`
-    returns, and a torn last line of a killed driver is dropped."""
+    """The journal of one shard, in the folder of the pictures. Only its driver writes it. Each line is on the disk when
+    `add` returns; an incomplete last line of a killed driver is dropped."""
 
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
-        """Open the journal in `folder`, which is made if it is missing. Raises UsageError, ModelError and
+        """Open the journal in `folder`, and make the folder if it is missing. Raises UsageError, ModelError and
         DoesNotFit."""
         self.folder, self._writing = folder, threading.Lock()
         atomic_files.make_folder(folder, parents=True)
@@ -83,8 +83,7 @@ class BatchJournal:
         os.close(self._file)
 
     def known(self) -> Known:
-        """Return the entries of the journals of all shards, the last one of each key. Raises UsageError and
-        ModelError."""
+        """Read the journals of all shards: the last entry of each key. Raises UsageError and ModelError."""
         done: dict[str, str] = {}
         failed: dict[str, str] = {}
         for path in sorted(self.folder.glob(_GLOB)):
@@ -97,13 +96,13 @@ class BatchJournal:
         return Known(done, failed)
 
     def is_there(self, task: BatchTask, sha256: str) -> bool:
-        """Return whether the picture's file is there as the journal says."""
+        """Return whether the file of a picture has this hash."""
         data = self._picture(task)
         return data is not None and hashlib.sha256(data).hexdigest() == sha256
 
     def adopt(self, task: BatchTask) -> bool:
-        """Note a file that a killed driver has published and not noted; return whether there is one. It is whole, and
-        holds the picture's key."""
+        """Add the missing line for a complete picture that a killed driver wrote, recognised by its key. Return whether
+        there was one."""
         data = self._picture(task)
         if data is None or not has_batch_key(data, task.key):
             return False
@@ -111,8 +110,8 @@ class BatchJournal:
         return True
 
     def publish(self, task: BatchTask, data: bytes, seconds: float, *, replace: bool) -> None:
-        """Write the picture, then its line. The same picture that another one has published meanwhile stays, unless
-        `replace`. Raises UsageError and DoesNotFit."""
+        """Write the picture, then its line. Unless `replace`, a file with the same key is kept: another driver wrote it
+        meanwhile. Raises UsageError and DoesNotFit."""
         there = None if replace else self._picture(task)
         if there is not None and has_batch_key(there, task.key):
             data = there
@@ -122,7 +121,7 @@ class BatchJournal:
         self.add(task, "done", sha256=hashlib.sha256(data).hexdigest(), seconds=round(seconds, 3))
 
     def _picture(self, task: BatchTask) -> bytes | None:
-        """Return the bytes of a picture's file; None where no regular file is."""
+        """Return the bytes of a picture's file; None if it is no regular file."""
         try:
             with os.fdopen(os.open(self.folder / task.name, os.O_RDONLY | _FLAGS), "rb") as file:
                 status = os.fstat(file.fileno())
@@ -131,7 +130,7 @@ class BatchJournal:
             return None
 
     def add(self, task: BatchTask, state: str, **more: Any) -> None:
-        """Add a line. Raises DoesNotFit for a full disk, and UsageError for another fault of it."""
+        """Add a line. Raises DoesNotFit if the disk is full, and UsageError for other errors of the disk."""
         about = {"key": task.key, "state": state, "file": task.name, "line": task.job.where, "seed": task.job.seed}
         data = json.dumps(about | more).encode() + b"\n"
         try:
@@ -145,7 +144,7 @@ class BatchJournal:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a journal, and never what a link or a pipe leads to. Raises UsageError."""
+    """Open a regular file; links and pipes are refused."""
     try:
         descriptor = os.open(path, flags | _FLAGS, 0o666)
     except OSError as error:
@@ -162,7 +161,7 @@ def _refused(path: Path, reason: str) -> UsageError:
 
 
 def _rows(path: Path) -> Iterator[JournalRow]:
-    """Read the whole lines of a journal. Raises UsageError, and ModelError for a file that no batch has written."""
+    """Read the complete lines of a journal."""
     with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise bad(path, f"is larger than any journal of a batch ({MAX_BYTES >> 30} GiB): give another -o")

@@ -39,12 +39,12 @@ class BatchTask:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the picture's file."""
         return f"{slug(self.job.prompt, _NAME)}-{self.key[:16]}.png"
 
 
 def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
-    """Return the values that decide pixels besides a request, as plain JSON, and the model's defaults. Raises
+    """Return everything besides a request that decides the pixels, as plain JSON; and the model's defaults. Raises
     QwenimgError for a model that does not open."""
     from qwenimg.common.formats.fingerprint import fingerprint
     from qwenimg.common.hub.open_model import open_files
@@ -93,14 +93,14 @@ def tasks_of(
 
 
 def shard_of(tasks: Sequence[BatchTask], shard: tuple[int, int]) -> list[BatchTask]:
-    """Return the pictures of shard (i, n), counted from 0: which, follows from their keys alone."""
+    """Return the pictures of shard (i, n), counted from 0. A picture's shard follows from its key alone."""
     index, count = shard
     return [task for task in tasks if int(task.key, 16) % count == index]
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
-    """Return (i, n) for `i/n`, i from 0. Without a text, return those of a SLURM array or of a launcher such as
-    torchrun, else (0, 1). Raises UsageError."""
+    """Parse `i/n`, i from 0. Without a text, return the shard that SLURM or a launcher such as torchrun sets in the
+    environment, else (0, 1). Raises UsageError."""
     if text is None:
         for index, count in _SHARDS:
             if index in os.environ and count in os.environ:
@@ -117,7 +117,7 @@ def parse_shard(text: str | None) -> tuple[int, int]:
 
 
 def _number(name: str, default: str = "") -> int:
-    """Return the number in an environment variable. Raises UsageError."""
+    """Parse a number in an environment variable."""
     text = os.environ.get(name, default)
     if not (text.isdecimal() and len(text) < 10):
         raise UsageError(f"{name} is {clean(text, 40)!r} in the environment: expected a number; give --shard I/N")
@@ -125,7 +125,6 @@ def _number(name: str, default: str = "") -> int:
 
 
 def _hashes(files: InputFiles) -> dict[str, Any]:
-    """Return the SHA-256 of each file."""
     named = {"image": files.images, "mask": () if files.mask is None else (files.mask,)}
     return {
         name: [hashlib.sha256(one).hexdigest() for one in data if isinstance(one, bytes)]
@@ -135,7 +134,7 @@ def _hashes(files: InputFiles) -> dict[str, Any]:
 
 
 def _complete(options: Options, defaults: Defaults, images: Sequence[Any]) -> dict[str, Any]:
-    """Return the options with the model's defaults, for these images, as plain JSON."""
+    """Fill in the model's defaults, and return the options as plain JSON. images: the pictures that give the size."""
     values = {name: value for name, value in plain(options).items() if name not in TEMPLATES.values()}
     aspect = values.pop("aspect", None)
     if isinstance(aspect, Fraction):

@@ -37,7 +37,7 @@ _HELP = "Defaults of the lines (a line's own options override them)"
 
 
 class BatchCommand(click.Command):
-    """A command whose help has the options of a picture in a section of their own."""
+    """A command whose help lists the options of a picture in a section of their own."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = [param for param in self.get_params(ctx) if isinstance(param, click.Option) and not param.hidden]
@@ -184,7 +184,7 @@ async def _run(
 
 
 def _left(tasks: list[BatchTask], journal: BatchJournal, known: Known) -> tuple[list[BatchTask], frozenset[str]]:
-    """Return the pictures that are to be drawn, and the keys of those whose file differs from the journal's."""
+    """Return the pictures to draw, and of these the keys whose file does not have the journal's hash."""
     left: list[BatchTask] = []
     replaced: set[str] = set()
     for task in tasks:
@@ -198,10 +198,11 @@ def _left(tasks: list[BatchTask], journal: BatchJournal, known: Known) -> tuple[
 
 
 class BatchReport:
-    """The printer of a batch: paths on standard output, on standard error a bar on a terminal, else a line each."""
+    """Prints paths on standard output; progress on standard error, as a bar on a terminal and as lines elsewhere."""
 
     def __init__(self, folder: Path, total: int, *, before: int, quiet: bool = False) -> None:
-        """Create a printer for `total` pictures. before: pictures that are there already. quiet: without progress."""
+        """Create a printer for `total` pictures. before: the number of pictures that earlier runs have drawn. quiet: no
+        progress."""
         self.folder, self.total, self.before, self.quiet = folder, total, before, quiet
         self._bar = StepBar() if not quiet and sys.stderr is not None and sys.stderr.isatty() else None
         self._begun, self._ended = time.monotonic(), 0
@@ -214,7 +215,7 @@ class BatchReport:
         streams.say(f"qwenimg: {text}")
 
     def ended(self, task: BatchTask, error: str, seconds: float) -> None:
-        """Report a picture that has ended, with the time that the rest takes at the pace so far."""
+        """Report a finished or failed picture, and the remaining time at the average pace."""
         self._ended += 1
         rest = (time.monotonic() - self._begun) / self._ended * (self.total - self._ended)
         if error:
@@ -228,8 +229,8 @@ class BatchReport:
             self.say(f"{self._ended} of {self.total}: {seconds:.1f} s{left}")
 
     def code(self, outcome: BatchOutcome, faults: list[int]) -> int:
-        """Return the exit code, and print the number of pictures that are left. faults: the exit codes of pictures
-        that were not tried."""
+        """Print the number of pictures that are left, and return the exit code. faults: exit codes of pictures that
+        were not tried."""
         if self._bar is not None:
             self._bar.close()
         if outcome.unusable is not None:

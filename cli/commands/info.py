@@ -37,7 +37,7 @@ def info(file: Path, as_json: bool, opening: Opening) -> None:
 
 
 def _found(file: Path) -> Path:
-    """Return `file`, or the folder of the model with this known name."""
+    """Return `file`, or the folder of the known model of this name."""
     from qwenimg.common.families import catalog
     from qwenimg.common.hub import resolve
 
@@ -47,7 +47,7 @@ def _found(file: Path) -> Path:
 
 
 def _show_model(path: Path, as_json: bool, prediction: Prediction | None) -> None:
-    """Print the contents of a model and its faults. A fault ends the command with the exit code of a broken model."""
+    """Print the contents of a model. For a broken model raise its first error at the end."""
     from qwenimg.common.hub.describe import describe
 
     model = describe(path, prediction)
@@ -89,7 +89,7 @@ def _show_picture(path: Path, as_json: bool) -> None:
 
 
 def _xmp(value: str) -> str:
-    """Return in words what the XMP says about a model as its origin; raw XML is for programs, which have --json."""
+    """Describe the XMP's statement that a model made the image. The raw XML is for programs (--json)."""
     origin = "made by a model" if "trainedAlgorithmicMedia" in value else "does not say that a model made it"
     return f"XMP: {origin} ({len(value):,} characters; --json shows them)"
 
@@ -112,7 +112,7 @@ def _show_foreign(foreign: Foreign) -> None:
 
 
 def _shown(key: str, value: str) -> str:
-    """Return `key: value` with control characters escaped; further lines are indented, so that none looks like a
+    """Return `key: value` with control characters escaped. Further lines are indented, so that none looks like a
     key."""
     from qwenimg.common.base.text import printable
 

@@ -44,8 +44,8 @@ def _as_json() -> str:
 
 
 def _ranked() -> list[tuple[ListedModel, Outlook | None]]:
-    """Return the listed models with the first row of each in the forecast of this machine, best first; then those that
-    draw nothing alone or have no known name."""
+    """Return the listed models, best first for this machine, each with the first row of its forecast; models without a
+    forecast come last."""
     from qwenimg.backends.paper import for_hints
     from qwenimg.common.hub import listing, outlook
 
@@ -76,7 +76,7 @@ def table() -> str:
 
 
 def _folders(given: tuple[Path, ...], as_json: bool) -> str:
-    """Return the files in the folders `given`, as JSON or as lines. Raises UsageError and ModelError."""
+    """List the models and parts in folders, as JSON or as lines."""
     from qwenimg.common.base.text import shown_path
     from qwenimg.common.hub import folder_listing
     from qwenimg.common.hub.model_folders import read_folders

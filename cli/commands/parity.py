@@ -209,7 +209,7 @@ def report(passports: tuple[Path, ...], output: Path | None, overwrite: bool) ->
 
 @dataclass(frozen=True)
 class Checked:
-    """The results of a check, and the passport with its figures."""
+    """A passport with the figures of a check, and its verdict."""
 
     passport: Passport
     engine: Engine
@@ -218,7 +218,7 @@ class Checked:
     changed: list[str]
 
     def verdict(self) -> str:
-        """Return why the check failed, or ""."""
+        """Why the check failed; "" if it passed."""
         from qwenimg.common.parity import summary
 
         why = summary.verdict(self.judged, self.drawn)
@@ -297,7 +297,7 @@ def _opened(opening: Opening) -> Iterator[Session]:
 
 
 def _quietly(text: str) -> None:
-    """Drop a stage's name: stages are many and short."""
+    """Print messages, but no stages: they are many and short."""
 
 
 # Results
@@ -373,7 +373,7 @@ def _named(output: Path) -> Path:
 
 
 def _here() -> list[str]:
-    """Return the names of all backends of this machine, and print them. Raises UsageError if there is only one."""
+    """Return and print the backends of this machine. Raises UsageError if there is only one."""
     from qwenimg.backends import MISSING, available
 
     names = [name for name, device in available().items() if not device.startswith(MISSING)]

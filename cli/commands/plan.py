@@ -33,7 +33,7 @@ SURE = "times: {}; expect half to twice of them, and loading beside"
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """The needs of an image, with the present options or with others."""
+    """The needs of an image with some choice of options."""
 
     title: str  # the options
     needs: MemoryPlan
@@ -48,7 +48,7 @@ class _Row:
 
     @property
     def streamed(self) -> float:
-        """The bytes of streamed blocks that a step reads."""
+        """Bytes of streamed blocks that are read again in each step."""
         return self.needs.streamed / self.steps
 
     def as_json(self) -> dict[str, object]:
@@ -64,7 +64,7 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Everything that is printed about one image."""
+    """Everything that `plan` prints."""
 
     pipe: Pipeline
     request: Request
@@ -83,7 +83,7 @@ class _Plan:
 
 
 def _options_of_generate(command: _F) -> _F:
-    """Add the options of generate to `command`, including options that change no bytes."""
+    """Add the options of generate, including those that change no memory."""
     declared = [param for param in generate.params if isinstance(param, click.Option) and param.name != "version"]
     command.__click_params__ = [*reversed(declared), *getattr(command, "__click_params__", [])]  # type: ignore[attr-defined]
     return command
@@ -152,7 +152,7 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
 
 
 def _engine(opening: Opening, memory: str | None, on: str | None, devices: int) -> OnPaper:
-    """Return one of `devices`, each with the memory that is given. Raises UsageError and BackendMissing."""
+    """Return an engine without a device, for one of `devices` ranks, with the given memory."""
     from qwenimg.backends.paper import on_paper
     from qwenimg.cli.ranks.lead import check
     from qwenimg.common.base.amounts import parse_bytes
@@ -229,8 +229,8 @@ def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan
 
 
 def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
-    """Return the rows of the model's distilled LoRA, in the most bits that fit; none without such a LoRA, or if the
-    options give the number of steps."""
+    """Return a row for each published few-step LoRA of the model, in the most bits that fit; none if the options set
+    the number of steps."""
     from qwenimg.common.hub.outlook import FEW, fitting
 
     chosen = any(given[name] for name in ("few_steps", "steps", "sampler", "lora", "replay"))
@@ -246,8 +246,8 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
 
 
 def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
-    """Return the row of a model that `qwenimg convert -q 8` wrote, streamed: weights that are quantized while loading
-    cannot be. None if the options choose bits or a limit."""
+    """Return the row for the model after `qwenimg convert -q 8`, streamed (weights that are quantized while loading
+    cannot be streamed). None if the options choose bits or a memory limit."""
     from qwenimg.common.pipeline.fit_options import MEGABYTE, amount_text, needs
     from qwenimg.common.runtime.runtime import Change
 
@@ -261,7 +261,7 @@ def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
 
 
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
-    """Return smaller known models that fit while this one does not, or else are faster."""
+    """Return smaller known models that fit, if this one does not; otherwise faster ones."""
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.outlook import every
 
@@ -272,8 +272,7 @@ def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlo
 
 
 def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
-    """Return the request of `generate` with the same options, and whether it has a prompt. Raises UsageError and
-    ModelError."""
+    """Return the request that `generate` would make, and whether it has a prompt."""
     from qwenimg.common.hub.outlook import PROMPT, without_missing_loras
     from qwenimg.common.jobs import image_options
     from qwenimg.common.jobs.job import InputFiles, Job

@@ -87,8 +87,7 @@ def precision(
 
 
 def _files(opening: Opening, *, measured: bool) -> ModelFiles:
-    """Open the files of the model; those of a known model may be missing unless it is to be `measured`. Raises
-    QwenimgError."""
+    """Open the files of the model. Unless it is to be `measured`, a known model may be missing."""
     from qwenimg.common.hub.open_model import open_files
 
     if measured:
@@ -100,7 +99,7 @@ def _files(opening: Opening, *, measured: bool) -> ModelFiles:
 
 
 def _on_paper(name: str, backend: str) -> list[str]:
-    """Return the needs of each policy for the known model `name`, whose files are not here."""
+    """Compute the needs of each policy for the known model `name`, whose files are not on this machine."""
     from qwenimg.backends.paper import on_paper
     from qwenimg.common.base.text import aligned
     from qwenimg.common.hub import outlook

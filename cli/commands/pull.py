@@ -23,7 +23,7 @@ EVERY = 10.0  # seconds between two lines without a terminal
 
 
 class ByteBar(Bar):
-    """A bar of bytes on a terminal, else a line now and then; nothing when `quiet`."""
+    """A bar of bytes on a terminal, occasional lines elsewhere; nothing if `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class ByteBar(Bar):
 
 
 def offer(error: NotHere, *, offline: bool) -> bool:
-    """Download the model that `error` misses if a person on a terminal agrees, and return whether it is here now.
-    Raises as `pull`."""
+    """Ask a person on a terminal whether to download the model that `error` misses; return whether it was downloaded.
+    Raises the errors of `pull`."""
     from qwenimg.common.base import hf_cache
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.base.text import clean
@@ -84,7 +84,7 @@ def offer(error: NotHere, *, offline: bool) -> bool:
 
 
 def with_offer(opens: Callable[[], T], *, offline: bool) -> T:
-    """Return the result of `opens`; if a model is missing, offer its download first. Raises as `opens` and `pull`."""
+    """Call `opens`; if a model is missing, offer its download and call it again."""
     try:
         return opens()
     except NotHere as error:

@@ -74,7 +74,7 @@ def selftest(
 
 
 def _sheet_path(output: str, overwrite: bool, size: int) -> Path:
-    """Return the sheet's file, by the rules for images, with `size` bytes free. Raises UsageError and DoesNotFit."""
+    """Check that the sheet's file can be written, with `size` bytes free, and return its path."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.jobs.naming import output_path
 
@@ -134,7 +134,7 @@ def _judge(answers: list[Answer], path: Path | None, overwrite: bool, report: Se
 
 
 class SelftestReport:
-    """The printer of a self-test: a bar or a line for each image on standard error, the score on standard output."""
+    """Prints a bar or a line for each image on standard error, the score on standard output."""
 
     def __init__(self, prompts: list[GatePrompt], *, as_json: bool, quiet: bool) -> None:
         self.prompts, self.as_json, self.quiet = prompts, as_json, quiet
@@ -142,7 +142,7 @@ class SelftestReport:
         self._bar = StepBar()
 
     def notify(self, kind: str, text: str) -> None:
-        """Print a warning of the library. Stages are dropped, since the images are small and many."""
+        """Print warnings of the library, but no stages: the images are small and many."""
         if kind == "warning":
             self.close()
             streams.say(f"qwenimg: warning: {text}")

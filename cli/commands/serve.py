@@ -144,7 +144,7 @@ def _gallery() -> Path:
 
 
 def _token(file: Path) -> str:
-    """Return the token in `file`. Raises UsageError."""
+    """Read the token in `file`."""
     from qwenimg.common.base.errors import ModelError
     from qwenimg.common.base.safe_files import open_regular
 
@@ -160,7 +160,7 @@ def _token(file: Path) -> str:
 
 
 def _check_public(host: str, token: str) -> None:
-    """Raise UsageError for an address that others can reach, without a token."""
+    """Raise UsageError for a public address without a token."""
     try:
         is_local = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -170,13 +170,13 @@ def _check_public(host: str, token: str) -> None:
 
 
 def _hosts(host: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Return the names in the header Host that are served besides those of this machine."""
+    """Return the values of the header Host that are accepted besides those of this machine."""
     bound = () if host in ("0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)
     return frozenset(name.lower() for name in (*bound, *names))
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there. Raises UsageError."""
+    """Return a listening socket."""
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         listener = socket.socket(family, kind)

@@ -98,7 +98,7 @@ def _run(
     report: _Report,
     stop: Stop,
 ) -> int:
-    """Make each picture larger and write it; return the exit code. A picture that fails does not stop others."""
+    """Upscale and write each picture, also after one has failed; return the exit code."""
     codes: list[int] = []
     for index, (picture, path) in enumerate(zip(pictures, outputs, strict=True), 1):
         stop.check()
@@ -146,7 +146,7 @@ def enlarged(
 
 
 def _outputs(pictures: Sequence[Path], output: str | None, by: int, *, overwrite: bool) -> list[Path | None]:
-    """Return the file of each picture; None for standard output. Raises UsageError."""
+    """Return the path of each new file; None for standard output."""
     from qwenimg.common.base.arguments import home
     from qwenimg.common.base.safe_files import absolute, is_folder
     from qwenimg.common.jobs.naming import check_distinct
@@ -174,7 +174,7 @@ def _outputs(pictures: Sequence[Path], output: str | None, by: int, *, overwrite
 
 
 class _Report:
-    """The lines of a run on standard error; the paths, or the events of --json, on standard output."""
+    """Prints a run on standard error, and the paths or the events of --json on standard output."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self.as_json, self.quiet = as_json, quiet

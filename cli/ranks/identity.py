@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def identity(pipe: Pipeline) -> dict[str, str]:
-    """Return the backend, the precision, the bits and the hash of each part's files, by what a message calls them."""
+    """Return the backend, the precision, the bits and the hash of each part's files, under the names for messages."""
     from qwenimg.common.formats.fingerprint import fingerprint
 
     assert pipe.checkpoint is not None

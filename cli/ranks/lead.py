@@ -36,11 +36,11 @@ _VERDICT = 5.0  # seconds in which the end of a rank is seen, once an exchange w
 
 
 class Leader:
-    """Rank 0, which leads the others. They follow its pipeline once it is open."""
+    """Rank 0. The other ranks follow its pipeline once it is open."""
 
     def __init__(self, devices: int, place: RankPlace | None, opening: Opening, stop: Stop) -> None:
-        """Check the options. place: that of a launcher, whose ranks meet here already; without one they are started
-        when the pipeline is opened. Raises QwenimgError."""
+        """Check the options. place: set by a launcher, whose ranks connect here at once; None: the other ranks are
+        started when the pipeline is opened. Raises QwenimgError."""
         check(opening)
         self.backend = ranks.check_backend(opening.backend, launched_by_mlx=place is not None and ranks.by_mlx())
         self.devices, self._place, self._stop = devices, place, stop
@@ -85,7 +85,7 @@ class Leader:
     # The start
 
     def _started(self) -> Engine:
-        """Return the engine of this rank, with the others started."""
+        """Start the other ranks, and return the engine of this one."""
         if self._engine is None:
             name = "lo0" if sys.platform == "darwin" else "lo"
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -116,7 +116,7 @@ class Leader:
             self._stop.fail(max(lost.code, 1), "" if lost.code > 0 else text)
 
     def _connected(self, place: RankPlace, store: Any = None) -> Engine:
-        """Return the engine of this rank once all are connected."""
+        """Connect with all other ranks, and return the engine of this one."""
         engine = ranks.engine(self.backend, place, store)
         assert engine.group is not None
         self._engine = engine
@@ -128,8 +128,8 @@ class Leader:
 
 @contextmanager
 def leading(devices: int, opening: Opening, stop: Stop) -> Iterator[Leader]:
-    """Yield rank 0 of several devices, and end the others after the context. Never returns on another rank of a
-    launcher, which follows that one. Raises QwenimgError."""
+    """Yield rank 0 of several devices, and end the other ranks after the context. On another rank of a launcher it
+    follows rank 0 and never returns. Raises QwenimgError."""
     place = ranks.place(devices)
     if place is not None and place.rank:
         check(opening)
@@ -142,7 +142,7 @@ def leading(devices: int, opening: Opening, stop: Stop) -> Iterator[Leader]:
 
 
 def check(opening: Opening) -> None:
-    """Raise UsageError for an option that several devices do not have."""
+    """Raise UsageError for an option that does not work on several devices."""
     if opening.fallback:
         raise UsageError(
             "--fallback works on one device: of several only the one that meets a value too large would know of it; "

@@ -49,14 +49,14 @@ class Announce:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileBlocks:
-    """The decision whether the denoiser is compiled when it is next loaded."""
+    """Whether the denoiser is compiled when it is next loaded."""
 
     on: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawSteps:
-    """A request whose steps are computed, and the hashes of its LoRAs and control networks on rank 0."""
+    """A request whose steps to compute, and the hashes of its LoRAs and control networks on rank 0."""
 
     request: Request
     hashes: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """The first message of a rank: its version and its command line, if a launcher gave it one."""
+    """The first message of a rank: its version, and its command line under a launcher."""
 
     version: str
     words: tuple[str, ...] | None
@@ -85,15 +85,15 @@ class ModelIsOpen:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """An error, by which this rank ends."""
+    """An error that ends this rank."""
 
     exit_code: int
     text: str
 
 
 class LeaderLink:
-    """Rank 0's ends of the connections. `ends(exit code, text)` is called in another thread once a rank has ended,
-    failed or does not answer."""
+    """Rank 0's connections. `ends(exit code, text)` is called in another thread when a rank has ended, failed or does
+    not answer."""
 
     def __init__(
         self, group: Group, place: RankPlace, words: tuple[str, ...], ends: Callable[[int, str], None]
@@ -130,7 +130,7 @@ class LeaderLink:
             self._opened.acquire()
 
     def leave(self) -> None:
-        """Let the others end; from now on no end is an error."""
+        """End the other ranks; from now on the end of a rank is no error."""
         self._left = True
         self.send(Leave())
         for link in self._channels.values():
@@ -176,7 +176,7 @@ class LeaderLink:
 
 
 class FollowerLink(FollowerChannel):
-    """The end of another rank than 0."""
+    """The connection of another rank to rank 0."""
 
     def __init__(self, group: Group, words: tuple[str, ...] | None) -> None:
         """Connect with rank 0. Raises RankLost."""
@@ -195,7 +195,7 @@ class FollowerLink(FollowerChannel):
 
 
 def _greeted(caller: socket.socket, token: str) -> int | None:
-    """Return the rank at the other end. Close the connection of a stranger, and return None."""
+    """Read the token and the rank of a new connection. Close a stranger's, and return None."""
     _keep_alive(caller)
     caller.settimeout(GREETING)
     expected = f"{token} 000"
@@ -212,7 +212,7 @@ def _greeted(caller: socket.socket, token: str) -> int | None:
 
 
 def _keep_alive(caller: socket.socket) -> None:
-    """Turn keepalive on: the system asks a silent machine whether it is still there."""
+    """Turn on TCP keepalive, which notices a machine that is gone."""
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE.items():
         if (number := getattr(socket, name, None)) is not None:
