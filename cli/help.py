@@ -40,6 +40,7 @@ HELP_NAMES = ["-h", "--help"]
 _OWN: dict[str, tuple[str, ...]] = {
     "Prompt": ("prompt_file", "keep_going", "replay"),
     "Picture": (),
+    "Second pass": (),
     "Picture to start from": (),
     "Control": ("keep_control",),
     "Model": ("devices", "step_cache_check"),

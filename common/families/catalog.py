@@ -45,7 +45,7 @@ DESCRIBING = "qwen-image-layered"
 _SMALL_FILES: list[Piece] = [
     piece for family in _FAMILIES if (piece := getattr(family, "SMALL_FILES", None)) is not None
 ]
-CONTROLS: tuple[Piece, ...] = tuple(piece for family in _FAMILIES for piece in getattr(family, "CONTROLS", ()))
+CONTROLS: list[Piece] = [piece for family in _FAMILIES for piece in getattr(family, "CONTROLS", ())]
 """The control networks that are known by name."""
 NAMED: tuple[Piece, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS)
 

@@ -31,6 +31,7 @@ NEEDED = {  # what a command cannot do without
     "serve": ["-m", MISSING],
     "batch": ["-", "-o", "out", "-m", MISSING],
     "models": [],
+    "mcp": ["--folder", ".", "-m", MISSING],
     "upscale": [MISSING, "--with", MISSING],
     "pull": ["./none"],
     "rm": ["./none"],

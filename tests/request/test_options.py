@@ -145,12 +145,13 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used() -> None:
         "common/request/call_types.py": "guidance_rescale: float | None",  # written by tools/write_call_types.py
         "common/pipeline/steps/guidance.py": "share = request.family_options.guidance_rescale",
         "common/jobs/foreign_json.py": '"cfg_rescale_multiplier": "guidance_rescale",',  # InvokeAI's name for it
+        "cli/assistants/tools.py": '"cfg_end", "guidance_rescale", "clip_skip", "skip_layers", "layers", "caption",',
         # The families that take it
         "common/families/sd3/model.py": 'options = frozenset({"step_cache", "cached_calls", "guidance_rescale", '
         '"skip_layers", "skip_layer_scale"})',
         "common/families/stable_diffusion/model.py": '"guidance_rescale",',
     }
-    assert len(lines) == 6
+    assert len(lines) == 7
 
 
 def test_texts_are_parsed_where_they_enter() -> None:
