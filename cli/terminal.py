@@ -50,14 +50,14 @@ def find() -> Terminal | None:
         descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             if os.tcgetpgrp(descriptor) == os.getpgrp():  # in the background, asking would stop the process
-                return told(ask(descriptor))
+                return parse_answer(ask(descriptor))
         finally:
             os.close(descriptor)
     return None
 
 
-def told(answer: bytes) -> Terminal | None:
-    """Parse the `answer` of a terminal; None if it cannot show pictures."""
+def parse_answer(answer: bytes) -> Terminal | None:
+    """Return the terminal that gave this `answer`, if it shows pictures."""
     cell = _CELL.search(answer)
     height = int(cell[1]) if cell and int(cell[1]) else CELL
     identity = _IDENTITY.search(answer)

@@ -80,7 +80,7 @@ def load_text(before: str) -> str:
 
 
 def _documented(one: Option) -> str:
-    said = f"{one.name}: {one.said(one.call or one.help)}."
+    said = f"{one.name}: {one.format_help(one.call or one.help)}."
     return textwrap.fill(said, 120, initial_indent=" " * 8, subsequent_indent=" " * 12)
 
 

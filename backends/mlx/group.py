@@ -55,12 +55,12 @@ class MLXGroup:
 
     def summed(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers of rank 0: each set is one rank."""
-        return unpack(self.told(pack(numbers)))
+        return unpack(self.broadcast(pack(numbers)))
 
     def close(self) -> None:
         """Do nothing: MLX closes its sockets when the process ends."""
 
-    def told(self, data: bytes) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         assert len(data) < BYTES
         padded = np.frombuffer(bytes([len(data)]) + data.ljust(BYTES - 1, b"\0"), np.uint8)
         with self._exchanging():

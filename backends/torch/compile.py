@@ -62,17 +62,17 @@ def compile(
 
     from qwenimg.backends.torch.ops import whole  # noqa: F401  an operation that compiled blocks call
 
-    settle()
+    mark_constants()
     dynamo.recompile_limit = max(KINDS, dynamo.recompile_limit)
     for unit in units(model, paths):
         unit.compile(fullgraph=True, dynamic=True, backend=backend, mode=AUTOTUNE if autotune else None)
     return line
 
 
-def settle() -> None:
+def mark_constants() -> None:
     """Declare to the compiler that the results of these two functions do not change after compilation."""
-    for settled in (observers.observed, ops.multiplies):
-        settled.__dict__["_dynamo_marked_constant"] = True
+    for function in (observers.observed, ops.multiplies):
+        function.__dict__["_dynamo_marked_constant"] = True
 
 
 def eager(compiled: bool) -> AbstractContextManager[Any]:

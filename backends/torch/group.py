@@ -94,12 +94,12 @@ class TorchGroup:
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def told(self, data: bytes) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         assert len(data) <= BYTES
         with self._exchanging():
             if self.rank == 0:
-                self._store.set("told", data.hex())
-            return bytes.fromhex(self._store.get("told").decode())
+                self._store.set("broadcast", data.hex())
+            return bytes.fromhex(self._store.get("broadcast").decode())
 
     def swap(self, parts: list[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Exchange parts with the ranks that share tokens, as `TokenRanks.swap`."""

@@ -256,7 +256,7 @@ class Session:
         guided = {} if asked["true_cfg"] is None else {"true_cfg": asked["true_cfg"]}
         if self.pipe.defaults.negative_prompt or guided:
             request["negative_prompt"] = self.pipe.defaults.negative_prompt
-        request |= {"guidance": self.pipe.defaults.guidance} | self.pipe.model.guidance.settled(guided)
+        request |= {"guidance": self.pipe.defaults.guidance} | self.pipe.model.guidance.resolve(guided)
         pictures, notes = inputs.read(asked["control"], asked["mask"], width, height)
         for note in notes:
             streams.say(f"qwenimg: {note}")

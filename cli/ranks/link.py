@@ -104,7 +104,7 @@ class LeaderLink:
         self._opened = threading.Semaphore(0)
         token = secrets.token_hex(16)
         with socket.create_server(("127.0.0.1" if place.host in _LOCAL else "", 0)) as server:
-            group.told(f"{place.host} {server.getsockname()[1]} {token}".encode())
+            group.broadcast(f"{place.host} {server.getsockname()[1]} {token}".encode())
             server.settimeout(PATIENCE)
             pipes: dict[int, Connection] = {}
             while len(pipes) < self.size - 1:
@@ -181,7 +181,7 @@ class FollowerLink(FollowerChannel):
     def __init__(self, group: Group, words: tuple[str, ...] | None) -> None:
         """Connect with rank 0. Raises RankLost."""
         self.size = group.size
-        host, port, token = group.told(b"").decode().split()
+        host, port, token = group.broadcast(b"").decode().split()
         try:
             caller = socket.create_connection((host, int(port)), PATIENCE)
             _keep_alive(caller)

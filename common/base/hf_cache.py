@@ -63,7 +63,7 @@ def cached_name(path: Path) -> str | None:
     return None
 
 
-def told_name(path: Path) -> str:
+def display_name(path: Path) -> str:
     """Return the name by which people know the folder or file `path`: a folder in the cache by its place on the hub, a
     transformer's folder with that of its model, and all else by its own name."""
     whole = absolute(path)

@@ -255,7 +255,7 @@ def of_model(known: KnownModel, engine: OnPaper) -> list[Outlook]:
 
 def _outlook(known: KnownModel, pipe: Pipeline, few: bool) -> Outlook:
     """Return how `known` runs in the most bits that fit. few: with the few steps of its distilled LoRA."""
-    asked = without_missing_loras(pipe.settled({"few_steps": FEW})) if few else {}
+    asked = without_missing_loras(pipe.resolve({"few_steps": FEW})) if few else {}
     request = pipe.check(PROMPT, **asked, **pipe.model.inputs.placeholder())
     best = fitting(pipe, request, counted=False, few=few)
     steps = pipe.model.plan(request).steps

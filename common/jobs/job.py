@@ -15,7 +15,7 @@ from qwenimg.common.jobs.image_options import MAX_PICTURES, Options, check, merg
 from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
 from qwenimg.common.pictures import layer_files
-from qwenimg.common.prompts.check import check_said
+from qwenimg.common.prompts.check import check_not_blank
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request.request import enlarged
 
@@ -145,7 +145,7 @@ def jobs_of(
             rest = {name: value for name, value in options.items() if name not in ("seed", "num_images")}
             made = Job(options=rest, seeds=seeds(options, chance(rest)), files=files, where=where).split(wildcards)
             for job in () if files.images else made:
-                check_said(job.prompt)
+                check_not_blank(job.prompt)
             jobs += made
         except (UsageError, ModelError) as error:
             if not where:

@@ -85,7 +85,7 @@ class Outcome:
 def completed(pipe: Pipeline, job: Job, inputs: Inputs, views: tuple[str, ...] = ()) -> Job:
     """Return a job with the model's defaults for missing options, except the negative prompt. views: of layers."""
     d = pipe.defaults
-    options = pipe.settled(job.options) if job.get("few_steps") or job.get("true_cfg") else dict(job.options)
+    options = pipe.resolve(job.options) if job.get("few_steps") or job.get("true_cfg") else dict(job.options)
     aspect = options.pop("aspect", None)
     if aspect is None:
         options |= outpaint_text.sides(options, inputs.images)

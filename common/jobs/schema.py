@@ -38,7 +38,7 @@ def _property(one: Option) -> dict[str, Any]:
     if one.several:
         kind = {"anyOf": [kind | {"minimum": -1}, {"type": "string", "maxLength": one.longest}]}
     models_own = {field.name for field in fields(Defaults)}
-    about: dict[str, Any] = {"description": one.said(one.help)}
+    about: dict[str, Any] = {"description": one.format_help(one.help)}
     if one.kind is not str and not one.several and one.name not in models_own and one.default is not None:
         about["default"] = one.default
     if one.name in FAMILY_OPTIONS:

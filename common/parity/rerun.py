@@ -26,7 +26,7 @@ def with_own(pipe: Pipeline, asked: Mapping[str, Any], run: Sequence[Station], n
     tape, reference = Tape(run), _in_float32(pipe)
     try:
         with taped(reference, tape):
-            reference(**pipe.settled(asked))  # with the paths of LoRAs
+            reference(**pipe.resolve(asked))  # with the paths of LoRAs
     except DoesNotFit as error:
         notify(f"float32 does not fit, so nothing of the picture can be judged: {error}")
         return tuple(run)

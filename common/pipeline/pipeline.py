@@ -158,7 +158,7 @@ class Pipeline:
     def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
         """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)
-        values = self.settled(coerce.read_pictures(asked)[0])
+        values = self.resolve(coerce.read_pictures(asked)[0])
         values = outpainting.on_canvas(values)
         part, sides = values.get("only_masked") is not None, (values.get("width"), values.get("height"))
         values["width"], values["height"] = self.defaults.sides(*sides, start.given_images(values), only_masked=part)
@@ -179,11 +179,11 @@ class Pipeline:
             start.noise(self.model, request, TorchCPUGenerator(request.seed))  # only for its errors
         return whole
 
-    def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def resolve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call with the settings of its `few_steps`: steps, sampler, schedule, guidance and
         LoRA, unless the call gives them itself. Raises UsageError."""
         self._lock.check_open()
-        options = few_steps.settled(self.model.guidance.settled(call_options.converted(asked)), self.model.few_steps)
+        options = few_steps.resolve(self.model.guidance.resolve(call_options.converted(asked)), self.model.few_steps)
         return options | {"lora": self._find_loras(options["lora"])} if options.get("lora") else options
 
     @call_options.described

@@ -16,7 +16,7 @@ _LORAS = ("lora", "lyco")
 _TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]+")
 
 
-def check_said(prompt: str) -> None:
+def check_not_blank(prompt: str) -> None:
     """Raise UsageError for a blank prompt."""
     if not prompt.strip():
         raise UsageError("the prompt is empty; say what to draw")

@@ -47,7 +47,7 @@ def described(function: F) -> F:
     """Add every option to the signature and the docstring of `function(self, prompt, **asked: Unpack[CallOptions])`."""
     function.__signature__ = _signature(function)  # type: ignore[attr-defined]
     text = inspect.cleandoc(function.__doc__ or "")
-    lines = [f"    {name}: {one.said(one.call or one.help)}" for name, one in _keywords().items()]
+    lines = [f"    {name}: {one.format_help(one.call or one.help)}" for name, one in _keywords().items()]
     head = "Options, each by its keyword; None takes the model's own value:"
     function.__doc__ = "\n".join([text, "", head, *lines])
     return function

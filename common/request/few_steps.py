@@ -49,7 +49,7 @@ def parse(text: str) -> tuple[str, int | None]:
     return match["name"], int(match["steps"]) if match["steps"] else None
 
 
-def settled(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str, Any]:
+def resolve(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str, Any]:
     """Return the options of a call with the settings of its `few_steps`, one of the `known` rows. Raises UsageError."""
     rest = {name: value for name, value in asked.items() if value is not None and name != "few_steps"}
     text = asked.get("few_steps")

@@ -97,7 +97,7 @@ class Option:
             return f"between {self.least} and {self.most}"
         return f"{'above ' if self.open else ''}{self.least} to {self.most}"
 
-    def said(self, text: str) -> str:
+    def format_help(self, text: str) -> str:
         """Return `text` with the bounds and the default filled in."""
         return text.replace("{bounds}", self.bounds).replace("{default}", str(self.default))
 

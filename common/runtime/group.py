@@ -123,7 +123,7 @@ class Group(Ranks, Protocol):
         """Return the sums of `numbers` over the ranks of the first set, the same on all ranks. Raises RankLost."""
         ...
 
-    def told(self, data: bytes) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         """Return the `data` of rank 0, at most 200 bytes. Raises RankLost."""
         ...
 

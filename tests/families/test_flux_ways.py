@@ -308,10 +308,10 @@ def test_loras_change_the_picture_and_leave_it(folder: Path, tmp_path: Path, par
 
 def test_few_step_loras_have_their_settings(folder: Path) -> None:
     with qwenimg.load(folder, "cpu", "fp32") as pipe:
-        hyper = pipe.settled({"few_steps": "hyper"})
-        turbo = pipe.settled({"few_steps": "turbo", "lora": "mine.safetensors:0.5"})
+        hyper = pipe.resolve({"few_steps": "hyper"})
+        turbo = pipe.resolve({"few_steps": "turbo", "lora": "mine.safetensors:0.5"})
         with pytest.raises(UsageError, match="is made for 8, 16 steps"):
-            pipe.settled({"few_steps": "hyper:4"})
+            pipe.resolve({"few_steps": "hyper:4"})
     assert (hyper["steps"], hyper["guidance"]) == (8, 3.5)
     assert [*map(str, hyper["lora"])] == ["ByteDance/Hyper-SD/Hyper-FLUX.1-dev-8steps-lora.safetensors:0.125"]
     first, second = map(str, turbo["lora"])

@@ -103,11 +103,11 @@ def test_a_pull_names_memory_and_license_first() -> None:
 
 def test_the_few_step_lora_is_for_sd3_medium(tiny_sd3: dict[str, Path]) -> None:
     with qwenimg.load(tiny_sd3["sd3"], "cpu") as pipe:
-        settings = pipe.settled({"few_steps": "hyper-cfg"})
+        settings = pipe.resolve({"few_steps": "hyper-cfg"})
     assert (settings["steps"], settings["guidance"]) == (8, 5.0)
     assert [*map(str, settings["lora"])] == ["ByteDance/Hyper-SD/Hyper-SD3-8steps-CFG-lora.safetensors:0.125"]
     with qwenimg.load(tiny_sd3["medium"], "cpu") as pipe, pytest.raises(UsageError, match="nothing is made"):
-        pipe.settled({"few_steps": "hyper-cfg"})
+        pipe.resolve({"few_steps": "hyper-cfg"})
 
 
 @pytest.mark.sample(0)

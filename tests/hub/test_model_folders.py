@@ -391,7 +391,7 @@ def test_every_command_that_opens_a_model_finds_it_by_name(
     assert cli("info", "tiny").code == 0
     pipe = qwenimg.load("tiny", "cpu", models_dir=comfy)
     assert pipe.model_name == "tiny"
-    assert pipe.settled({"lora": "style:0.5"})["lora"] == (Lora(f"{comfy}/models/loras/style.safetensors", 0.5),)
+    assert pipe.resolve({"lora": "style:0.5"})["lora"] == (Lora(f"{comfy}/models/loras/style.safetensors", 0.5),)
     with pytest.raises(UsageError, match="models_dir is 5; expected a text or a path"):
         qwenimg.load("tiny", "cpu", models_dir=[5])
 

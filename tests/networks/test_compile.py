@@ -237,7 +237,7 @@ def test_every_other_network_is_one_graph(name: str) -> None:
     torch.manual_seed(1)
     forward, calls = WHOLE[name]()
     torch._dynamo.utils.counters.clear()
-    compiling_torch.settle()
+    compiling_torch.mark_constants()
     traced = torch.compile(forward, fullgraph=True, dynamic=True, backend="eager")
     errors = []
     with torch.inference_mode():

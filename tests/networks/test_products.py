@@ -210,7 +210,7 @@ def random(made: torch.nn.Module) -> torch.nn.Module:
 @pytest.fixture
 def compiles(on_a_card: None) -> Iterator[None]:
     assert whole.accumulate, "importing it makes it known"
-    compiling_torch.settle()
+    compiling_torch.mark_constants()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()

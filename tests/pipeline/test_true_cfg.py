@@ -38,23 +38,23 @@ def test_it_is_guidance_by_the_formula_of_the_family(family: Any, guidance: floa
     """Z-Image's is pos + s (pos - neg), and so one less. FLUX.2 sets its own for each of its models."""
     given = Guidance(formula=cfg) if guidance is None else family.guidance
     guidance = guidance or 3.0
-    assert given.settled({"true_cfg": 3.0}) == {"guidance": guidance}
-    assert given.settled({"true_cfg": 3.0, "guidance": guidance}) == {"guidance": guidance}
-    assert given.settled({"true_cfg": None, "guidance": 7.0}) == {"true_cfg": None, "guidance": 7.0}
+    assert given.resolve({"true_cfg": 3.0}) == {"guidance": guidance}
+    assert given.resolve({"true_cfg": 3.0, "guidance": guidance}) == {"guidance": guidance}
+    assert given.resolve({"true_cfg": None, "guidance": 7.0}) == {"true_cfg": None, "guidance": 7.0}
     with pytest.raises(
         UsageError, match=rf"another word for --guidance {guidance:g} in this model, and --guidance 5 is"
     ):
-        given.settled({"true_cfg": 3.0, "guidance": 5.0})
+        given.resolve({"true_cfg": 3.0, "guidance": 5.0})
 
 
 def test_in_a_distilled_model_it_has_the_effect_of_guidance() -> None:
     """None."""
-    assert Guidance(formula=cfg, off=float("inf")).settled({"true_cfg": 3.0}) == {"guidance": 3.0}
+    assert Guidance(formula=cfg, off=float("inf")).resolve({"true_cfg": 3.0}) == {"guidance": 3.0}
 
 
 def test_flux_keeps_both() -> None:
     asked = {"true_cfg": 3.0, "guidance": 2.0}
-    assert Flux.guidance.settled(asked) == asked
+    assert Flux.guidance.resolve(asked) == asked
 
 
 @pytest.mark.parametrize(("kind", "guidance"), [("z-image", 1.5), ("qwen", 2.5)])

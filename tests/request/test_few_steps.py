@@ -17,7 +17,7 @@ from support.recipe_cases import recipe_from_png
 import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.jobs.image_options import merged
-from qwenimg.common.request.few_steps import FewSteps, parse, settled
+from qwenimg.common.request.few_steps import FewSteps, parse, resolve
 from qwenimg.common.request.lora_text import Lora
 
 ROW = FewSteps(
@@ -44,20 +44,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Pat
 
 
 def test_one_word_asks_for_all_that_goes_with_it() -> None:
-    asked = settled({"few_steps": "fast", "seed": 3, "steps": None}, KNOWN)
+    asked = resolve({"few_steps": "fast", "seed": 3, "steps": None}, KNOWN)
     lora = (Lora("o/r/8.safetensors"),)
     assert asked == {"steps": 8, "sampler": "euler", "schedule": "trailing", "guidance": 1.0, "lora": lora, "seed": 3}
-    more = settled({"few_steps": "fast:4", "steps": 5, "sampler": "heun", "lora": (Lora("a", 0.5), Lora("b"))}, KNOWN)
+    more = resolve({"few_steps": "fast:4", "steps": 5, "sampler": "heun", "lora": (Lora("a", 0.5), Lora("b"))}, KNOWN)
     assert more["steps"] == 5 and more["sampler"] == "heun" and ", ".join(map(str, more["lora"])) == "o/r/4, a:0.5, b"
-    assert settled({"few_steps": "whole"}, KNOWN)["lora"] == ()
-    assert settled({"seed": 1, "few_steps": ""}, KNOWN) == {"seed": 1}
+    assert resolve({"few_steps": "whole"}, KNOWN)["lora"] == ()
+    assert resolve({"seed": 1, "few_steps": ""}, KNOWN) == {"seed": 1}
     for text, says in (
         ("slow", "there is fast or whole"), ("fast:5", "for 4, 8 steps"), ("fast:", "NAME:STEPS"), ("4", "NAME:STEPS"),
         ("fast:-4", "NAME:STEPS"), ("fast:4:4", "NAME:STEPS"), ("", ""),
     ):  # fmt: skip
         if text:
             with pytest.raises(UsageError, match=says):
-                settled({"few_steps": text}, KNOWN)
+                resolve({"few_steps": text}, KNOWN)
     assert parse(" Lightning:4 ") == ("lightning", 4)
 
 

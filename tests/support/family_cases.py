@@ -72,9 +72,9 @@ def opener(kind: str, folder: Path, tiny: dict[str, Path]) -> Opener:
 
 def given_a_picture(pipe: Pipeline) -> Pipeline:
     """Sees SEEN unless a call has another image: all tests of one family hold for a model that edits pictures too."""
-    settled = pipe.settled
+    resolve = pipe.resolve
     usual = {"image": SEEN} | ({"layers": 1} if "layers" in pipe.model.options else {})
-    pipe.settled = lambda asked: settled(usual | dict(asked))  # type: ignore[method-assign]
+    pipe.resolve = lambda asked: resolve(usual | dict(asked))  # type: ignore[method-assign]
     return pipe
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.hf_cache import cached_name, told_name
+from qwenimg.common.base.hf_cache import cached_name, display_name
 from qwenimg.common.base.safe_files import absolute, bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
@@ -83,7 +83,7 @@ def is_schnell(path: Path, choices: Choices, levels: FlowMatchConfig | None, *, 
     place = absolute(elsewhere or path)
     if levels is not None and elsewhere is None:
         return not levels.use_dynamic_shifting
-    if (named := variants.is_schnell(cached_name(place) or told_name(place))) is not None:
+    if (named := variants.is_schnell(cached_name(place) or display_name(place))) is not None:
         return named
     return levels is None or not levels.use_dynamic_shifting
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from qwenimg.common.base.config import data_folder, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
@@ -105,7 +105,7 @@ def model_of(transformer: Path) -> str:
     small, large = (model.dim for model in models)
     width, *_ = stored_shape(LAYOUTS["transformer"], transformer, "x_embedder.weight") or (small,)
     size = "4b" if width - small < large - width else "9b"
-    return f"flux2-klein-{'base-' if 'base' in told_name(transformer).lower() else ''}{size}"
+    return f"flux2-klein-{'base-' if 'base' in display_name(transformer).lower() else ''}{size}"
 
 
 def is_distilled(index: Path) -> bool:

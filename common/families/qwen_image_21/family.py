@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import PartFile
 from qwenimg.common.families.qwen_image_21 import references
@@ -103,7 +103,7 @@ FAMILY = Family(
         "text_encoder": PartFile(title=_text_encoder, network=qwen3_vl_vision.NETWORK, is_in=_has_text_encoder),
         "vae": PartFile(title=_vae, network=qwen21_vae.NETWORK, is_in=_has_vae),
     },
-    model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
+    model_of=lambda transformer, choices: of_name(display_name(transformer)).name,
     model=QwenImage21,
     defaults=_defaults,
     described=_described,

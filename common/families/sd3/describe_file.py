@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, component_line, of_file
 from qwenimg.common.families.sd3 import single_file
@@ -50,7 +50,7 @@ def model_of(transformer: Path) -> str:
     names = [key for file in find_files(transformer).files for key in peek(file).tensors]
     count = len({match[1] for key in names if (match := _BLOCK.search(key))})
     if count == LARGE_LAYERS:
-        return f"sd3.5-large{'-turbo' if TURBO in told_name(transformer).lower() else ''}"
+        return f"sd3.5-large{'-turbo' if TURBO in display_name(transformer).lower() else ''}"
     return "sd3.5-medium" if any(".attn2." in key for key in names) else "sd3-medium"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qwenimg.common.base.config import data_folder, parse, read_json
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
@@ -107,5 +107,5 @@ def _scheduler(folder: Path, *, whole: bool) -> FlowMatchConfig:
     ModelError."""
     path = folder / _SCHEDULER
     if not whole and not is_file(path):
-        path = data_folder(of_name(told_name(folder)).name) / _SCHEDULER
+        path = data_folder(of_name(display_name(folder)).name) / _SCHEDULER
     return flow_match.read_config(read_json(path), path)

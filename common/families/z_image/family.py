@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import KL_VAE, QWEN3, PartFile
 from qwenimg.common.families.z_image.checkpoint import NETWORKS, is_turbo, open_folder, open_parts, purpose
@@ -69,7 +69,7 @@ FAMILY = Family(
     },
     reads_file=_is_model,
     open_parts=open_parts,
-    model_of=lambda transformer, choices: of_name(told_name(transformer)).name,
+    model_of=lambda transformer, choices: of_name(display_name(transformer)).name,
     model=ZImage,
     defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
     described=purpose,

@@ -20,7 +20,7 @@ from qwenimg.common.families import registry
 from qwenimg.common.parity.sample import LARGEST, Drawn, called
 from qwenimg.common.parity.stations import Station
 from qwenimg.common.precision import precision
-from qwenimg.common.prompts.check import check_said
+from qwenimg.common.prompts.check import check_not_blank
 from qwenimg.common.request import control_text
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.parts import PARTS
@@ -142,7 +142,7 @@ class RecordedCall:
     def __post_init__(self) -> None:
         keywords = called(self.keywords())
         Request(**keywords | {"image": tuple(keywords["image"])} if self.pictures else keywords)
-        check_said(self.prompt)
+        check_not_blank(self.prompt)
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of the call, as `called` takes them."""

@@ -208,7 +208,7 @@ class PictureInputs:
         if others.describing and request.images and not request.prompt.strip():
             able = f"only {others.describing} describes a picture itself"
             raise UsageError(f"the prompt is empty; say what to draw: {able}")
-        check.check_said(request.prompt)
+        check.check_not_blank(request.prompt)
 
     def check_count(self, count: int, name: str, others: OtherModels) -> None:
         """Raise UsageError for `count` pictures that the model `name` does not take."""

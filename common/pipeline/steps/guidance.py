@@ -53,7 +53,7 @@ class Guidance:
         """Return whether the unconditional branch is computed; a sum of parts needs it at any scale."""
         return self.scale(request) > self.off or len(self.parts(request)) > 1
 
-    def settled(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def resolve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call with guidance in place of `true_cfg`, a scale of classifier-free guidance
         (unconditional + scale (prompt - unconditional)), in a family with one number. Raises UsageError for two
         numbers that contradict each other."""
