@@ -35,15 +35,15 @@ from doc_tables import table, write
 from wide_checkpoint import write as write_wide
 
 from qwenimg import backends
-from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine, encode
-from qwenimg.common.codes.coded import unpack
 from qwenimg.common.families.qwen_image.family import KIND
 from qwenimg.common.measure import exactness
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.quant.affine import BITS4, BITS6, BITS8, Affine, encode
+from qwenimg.common.quant.quantized_tensor import unpack
+from qwenimg.common.weights import keys, quantize
 
 BACKENDS = ("cpu", "mlx")
 LAYERS, POLICY = 3, "4"
@@ -57,7 +57,7 @@ def load(path: Path, backend: str) -> dict[str, int]:
     config = QwenDiTConfig(num_layers=LAYERS)
     plan = keys.plan(path, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
     assert qwen_dit.NETWORK.blocks is not None
-    plan = quantise.quantised(plan, quantise.parse(POLICY)["transformer"], qwen_dit.NETWORK.blocks)
+    plan = quantize.quantized(plan, quantize.parse(POLICY)["transformer"], qwen_dit.NETWORK.blocks)
     plan = plan.stored(bases(KIND)["bf16"], "transformer")
     engine = backends.load(backend)
     exactness.float32_error(engine)
@@ -113,13 +113,13 @@ def _torch(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any
     import torch
 
     from qwenimg.backends.torch.ops import DTYPES, Linear
-    from qwenimg.backends.torch.ops.quantised import DecodeBuffer, QuantisedLinear
+    from qwenimg.backends.torch.ops.quantized import DecodeBuffer, QuantizedLinear
 
     layer = Linear(WIDTH, len(weight), bias=False)
     if code is None:
         layer.weight = torch.nn.Parameter(torch.from_numpy(weight).to(DTYPES[dtype]))
     else:
-        layer = QuantisedLinear(layer, code, DTYPES[dtype], DecodeBuffer())
+        layer = QuantizedLinear(layer, code, DTYPES[dtype], DecodeBuffer())
         codes, *rest = map(torch.from_numpy, encode([weight], weight.shape, code).arrays)
         layer.put(codes.view(torch.int32), *rest)
 
@@ -134,13 +134,13 @@ def _mlx(weight: np.ndarray, code: Affine | None, dtype: str) -> Callable[[Any],
     import mlx.core as mx
 
     from qwenimg.backends.mlx.ops import DTYPES, Linear
-    from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
+    from qwenimg.backends.mlx.ops.quantized import QuantizedLinear
 
     layer = Linear(WIDTH, len(weight), bias=False)
     if code is None:
         layer.weight = mx.array(weight).astype(DTYPES[dtype])
     else:
-        layer = QuantisedLinear(layer, code, DTYPES[dtype])
+        layer = QuantizedLinear(layer, code, DTYPES[dtype])
         layer.put(*map(mx.array, encode([weight], weight.shape, code).arrays))
 
     def run(x: np.ndarray) -> object:
@@ -185,7 +185,7 @@ def step() -> list[list[str]]:
         for policy in ("", "8", "6", "4"):
             plan = keys.plan(path, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
             if policy:
-                plan = quantise.quantised(plan, quantise.parse(policy)["transformer"], blocks)
+                plan = quantize.quantized(plan, quantize.parse(policy)["transformer"], blocks)
             arms.append(replace(bench_step.our_arms(engine, config, plan, "fp32", given)[0], name=policy))
             arms[-1].step()
         seconds = bench_step.alternate(arms, ROUNDS - 2)

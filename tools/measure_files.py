@@ -18,11 +18,11 @@ from doc_tables import table, write
 from measure_weights import drawn, figures
 from safetensors.torch import save_file
 
-from qwenimg.common.codes.bits import widened
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.quant.bits import widened
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights.values import read

@@ -22,10 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from doc_tables import write_data
 
-from qwenimg.common.codes.affine import BITS8, encode
-from qwenimg.common.codes.coded import Coded
-from qwenimg.common.codes.rotated import RotatedInt8
-from qwenimg.common.weights.storage import Codes
+from qwenimg.common.quant.affine import BITS8, encode
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor
+from qwenimg.common.quant.rotated import RotatedInt8
+from qwenimg.common.weights.storage import QuantFormat
 
 GROUP, ROUNDS = 256, 7
 SHAPES = ((12288, 3072), (3072, 3072), (3072, 12288))  # rows and width of the published transformer's layers
@@ -33,7 +33,7 @@ TOKENS = {"cpu": (256, 1088), "mlx": (256,)}
 PART = 256  # rows of a layer in bfloat16 on MLX, of which a whole one takes minutes
 
 
-def cases(weight: np.ndarray) -> dict[str, tuple[Codes | None, Coded | None, np.ndarray]]:
+def cases(weight: np.ndarray) -> dict[str, tuple[QuantFormat | None, QuantizedTensor | None, np.ndarray]]:
     """By name the code of a layer, its codes, and the values that it holds."""
     turning = RotatedInt8(GROUP)
     rotated, affine = turning.encode(weight), encode([weight], weight.shape, BITS8)
@@ -45,17 +45,19 @@ def cases(weight: np.ndarray) -> dict[str, tuple[Codes | None, Coded | None, np.
     }
 
 
-def torch_arm(code: Codes | None, coded: Coded | None, values: np.ndarray, dtype: str) -> Callable[[Any], np.ndarray]:
+def torch_arm(
+    code: QuantFormat | None, coded: QuantizedTensor | None, values: np.ndarray, dtype: str
+) -> Callable[[Any], np.ndarray]:
     import torch
 
     from qwenimg.backends.torch.ops import DTYPES, Linear
-    from qwenimg.backends.torch.ops.quantised import DecodeBuffer, QuantisedLinear
+    from qwenimg.backends.torch.ops.quantized import DecodeBuffer, QuantizedLinear
 
     layer = Linear(values.shape[1], len(values), bias=False)
     if code is None or coded is None:
         layer.weight = torch.nn.Parameter(torch.from_numpy(values).to(DTYPES[dtype]))
     else:
-        layer = QuantisedLinear(layer, code, DTYPES[dtype], DecodeBuffer())
+        layer = QuantizedLinear(layer, code, DTYPES[dtype], DecodeBuffer())
         codes, *rest = map(torch.from_numpy, coded.arrays)
         layer.put(codes.view(torch.int32), *rest)
 
@@ -66,17 +68,19 @@ def torch_arm(code: Codes | None, coded: Coded | None, values: np.ndarray, dtype
     return run
 
 
-def mlx_arm(code: Codes | None, coded: Coded | None, values: np.ndarray, dtype: str) -> Callable[[Any], np.ndarray]:
+def mlx_arm(
+    code: QuantFormat | None, coded: QuantizedTensor | None, values: np.ndarray, dtype: str
+) -> Callable[[Any], np.ndarray]:
     import mlx.core as mx
 
     from qwenimg.backends.mlx.ops import DTYPES, Linear
-    from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
+    from qwenimg.backends.mlx.ops.quantized import QuantizedLinear
 
     layer = Linear(values.shape[1], len(values), bias=False)
     if code is None or coded is None:
         layer.weight = mx.array(values).astype(DTYPES[dtype])
     else:
-        layer = QuantisedLinear(layer, code, DTYPES[dtype])
+        layer = QuantizedLinear(layer, code, DTYPES[dtype])
         layer.put(*map(mx.array, coded.arrays))
 
     def run(x: np.ndarray) -> np.ndarray:

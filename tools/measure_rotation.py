@@ -25,14 +25,14 @@ from measure_weights import decibels, figures, relative
 from safetensors.torch import save_file
 
 import qwenimg
-from qwenimg.common.codes.affine import Affine, encode
-from qwenimg.common.codes.bits import widened
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.encoders import qwen_vl
+from qwenimg.common.quant.affine import Affine, encode
+from qwenimg.common.quant.bits import widened
 from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import GatePrompt, gate_prompts, selftest_prompts
-from qwenimg.common.weights import quantise
+from qwenimg.common.weights import quantize
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read
 
@@ -70,7 +70,7 @@ def written(policy: str, most: int | None, folder: Path) -> tuple[dict[str, Path
     files, errors = {}, []
     for name, network in NETWORKS.items():
         assert network.blocks is not None
-        plan = quantise.quantised(opened.checkpoint[name].plan, quantise.parse(policy)[network.role], network.blocks)
+        plan = quantize.quantized(opened.checkpoint[name].plan, quantize.parse(policy)[network.role], network.blocks)
         tensors = {}
         for key, entry in plan.entries.items():
             values = widened(read(entry))

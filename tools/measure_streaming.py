@@ -91,8 +91,8 @@ def measured(path: Path, case: Case, layers: int, rounds: int) -> dict[str, Any]
     engine, precision = backends.load(case.backend), parse(case.precision, on_gpu=False, kind=KIND)
     plan = keys.plan(path, "transformer", stored, uses=qwen_dit.uses).stored(precision)
     moved = engine.workspace.moved
-    whole = streaming.held(plan, moved)
-    streamed = streaming.fitting(plan, qwen_dit.NETWORK.streamable, int(SHARE * whole), moved)
+    whole = streaming.peak_weight_bytes(plan, moved)
+    streamed = streaming.stream_to_fit(plan, qwen_dit.NETWORK.streamable, int(SHARE * whole), moved)
     arms = {"resident": Arm(engine, config, plan, precision), "streamed": Arm(engine, config, streamed, precision)}
     for i in range(rounds + 1):
         order = list(arms.values()) if i % 2 else list(arms.values())[::-1]
@@ -107,7 +107,7 @@ def measured(path: Path, case: Case, layers: int, rounds: int) -> dict[str, Any]
         "layers": layers,
         "streamed_blocks": len(streaming.streamed_blocks(streamed)),
         "resident_bytes": whole,
-        "streamed_bytes": streaming.held(streamed, moved),
+        "streamed_bytes": streaming.peak_weight_bytes(streamed, moved),
         **{name: {"cpu": arm.cpu, "wall": arm.wall} for name, arm in arms.items()},
     }
 

@@ -43,7 +43,7 @@ def measured(backend: str, kind: str, width: int, height: int, rows: int | None,
     stage = upscaling.stage(height, width)
     split = next(split for split in stage.splits if split.size == rows)
     upscaling.stage = lambda height, width: replace(stage, splits=(split,))  # type: ignore[method-assign]
-    network, _ = upscaling.residents.enter(stage)
+    network, _ = upscaling.residents.acquire(stage)
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     network.upscale(np.zeros((1, 3, 16, 16), np.float32), 16)  # what a first call sets up
     engine.expect(split.activations)

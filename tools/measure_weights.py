@@ -2,7 +2,7 @@
 
     python tools/measure_weights.py          # writes the table of -q in docs/measured/weights.md again
     python tools/measure_weights.py gguf     # writes that of GGUF's types
-    python tools/measure_weights.py mlx      # writes that of what MLX quantises
+    python tools/measure_weights.py mlx      # writes that of what MLX quantizes
 
 The self-test's 40 prompts are drawn by the built-in model in float32 on torch, from the same noise: with its weights as
 they are, and by each policy.
@@ -23,18 +23,18 @@ import numpy as np
 from doc_tables import table, write
 
 import qwenimg
-from qwenimg.common.codes.affine import Affine, encode
-from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.rotated import rotated
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
 from qwenimg.common.precision.residency import ALWAYS
+from qwenimg.common.quant.affine import Affine, encode
+from qwenimg.common.quant.bits import widened
+from qwenimg.common.quant.rotated import rotated
 from qwenimg.common.shapes import builtin, selftest
 from qwenimg.common.shapes.gate import selftest_prompts
-from qwenimg.common.weights import on_paper, quantise
+from qwenimg.common.weights import on_paper, quantize
 from qwenimg.common.weights.storage import Packed
 from qwenimg.common.weights.values import read
 
@@ -47,7 +47,7 @@ def sizes(policy: str | None) -> list[str]:
     for network, config in ((qwen_dit.NETWORK, QwenDiTConfig()), (qwen_vl.NETWORK, QwenVLConfig())):
         plan = on_paper.plan(network.name, network.uses(config))
         if policy is not None and network.blocks is not None:
-            plan = quantise.quantised(plan, quantise.parse(policy)[network.role], network.blocks)
+            plan = quantize.quantized(plan, quantize.parse(policy)[network.role], network.blocks)
         counts = [plan.when(ALWAYS).nbytes, plan.nbytes] if network.role == "transformer" else [plan.nbytes]
         found += [f"{count / 1e9:.1f}" for count in counts]
     return found
@@ -97,7 +97,7 @@ def error(policy: str) -> float:
     plan, blocks = opened.checkpoint["transformer"].plan, qwen_dit.NETWORK.blocks
     assert blocks is not None
     errors = []
-    for entry in quantise.quantised(plan, quantise.parse(policy)["transformer"], blocks).entries.values():
+    for entry in quantize.quantized(plan, quantize.parse(policy)["transformer"], blocks).entries.values():
         if isinstance(entry.storage, Packed) and isinstance(code := entry.storage.code, Affine):
             values = widened(read(entry))
             coded = encode([values], values.shape, code).arrays

@@ -18,7 +18,7 @@ from qwenimg.backends.mlx.kernel_files import kernel_files, name_gpu_folder
 from qwenimg.backends.mlx.ops import crossing, images
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.workspaces import MLX_CPU, MLX_GPU
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram
@@ -68,13 +68,13 @@ class MLXEngine:
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_network("qwenimg.backends.mlx.networks", network)
-        opened = module.Component(config, plan, precision)
+        opened = module.Runner(config, plan, precision)
         if streaming.streamed_blocks(plan):
             opened.streamed = stream.Stream(opened.model, plan)
         return opened
 
-    def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
-        opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
+    def hook_cached_blocks(self, opened: Any, cached: CachedBlocks) -> None:
+        opened.skipping = Skipping(opened.model, cached, images.to_bchw, ops.async_eval)
 
     def compiler(self) -> Compiler:
         if not self.on_gpu:

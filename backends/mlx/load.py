@@ -11,7 +11,7 @@ import mlx.nn
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.ops import DTYPES, Linear, writable
-from qwenimg.backends.mlx.ops.quantised import QuantisedLinear
+from qwenimg.backends.mlx.ops.quantized import QuantizedLinear
 from qwenimg.common.formats.arrays import WORTH_A_THREAD
 from qwenimg.common.formats.stored import NUMPY, into
 from qwenimg.common.formats.tensor_file import NAME, TensorFile
@@ -19,7 +19,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import check_largest, read, read_branch, read_codes, read_finite
+from qwenimg.common.weights.values import check_largest, read, read_branch, read_finite, read_quantized
 
 Model = TypeVar("Model", bound=mlx.nn.Module)
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ def fill(model: mlx.nn.Module, plan: LoadPlan) -> None:
 def fill_one(model: mlx.nn.Module, entry: Entry) -> None:
     """Read the values of `entry` into its parameter. Raises ModelError."""
     packed = isinstance(entry.storage, Packed)
-    put(model, entry, [mx.array(part) for part in read_codes(entry).arrays] if packed else [tensor(entry)])
+    put(model, entry, [mx.array(part) for part in read_quantized(entry).arrays] if packed else [tensor(entry)])
 
 
 def put(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> None:
@@ -76,7 +76,7 @@ def drop(model: mlx.nn.Module, names: Iterable[str]) -> None:
         owner, leaf = _owner(model, name)
         if isinstance(owner, Linear) and leaf == "weight":
             owner.branch = ()
-        if isinstance(owner, QuantisedLinear) and leaf == "weight":
+        if isinstance(owner, QuantizedLinear) and leaf == "weight":
             owner.drop()
         else:
             _put(model, name, mx.zeros(owner[leaf].shape, owner[leaf].dtype))
@@ -96,7 +96,7 @@ def briefly(model: mlx.nn.Module, plan: LoadPlan, prefix: str, use: Callable[[],
 def widened(model: mlx.nn.Module, path: str) -> Iterator[None]:
     """Make the module at `path` compute in float32 with the weights that it has, while the context is open."""
     before: list[tuple[mlx.nn.Module, str, Any]] = []  # what the next weights are loaded into: LoRA factors too
-    quantized: list[tuple[str, QuantisedLinear]] = []
+    quantized: list[tuple[str, QuantizedLinear]] = []
 
     def change(module: mlx.nn.Module, attribute: str, value: Any) -> None:
         before.append((module, attribute, getattr(module, attribute)))
@@ -105,7 +105,7 @@ def widened(model: mlx.nn.Module, path: str) -> Iterator[None]:
     for name, module in list(model.named_modules()):
         if path and name != path and not name.startswith(f"{path}."):
             continue
-        if isinstance(module, QuantisedLinear):
+        if isinstance(module, QuantizedLinear):
             quantized.append((name, module))
             _replace(model, name, _decoded(module))
             continue
@@ -127,7 +127,7 @@ def widened(model: mlx.nn.Module, path: str) -> Iterator[None]:
             setattr(module, attribute, value)
 
 
-def _decoded(layer: QuantisedLinear) -> Linear:
+def _decoded(layer: QuantizedLinear) -> Linear:
     """Return a linear layer with the values of a quantized one, in float32."""
     weight = layer.weight.astype(mx.float32)
     linear = Linear(weight.shape[1], weight.shape[0], bias="bias" in layer)
@@ -176,7 +176,7 @@ def _by_numpy(entry: Entry) -> mx.array:
 def fetched_again(entry: Entry) -> list[mx.array]:
     """Read the arrays of `entry`, which was checked before, as they are stored."""
     if isinstance(entry.storage, Packed):
-        return [mx.array(part) for part in read_codes(entry).arrays]
+        return [mx.array(part) for part in read_quantized(entry).arrays]
     if not entry.source.is_plain or entry.fused:
         return [mx.array(read(entry))]
     values, view = writable(entry.shape, NUMPY[entry.source.first.dtype])
@@ -195,8 +195,8 @@ def _pack(model: mlx.nn.Module, entry: Entry, arrays: Sequence[mx.array]) -> Non
     """Put the codes of `entry` into its layer, which is replaced by a quantized one the first time."""
     layer, leaf = _owner(model, entry.name)
     assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
-    if not isinstance(layer, QuantisedLinear):
-        layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
+    if not isinstance(layer, QuantizedLinear):
+        layer = QuantizedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype])
         _replace(model, entry.name.rpartition(".")[0], layer)
     layer.put(*arrays)
 

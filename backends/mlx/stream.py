@@ -47,7 +47,7 @@ class Stream:
         self.blocks = streaming.streamed_blocks(plan)
         self.branches, self._checked = streaming.branches(plan), set[str]()
         plain = _shared() and all(
-            streaming.straight(entry, MLX_CPU.moved) for block in self.blocks.values() for entry in block
+            streaming.is_read_in_place(entry, MLX_CPU.moved) for block in self.blocks.values() for entry in block
         )
         self._buffer = DoubleBuffer(self.blocks, lambda size: writable((size,), "u1")) if plain else None
         self._ahead = ReadAhead(partial(_read, self.blocks, self._buffer))

@@ -18,7 +18,7 @@ from qwenimg.backends.torch.ops import crossing, images
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.workspaces import TORCH, TORCH_CPU
 from qwenimg.common.base.amounts import counted
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import BackendMissing
 from qwenimg.common.memory import allocator
 from qwenimg.common.memory.memory import free_ram, machine_ram, ram_peak
@@ -91,15 +91,15 @@ class TorchEngine:
     def open(self, network: str, config: Any, plan: LoadPlan, precision: Precision) -> Any:
         assert plan.precision == precision, f"{plan.component} is not planned in {precision.name}"
         module = import_network("qwenimg.backends.torch.networks", network)
-        opened = module.Component(config, plan, precision, self._device)
+        opened = module.Runner(config, plan, precision, self._device)
         if streaming.streamed_blocks(plan):
             opened.streamed = stream.Stream(opened.model, plan, self._device)
         if self._ranks is not None:
             ops.share_tokens(opened.model, self._ranks)
         return opened
 
-    def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
-        opened.skipping = Skipping(opened.model, deep, images.to_bchw, ops.async_eval)
+    def hook_cached_blocks(self, opened: Any, cached: CachedBlocks) -> None:
+        opened.skipping = Skipping(opened.model, cached, images.to_bchw, ops.async_eval)
 
     def compiler(self) -> Compiler:
         """Return what compiling takes and saves here.

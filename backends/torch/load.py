@@ -12,14 +12,14 @@ import torch
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.ops import DTYPES, Linear
 from qwenimg.backends.torch.ops.cpu import laid_out
-from qwenimg.backends.torch.ops.quantised import DecodeBuffer, QuantisedLinear
-from qwenimg.common.codes.coded import Coded
+from qwenimg.backends.torch.ops.quantized import DecodeBuffer, QuantizedLinear
 from qwenimg.common.formats.arrays import ahead
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ONCE
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read, read_branch, read_codes, read_finite
+from qwenimg.common.weights.values import read, read_branch, read_finite, read_quantized
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Result = TypeVar("Result")
@@ -73,7 +73,7 @@ def drop(model: torch.nn.Module, names: Iterable[str]) -> None:
         owner, leaf = _owner(model, name)
         if isinstance(owner, Linear) and leaf == "weight":
             owner.branch = None
-        if isinstance(owner, QuantisedLinear) and leaf == "weight":
+        if isinstance(owner, QuantizedLinear) and leaf == "weight":
             owner.drop()
         else:
             _put(model, name, getattr(owner, leaf).to("meta"))
@@ -91,20 +91,20 @@ def briefly(
     return result
 
 
-def fetched(entry: Entry) -> Coded | np.ndarray:
+def fetched(entry: Entry) -> QuantizedTensor | np.ndarray:
     """Read the values of `entry` as they are stored, finite. Raises ModelError."""
-    return read_codes(entry) if isinstance(entry.storage, Packed) else read_finite(entry)
+    return read_quantized(entry) if isinstance(entry.storage, Packed) else read_finite(entry)
 
 
-def fetched_again(entry: Entry) -> Coded | np.ndarray:
+def fetched_again(entry: Entry) -> QuantizedTensor | np.ndarray:
     """Read the values of `entry`, which `fetched` has checked before."""
-    return read_codes(entry) if isinstance(entry.storage, Packed) else read(entry)
+    return read_quantized(entry) if isinstance(entry.storage, Packed) else read(entry)
 
 
-def kept(entry: Entry, values: Coded | np.ndarray, device: torch.device) -> list[torch.Tensor]:
+def kept(entry: Entry, values: QuantizedTensor | np.ndarray, device: torch.device) -> list[torch.Tensor]:
     """Return the tensors that memory holds for `entry`, from what was fetched: its values, or its codes, scales and
     biases."""
-    if not isinstance(values, Coded):
+    if not isinstance(values, QuantizedTensor):
         return [tensor(entry, device, values)]
     codes, *rest = (torch.from_numpy(part).to(device) for part in values.arrays)
     return [codes.view(torch.int32), *rest]
@@ -121,7 +121,7 @@ def widened(model: torch.nn.Module, path: str, dtype: torch.dtype) -> Iterator[N
         setattr(module, attribute, value)
 
     for name, module in list(model.get_submodule(path).named_modules(prefix=path)):
-        if isinstance(module, QuantisedLinear):
+        if isinstance(module, QuantizedLinear):
             change(*_owner(model, name), _decoded(module))
         elif getattr(module, "compute", None) is not None:
             change(module, "compute", None)
@@ -145,7 +145,7 @@ def move(module: torch.nn.Module, share: float, seed: int) -> None:
         parameter.data.mul_(1 + share * signs.to(parameter))
 
 
-def _decoded(layer: QuantisedLinear) -> Linear:
+def _decoded(layer: QuantizedLinear) -> Linear:
     """Return a linear layer with the values of a quantized one."""
     weight = layer.weight.clone()
     linear = Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
@@ -170,10 +170,10 @@ def _pack(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor])
     """Put the codes of `entry` into its layer, which is replaced by a quantized one the first time."""
     layer, leaf = _owner(model, entry.name)
     assert isinstance(entry.storage, Packed) and leaf == "weight", entry.name
-    if not isinstance(layer, QuantisedLinear):
+    if not isinstance(layer, QuantizedLinear):
         assert isinstance(layer, Linear), entry.name
         shared = None if entry.residency is ONCE else vars(model).setdefault("decoded", DecodeBuffer())
-        layer = QuantisedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype], shared)
+        layer = QuantizedLinear(layer, entry.storage.code, DTYPES[entry.storage.dtype], shared)
         parent, attribute = _owner(model, entry.name.rpartition(".")[0])
         setattr(parent, attribute, layer)
     layer.put(*tensors)

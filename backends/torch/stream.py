@@ -71,7 +71,7 @@ class _Files:
 
     def __init__(self, blocks: streaming.Blocks):
         self.blocks, self._checked = blocks, set[str]()
-        plain = all(streaming.straight(entry, TORCH_CPU.moved) for block in blocks.values() for entry in block)
+        plain = all(streaming.is_read_in_place(entry, TORCH_CPU.moved) for block in blocks.values() for entry in block)
         self._buffer = DoubleBuffer(blocks, _memory) if plain else None
         self._ahead = ReadAhead(partial(_read, blocks, self._buffer))
 

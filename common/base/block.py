@@ -25,11 +25,11 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepBlocks:
+class CachedBlocks:
     """The blocks of a denoiser that a call can skip. Like the one in front of them, each takes the stream first and
     returns it, alone or first of several arrays."""
 
-    behind: str  # the path of the block in front of them, whose update predicts how much theirs differ
+    after: str  # the path of the block in front of them, whose update predicts how much theirs differ
     paths: tuple[str, ...]
     adds: bool  # True: they reuse what they added to the stream in an earlier call; False: the stream behind them
     image: bool = False  # True: the stream is an image

@@ -14,8 +14,6 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.families import repository
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats.files import MAX_SHARDS
@@ -23,6 +21,8 @@ from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.formats.stored import DTYPES
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import QUANTIZATION, read_config
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.block_float import BlockFloat
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.storage import Dense, Packed, rotation_of
@@ -86,7 +86,7 @@ def _part(name: str, network: Network, component: Component, dtype: str | None) 
 def _kept(entry: Entry, dtype: str | None) -> Entry:
     """Return `entry` with the dtype to write. Raises UsageError for a LoRA on weights quantized in the file."""
     if isinstance(entry.storage, Packed):
-        if entry.fused and entry.source.kept is not None:
+        if entry.fused and entry.source.quant_storage is not None:
             shown = clean(entry.source.first.file.path.name, 60)
             raise UsageError(
                 f"--lora: {shown} is quantized, and a LoRA is added before that; convert the original model"

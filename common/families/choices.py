@@ -41,7 +41,7 @@ class Choices:
     parts: Mapping[str, Path] = field(default_factory=dict)  # {part, of PARTS: the folder or file of its weights}
     variant: str | None = None  # the model of those whose files do not tell them apart
     tokenizer: Path | None = None  # the folder of a tokenizer, for a single file, which has none
-    quantize: str | None = None  # how weights are quantized: `weights/quantise.py`
+    quantize: str | None = None  # how weights are quantized: `weights/quantize.py`
     whole: bool = False  # every tensor as it is stored, to be written again and not to generate images
     tokenizer_of_base: Path | None = None  # another folder of a tokenizer: of the model that a refiner refines
 

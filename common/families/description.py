@@ -12,11 +12,11 @@ from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.codes.gguf_blocks import storage_of
-from qwenimg.common.codes.rotated import Rotated
 from qwenimg.common.formats.stored import Header, Stored
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.block_float import BlockFloat
+from qwenimg.common.quant.gguf_blocks import storage_of
+from qwenimg.common.quant.rotated import Rotated
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import LoadPlan, Source
 

@@ -49,9 +49,9 @@ def _check_precision(text: str) -> None:
 
 
 def _check_quantize(text: str) -> None:
-    from qwenimg.common.weights import quantise
+    from qwenimg.common.weights import quantize
 
-    quantise.parse(text)
+    quantize.parse(text)
 
 
 @dataclass(frozen=True, kw_only=True)

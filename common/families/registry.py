@@ -32,7 +32,7 @@ from qwenimg.common.parts import known_configs, mflux
 from qwenimg.common.precision import precision
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
-from qwenimg.common.weights import left_out, quantise
+from qwenimg.common.weights import left_out, quantize
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, QWEN_IMAGE_21, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
@@ -59,7 +59,7 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     """Open the model at `path`: check all about its files, and read no weight. Raises ModelError and UsageError."""
     choices = choices or Choices()
     if choices.quantize is not None:
-        quantise.parse(choices.quantize)  # before files are opened
+        quantize.parse(choices.quantize)  # before files are opened
     family = of_file(path) if is_file(path) else of_folder(path)
     if (choice := next((one for one in choices.made() if one not in family.choices), None)) is not None:
         able, option = titles(lambda other: choice in other.choices), choice.replace("_", "-")
@@ -67,7 +67,7 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
     made_of = None if "transformer" in choices.parts else _made_of(path, family)
     checkpoint = family.open(path, choices)
     if choices.quantize is not None:
-        checkpoint = checkpoint.quantised(choices.quantize)
+        checkpoint = checkpoint.quantized(choices.quantize)
     checkpoint = replace(checkpoint, reports=checkpoint.reports + _left_out([path, *choices.parts.values()]))
     return Opened(family=family, checkpoint=checkpoint, made_of=made_of)
 

@@ -13,7 +13,6 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.codes.gguf_blocks import GGUFBlocks
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, kinds, listed, summary, weights_summary
@@ -27,8 +26,9 @@ from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
+from qwenimg.common.quant.gguf_blocks import GGUFBlocks
 from qwenimg.common.upscaling import network_file
-from qwenimg.common.weights import keys, left_out, quantise
+from qwenimg.common.weights import keys, left_out, quantize
 from qwenimg.common.weights.loras.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
 
@@ -117,7 +117,7 @@ def _resident(opened: Opened) -> str:
     checkpoint = opened.checkpoint
     policy = precision.parse("bf16", on_gpu=False, kind=opened.family.precision)
     plain = checkpoint.largest(policy)
-    quantized = {bits: checkpoint.quantised(bits).largest(policy) for bits in quantise.POLICIES}
+    quantized = {bits: checkpoint.quantized(bits).largest(policy) for bits in quantize.POLICIES}
     alternatives = [f"with -q {bits} {size_text(size)}" for bits, size in quantized.items() if size < plain]
     least = ", ".join([size_text(plain), *alternatives])
     return f"weights: {size_text(checkpoint.file_bytes)} in files; in memory at once {least}"

@@ -113,7 +113,7 @@ def _published(opening: Opening) -> tuple[Resolved, Opened] | None:
         return None
     checkpoint = opened.checkpoint
     if choices.quantize is not None:
-        checkpoint = checkpoint.quantised(choices.quantize)
+        checkpoint = checkpoint.quantized(choices.quantize)
     return Resolved(folder=checkpoint.source, name=known.name, known=known), replace(opened, checkpoint=checkpoint)
 
 

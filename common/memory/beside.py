@@ -40,4 +40,4 @@ def loading(plan: LoadPlan, moved: streaming.Moved) -> int:
         ahead = sum(reading[i + 1 : i + 1 + THREADS])
         cast = not isinstance(entry.storage, Packed) and entry.dtype != entry.storage.dtype
         peak = max(peak, done + ahead + cast * reading[i])
-    return max(0, peak - streaming.held(plan, moved))
+    return max(0, peak - streaming.peak_weight_bytes(plan, moved))

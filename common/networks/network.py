@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.weights.joined import Joins
-from qwenimg.common.weights.plan import Uses, stored_uses
+from qwenimg.common.weights.plan import ParamUses, stored_uses
 
 NETWORKS = "qwenimg.common.networks"
 ROOMS = ("denoisers", "encoders", "vaes", "upscalers")
@@ -36,14 +36,15 @@ class Network:
     config: type[Any]
     manifest: Callable[[Any], Manifest]  # from a config, every stored tensor
     # From a config and the stored tensors, those that the forward uses
-    used: Callable[[Any, Manifest], Uses] = lambda config, stored: stored_uses(stored)
+    used: Callable[[Any, Manifest], ParamUses] = lambda config, stored: stored_uses(stored)
     # From a config.json, the fields of `config`
     fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda data: data
     ignored: frozenset[str] = frozenset()  # keys of config.json without a meaning for the forward
     blocks: re.Pattern[str] | None = None  # weights of blocks that may stay quantized; a group: the block's number
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
     compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
-    deep: Callable[[Any], DeepBlocks] | None = None  # from a denoiser's config, the blocks that a step cache skips
+    # From a denoiser's config, the blocks that a step cache skips
+    cached_blocks: Callable[[Any], CachedBlocks] | None = None
     tables: frozenset[str] = frozenset()  # matrices that are looked up and not multiplied
     traced: tuple[Block, ...] = ()  # the kinds of its modules that are compared between backends
     architectures: frozenset[str] = frozenset()  # the architecture in the header of its GGUF files
@@ -66,7 +67,7 @@ class Network:
         """Return the function from a stored name to the manifest's of this `config`."""
         return self.renames(config) if self.renames else self.rename
 
-    def uses(self, config: Any) -> Uses:
+    def uses(self, config: Any) -> ParamUses:
         """Return the tensors that the forward uses."""
         return self.used(config, self.manifest(config))
 

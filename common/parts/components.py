@@ -12,7 +12,7 @@ from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks.network import Network
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component, TokenizerFiles
-from qwenimg.common.weights import keys, part_names, quantise
+from qwenimg.common.weights import keys, part_names, quantize
 from qwenimg.common.weights import on_paper as papers
 from qwenimg.common.weights import plan as plans
 from qwenimg.common.weights.plan import LoadPlan
@@ -62,14 +62,14 @@ def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
             raise ModelError(f"{clean(path)}: '{key}' is {clean(table, 40)}; expected a table")
         if (method := table.get("quant_method")) is not None:
             raise ModelError(
-                f"{clean(path)}: the weights are quantised by {clean(method, 40)!r}, which is not read; "
+                f"{clean(path)}: the weights are quantized by {clean(method, 40)!r}, which is not read; "
                 "use the model's own weights, with -q for fewer bits"
             )
 
 
 def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = False) -> Component:
     """Return `network` with the weights of `plan`. `whole`: to be written again, so that tables stay quantized."""
-    stored = quantise.keep(plan, frozenset() if whole else network.tables)
+    stored = quantize.keep(plan, frozenset() if whole else network.tables)
     return Component(
         network=network.name,
         role=network.role,
@@ -78,7 +78,7 @@ def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = Fa
         blocks=network.blocks,
         streamable=network.streamable,
         compiled=network.compiled,
-        deep=network.deep(config) if network.deep else None,
+        cached_blocks=network.cached_blocks(config) if network.cached_blocks else None,
     )
 
 
@@ -180,7 +180,7 @@ def open_component(
     network's. whole: plan all tensors as they are stored. Tensors that no forward uses may be missing. Raises
     ModelError."""
     manifest, used = network.manifest(config), network.uses(config)
-    planned = plans.whole(manifest, used) if whole else used
+    planned = plans.uses_for_export(manifest, used) if whole else used
     plan = keys.plan(
         path,
         title,

@@ -27,9 +27,9 @@ class ControlNet:
     def files(self) -> Iterable[OpenFile]:
         return self.component.plan.files
 
-    def quantised(self, text: str) -> ControlNet:
+    def quantized(self, text: str) -> ControlNet:
         """Return the network with its weights quantized by `text`. Raises UsageError."""
-        return replace(self, component=self.component.quantised(text))
+        return replace(self, component=self.component.quantized(text))
 
     def close(self) -> None:
         self.component.plan.close()
@@ -55,7 +55,7 @@ class ControlLora:
     def path(self) -> Path | None:
         return None if self.file is None else self.file.path
 
-    def quantised(self, text: str) -> ControlLora:
+    def quantized(self, text: str) -> ControlLora:
         """Return the LoRA unchanged: it has no weights of its own in memory."""
         return self
 

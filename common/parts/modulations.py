@@ -89,7 +89,7 @@ class Modulations:
         `announced`."""
         key = self._find(schedule, needed)
         if key is None:
-            transformer, split = self.residents.enter(stage)
+            transformer, split = self.residents.acquire(stage)
             self.runtime.notify("stage", "preparing the steps")
             drop_oldest(self._kept, KEPT - 1)
             every = dict.fromkeys([*needed, *announced])

@@ -71,7 +71,7 @@ def open_named(
         del manifest[name], places[name]
     used = network.used(config, manifest)
     stored = stored_manifest(header, naming.layout, places, manifest)
-    plan = plan_places(header, part, places, stored, plans.whole(manifest, used) if whole else used)
+    plan = plan_places(header, part, places, stored, plans.uses_for_export(manifest, used) if whole else used)
     ignored = tuple(naming.prefix + start for start in layouts.ignored)
     own = (key for key in header.tensors if key.startswith(naming.prefix) and plain(network.role, key) is not None)
     unknown = [key for key in own if key not in plan.known and not key.startswith(ignored)]

@@ -146,7 +146,7 @@ class VAEHalves:
         """Encode pixels [1, C, H, W] in -1..1. Return mean and deviation of the latents [1, z, h, w], in the sampler's
         scale. Raises DoesNotFit and NumericsError."""
         height, width = (side // self.scale for side in pixels.shape[2:])
-        encoder, split = self.residents.enter(self.encoding(LatentShape(1, height, width)))
+        encoder, split = self.residents.acquire(self.encoding(LatentShape(1, height, width)))
         if split.about:
             self.runtime.notify("stage", f"encoding the picture {split.about}")
         with self.runtime.clock.timed("encode image"):
@@ -176,7 +176,7 @@ class VAEHalves:
         whole does not fit. Raises DoesNotFit and NumericsError."""
         z = self.plain(latents)
         self.engine.release()
-        decoder, split = self.residents.enter(self.decoding(LatentShape(1, z.shape[2], z.shape[3])))
+        decoder, split = self.residents.acquire(self.decoding(LatentShape(1, z.shape[2], z.shape[3])))
         self.runtime.notify("stage", f"decoding {split.about}".rstrip())
         with self.runtime.clock.timed("decode"):
             pixels: NDArray[Any] = decoder.decode(z, split.size)

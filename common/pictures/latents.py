@@ -14,8 +14,8 @@ from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.quant.bits import widened
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from qwenimg.common.base.block import DeepBlocks
+from qwenimg.common.base.block import CachedBlocks
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.precision.residency import ALWAYS
-from qwenimg.common.weights import quantise
+from qwenimg.common.weights import quantize
 from qwenimg.common.weights.loras.lora import Deltas
 from qwenimg.common.weights.plan import LoadPlan
 from qwenimg.common.weights.storage import Packed
@@ -30,7 +30,7 @@ class Component:
     blocks: re.Pattern[str] | None = None  # weights of its blocks, which may stay quantized
     streamable: re.Pattern[str] | None = None  # weights that may be streamed; a group: the module whose call needs them
     compiled: re.Pattern[str] | None = None  # of a denoiser, the paths of the modules that are compiled one by one
-    deep: DeepBlocks | None = None  # of a denoiser, the blocks that a step cache skips
+    cached_blocks: CachedBlocks | None = None  # of a denoiser, the blocks that a step cache skips
 
     @property
     def is_quantized(self) -> bool:
@@ -41,12 +41,12 @@ class Component:
         """Return the plan of its weights in memory under a policy."""
         return self.plan if self.plan.precision == precision else _stored(self.plan, self.role, precision)
 
-    def quantised(self, text: str) -> Component:
-        """Return it with its weights quantized by `text` (`quantise.SYNTAX`). Raises UsageError."""
-        policies = quantise.parse(text)
+    def quantized(self, text: str) -> Component:
+        """Return it with its weights quantized by `text` (`quantize.SYNTAX`). Raises UsageError."""
+        policies = quantize.parse(text)
         if self.blocks is None or self.role not in policies:
             return self
-        return replace(self, plan=quantise.quantised(self.plan, policies[self.role], self.blocks))
+        return replace(self, plan=quantize.quantized(self.plan, policies[self.role], self.blocks))
 
     def held(self, precision: Precision) -> int:
         """Return the bytes of its weights that are in memory at once under a policy, without a plan for the policy."""
@@ -133,18 +133,18 @@ class Checkpoint:
         }
         return replace(self, components=components)
 
-    def quantised(self, text: str) -> Checkpoint:
-        """Return the checkpoint with its weights quantized by `text` (`quantise.SYNTAX`). Raises UsageError."""
-        return replace(self, components={name: part.quantised(text) for name, part in self.components.items()})
+    def quantized(self, text: str) -> Checkpoint:
+        """Return the checkpoint with its weights quantized by `text` (`quantize.SYNTAX`). Raises UsageError."""
+        return replace(self, components={name: part.quantized(text) for name, part in self.components.items()})
 
     def converted(self) -> Checkpoint:
-        """Return the checkpoint as if its files had the codes of `quantised`, for plans: no weight can be read."""
-        components = {name: replace(part, plan=quantise.converted(part.plan)) for name, part in self.components.items()}
+        """Return the checkpoint as if its files had the codes of `quantized`, for plans: no weight can be read."""
+        components = {name: replace(part, plan=quantize.converted(part.plan)) for name, part in self.components.items()}
         return replace(self, components=components)
 
     def as_stored(self) -> Checkpoint:
-        """Return the checkpoint with its weights as in its files, without the effect of `quantised`."""
-        components = {name: replace(part, plan=quantise.as_stored(part.plan)) for name, part in self.components.items()}
+        """Return the checkpoint with its weights as in its files, without the effect of `quantized`."""
+        components = {name: replace(part, plan=quantize.as_stored(part.plan)) for name, part in self.components.items()}
         return replace(self, components=components)
 
     @property

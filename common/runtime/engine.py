@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.memory.workspace import Workspace
 from qwenimg.common.precision.devices import Device
 from qwenimg.common.precision.precision import Precision
@@ -77,7 +77,7 @@ class DenoiserNetwork(Protocol):
 
     @property
     def skipping(self) -> Skipping:
-        """Calls through it can skip deep blocks, if the network's row names such."""
+        """Calls through it can skip its cached blocks, if its `Network` has some."""
         ...
 
     def condition(self, texts: Any, extra: Any) -> Condition:
@@ -131,8 +131,8 @@ class Engine(Protocol):
         Reads the weights of `plan`, a result of `stored(precision)`, that are always needed."""
         ...
 
-    def hook_deep_blocks(self, opened: Any, deep: DeepBlocks) -> None:
-        """Give `opened`, a denoiser, its `skipping`: calls through it can skip the `deep` blocks, which are then not
+    def hook_cached_blocks(self, opened: Any, cached: CachedBlocks) -> None:
+        """Give `opened`, a denoiser, its `skipping`: calls through it can skip the `cached` blocks, which are then not
         streamed either."""
         ...
 

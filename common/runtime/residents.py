@@ -1,6 +1,6 @@
 """The components of a model in memory: which of them is opened, used again, streamed or freed for the stages of a run.
 
-The rule is `Occupancy.place`. `Residents.plan` applies it to a copy of the state of memory, `Residents.enter` to the
+The rule is `Occupancy.place`. `Residents.plan` applies it to a copy of the state of memory, `Residents.acquire` to the
 memory itself, so that a run does what its plan says.
 """
 
@@ -154,7 +154,7 @@ class Residents:
         """Begin a run, whose stages leave their results in memory from now on."""
         self._memory.results = 0
 
-    def enter(self, stage: Stage) -> tuple[Any, Split]:
+    def acquire(self, stage: Stage) -> tuple[Any, Split]:
         """Return the network of `stage`, opened or used again, and the split of the work. Only the caller has the
         network of a stage that does not keep it. Raises DoesNotFit."""
         use, name = self._memory.place(stage), stage.resident
@@ -180,7 +180,7 @@ class Residents:
         """Read again those weights of an open network that the LoRAs of `component` change."""
         if (before := self._memory.opened.get(name)) is None:
             return
-        now = replace(component, plan=streaming.as_in(component.plan, before.plan))
+        now = replace(component, plan=streaming.with_streams_of(component.plan, before.plan))
         pairs = [(key, entry, now.plan.entries[key]) for key, entry in before.plan.entries.items()]
         fused = [key for key, old, new in pairs if old.fused != new.fused]
         branches = [key for key, old, new in pairs if old.fused == new.fused and old.branch != new.branch]

@@ -140,7 +140,7 @@ class Runtime:
         choice, policy, held = self.choice, self.precision, held + self._held
         if change.precision is not None or change.quantize is not None or choice.wishes.bits:
             checkpoint = checkpoint.as_stored()
-            checkpoint = checkpoint if bits is None else checkpoint.quantised(bits)
+            checkpoint = checkpoint if bits is None else checkpoint.quantized(bits)
             checkpoint = checkpoint.converted() if change.converted else checkpoint
             choice, policy = self._chosen(checkpoint, change.precision, held)
         runtime = Runtime(self.engine, policy, lambda kind, text: None, choice, limit, bits)
@@ -185,7 +185,7 @@ class Runtime:
         budget = int(WEIGHTS * self.budget(0))
         if self.quantize is not None or not self.choice.wishes.bits or checkpoint.largest(self.precision) <= budget:
             return checkpoint
-        smaller = checkpoint.quantised(self.choice.wishes.bits)
+        smaller = checkpoint.quantized(self.choice.wishes.bits)
         if smaller.largest(self.precision) > budget:
             return checkpoint
         self.bits = self.choice.wishes.bits
@@ -197,7 +197,7 @@ class Runtime:
         if not self.streams:
             return component
         whole = self.load_plan(component)
-        plan = streaming.fitting(whole, component.streamable, budget, self.engine.workspace.moved)
+        plan = streaming.stream_to_fit(whole, component.streamable, budget, self.engine.workspace.moved)
         return component if plan is whole else replace(component, plan=plan)
 
     def keep_prompts(self) -> None:
@@ -216,8 +216,8 @@ class Runtime:
             opened = self.engine.open(component.network, component.config, self.load_plan(component), self.precision)
             for observer in self.observers:
                 opened = observer(component, opened)
-            if component.deep is not None:
-                self.engine.hook_deep_blocks(opened, component.deep)
+            if component.cached_blocks is not None:
+                self.engine.hook_cached_blocks(opened, component.cached_blocks)
             if self.compiles is not None and component.role == "transformer":
                 on = self.compiles and not count  # streamed blocks are not always in memory
                 modules = component.compiled if on else None
@@ -232,15 +232,15 @@ class Runtime:
 
     def weight_bytes(self, component: Component) -> int:
         """Return the most bytes of its weights in memory at once while `component` is open."""
-        return streaming.held(self.load_plan(component), self.engine.workspace.moved)
+        return streaming.peak_weight_bytes(self.load_plan(component), self.engine.workspace.moved)
 
     def streamed_bytes(self, component: Component) -> int:
         """Return the bytes of its weights that every pass reads."""
-        return streaming.read(self.load_plan(component))
+        return streaming.bytes_per_pass(self.load_plan(component))
 
     def opened_bytes(self, component: Component) -> int:
         """Return the bytes of its weights in memory before the first call, which starts streaming."""
-        passing = streaming.passing(self.load_plan(component), self.engine.workspace.moved)
+        passing = streaming.in_flight_bytes(self.load_plan(component), self.engine.workspace.moved)
         return self.weight_bytes(component) - passing
 
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:

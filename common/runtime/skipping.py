@@ -1,4 +1,4 @@
-"""Calls of a denoiser that skip its deep blocks, from outside the network: a block's class is replaced by one whose
+"""Calls of a denoiser that skip its cached blocks, from outside the network: a block's class is replaced by one whose
 calls come here first."""
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from qwenimg.common.base.block import DeepBlocks
+from qwenimg.common.base.block import CachedBlocks
 
 Array: TypeAlias = Any  # of the backend
 OwnCall: TypeAlias = Callable[..., Any]  # of a hooked block
-Reused: TypeAlias = Callable[[Array], "Array | None"]  # from an update, the output of the deep blocks to reuse, if any
+Reused: TypeAlias = Callable[[Array], "Array | None"]
+"""From the update of the block before the cached ones, their output to reuse, or None to compute it."""
 
 
 @dataclass
@@ -20,33 +21,35 @@ class _Call:
     reused: Reused
     first: Array = None  # the stream behind the first block
     last: Array = None  # the stream behind the last block that has run
-    output: Array | None = None  # the output of the deep blocks that is reused
+    output: Array | None = None  # the output of the cached blocks that is reused
     result: Any = None  # of the first block and of all skipped ones, if the output is reused
 
 
 class Skipping:
     """Hooks on the blocks of one model. They keep no reference to it."""
 
-    def __init__(self, model: Any, deep: DeepBlocks, bchw: Callable[[Array], Array], started: Callable[[Array], Array]):
+    def __init__(
+        self, model: Any, cached: CachedBlocks, bchw: Callable[[Array], Array], started: Callable[[Array], Array]
+    ):
         """Set the hooks. bchw: converts feature maps to [B C h w]; started: starts the computation of an array."""
-        self._deep, self._bchw, self._started = deep, bchw, started
+        self._cached, self._bchw, self._started = cached, bchw, started
         self._tokens = getattr(model, "tokens", None)  # of a network whose tokens ranks may share
         self._call: _Call | None = None
         modules = dict(model.named_modules())
-        _hook(modules[deep.behind], self._first)
-        for path in deep.paths:
+        _hook(modules[cached.after], self._first)
+        for path in cached.paths:
             _hook(modules[path], self._other)
 
     def run(self, predict: Callable[[], Array], reused: Reused) -> tuple[Array, Array]:
-        """Run `predict`. After the first block, `reused(update)` may give a stored output of the deep blocks, which are
-        then skipped. Return the prediction and the deep output, stored or computed."""
+        """Run `predict`, and return the prediction and the output of the cached blocks. They are skipped if
+        `reused(update)`, called with the update of the block before them, returns an output to reuse."""
         self._call = call = _Call(reused)
         try:
             result = predict()
         finally:
             self._call = None
         if call.output is None:
-            call.output = self._started(call.last - call.first if self._deep.adds else call.last)
+            call.output = self._started(call.last - call.first if self._cached.adds else call.last)
         return result, call.output
 
     def _first(self, block: OwnCall, *arguments: Any) -> Any:
@@ -55,11 +58,11 @@ class Skipping:
             return result
         call.first = call.last = stream = _stream(result)
         update = stream - arguments[0]
-        update = self._bchw(update) if self._deep.image else update
+        update = self._bchw(update) if self._cached.image else update
         call.output = call.reused(update if self._tokens is None else self._tokens.once(update))
         if call.output is None:
             return result
-        stream = stream + call.output if self._deep.adds else call.output
+        stream = stream + call.output if self._cached.adds else call.output
         call.result = (stream, *result[1:]) if isinstance(result, tuple) else stream
         return call.result
 

@@ -127,7 +127,7 @@ class Upscaling:
         """Return the network's result for pixels [H, W, 3]."""
         height, width = pixels.shape[:2]
         with _named_dtypes():
-            network, split = self.residents.enter(self.stage(height, width))
+            network, split = self.residents.acquire(self.stage(height, width))
         padded = _padded(pixels, self.upscaler.patch)
         values = np.ascontiguousarray((padded.astype(np.float32) / np.float32(255)).transpose(2, 0, 1)[None])
         about = f" {split.about}" if split.about else ""

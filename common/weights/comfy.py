@@ -19,10 +19,10 @@ from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.eight_bits import FORMATS, EightBits, Format, format_of
-from qwenimg.common.codes.rotated import LARGEST, RotatedInt4, RotatedInt8, RotatedLevels, is_group
-from qwenimg.common.codes.zero_points import ZeroPoints
 from qwenimg.common.formats.stored import DTYPES, Header, TensorSlice
+from qwenimg.common.quant.eight_bits import FORMATS, EightBits, Format, format_of
+from qwenimg.common.quant.rotated import LARGEST, RotatedInt4, RotatedInt8, RotatedLevels, is_group
+from qwenimg.common.quant.zero_points import ZeroPoints
 from qwenimg.common.weights.plan import Source
 
 if TYPE_CHECKING:

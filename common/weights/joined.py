@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.stored import TensorSlice
+from qwenimg.common.quant.bits import widened
 from qwenimg.common.weights.plan import Code, Source
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.gguf_blocks import READERS
 from qwenimg.common.formats import gguf, gguf_types
 from qwenimg.common.formats.files import check_index, find_files, first
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import DTYPES, Header, TensorSlice
+from qwenimg.common.quant.gguf_blocks import READERS
 from qwenimg.common.weights import comfy, left_out
 from qwenimg.common.weights.joined import Joins, join
-from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, Source, Use, Uses, stored_uses
+from qwenimg.common.weights.plan import Decode, Entry, LoadPlan, ParamUse, ParamUses, Source, stored_uses
 from qwenimg.common.weights.sources import Pieces, grouped
 from qwenimg.common.weights.storage import Dense
 
@@ -55,7 +55,7 @@ def plan(
     component: str,
     manifest: Manifest,
     *,
-    uses: Callable[[Manifest], Uses] = stored_uses,
+    uses: Callable[[Manifest], ParamUses] = stored_uses,
     rename: Rename | None = None,
     architectures: frozenset[str] = frozenset(),
     channels_last: str = "",
@@ -95,7 +95,7 @@ def plan(
 
 
 def plan_places(
-    header: Header, component: str, places: Mapping[str, Place], manifest: Manifest, uses: Uses
+    header: Header, component: str, places: Mapping[str, Place], manifest: Manifest, uses: ParamUses
 ) -> LoadPlan:
     """Return the plan for one component of an open file: `places` {parameter: place} against `manifest`, of which
     `uses` is loaded. The caller closes the file. Raises ModelError as `plan` does."""
@@ -112,7 +112,7 @@ def plan_places(
 
 
 def _planned(
-    component: str, named: Named, manifest: Manifest, uses: Uses, headers: list[Header], unused: frozenset[str]
+    component: str, named: Named, manifest: Manifest, uses: ParamUses, headers: list[Header], unused: frozenset[str]
 ) -> LoadPlan:
     assert uses.keys() <= manifest.keys(), f"in no file: {uses.keys() - manifest.keys()}"
     _check_shapes(named, manifest)
@@ -121,7 +121,7 @@ def _planned(
     return LoadPlan(component=component, entries=entries, files=tuple(h.file for h in headers), known=known)
 
 
-def _entry(name: str, source: Source, stored: Shape, use: Use) -> Entry:
+def _entry(name: str, source: Source, stored: Shape, use: ParamUse) -> Entry:
     """Return the entry of one parameter. Manifest and forward are ours, so a disagreement between them is our
     mistake, not the file's."""
     if use.decode == "last_tap":

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from qwenimg.common.base.amounts import counted
-from qwenimg.common.codes.doubles import DTYPE as DOUBLE
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.quant.doubles import DTYPE as DOUBLE
 
 _KINDS: Mapping[str, re.Pattern[str]] = {
     "safety checker": re.compile(r"safety_checker\..+"),

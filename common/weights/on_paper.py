@@ -9,11 +9,11 @@ from pathlib import Path
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.formats.stored import DTYPES, TensorSlice
 from qwenimg.common.precision.precision import BYTES
-from qwenimg.common.weights.plan import Entry, LoadPlan, Source, Uses
+from qwenimg.common.weights.plan import Entry, LoadPlan, ParamUses, Source
 from qwenimg.common.weights.storage import Dense
 
 
-def plan(component: str, uses: Uses, dtype: str = "bfloat16") -> LoadPlan:
+def plan(component: str, uses: ParamUses, dtype: str = "bfloat16") -> LoadPlan:
     """Return the plan of a component that is published in `dtype`. Nothing can be read from it."""
     stored, size = next(name for name, known in DTYPES.items() if known == dtype), BYTES[dtype]
     with closing(open_regular(Path(__file__))) as placeholder:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.base.shape import Manifest, Shape
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.codes.coded import QuantStorage
-from qwenimg.common.codes.gguf_blocks import GGUFBlocks
-from qwenimg.common.codes.rotated import Rotated
 from qwenimg.common.formats.stored import DTYPES, TensorSlice
 from qwenimg.common.precision.precision import BYTES, Precision
 from qwenimg.common.precision.residency import ALWAYS, Residency
-from qwenimg.common.weights.storage import Codes, Packed, Storage
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.block_float import BlockFloat
+from qwenimg.common.quant.gguf_blocks import GGUFBlocks
+from qwenimg.common.quant.quantized_tensor import QuantStorage
+from qwenimg.common.quant.rotated import Rotated
+from qwenimg.common.weights.storage import Packed, QuantFormat, Storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,7 +97,7 @@ class Source(NamedTuple):
         return "float32" if self.code else DTYPES[self.first.dtype]
 
     @property
-    def kept(self) -> QuantStorage[Codes] | None:
+    def quant_storage(self) -> QuantStorage[QuantFormat] | None:
         """The quantized storage that can be kept without decoding, or None."""
         return self.code.storage(self.pieces) if isinstance(self.code, StaysQuantized) and self.decode is None else None
 
@@ -115,7 +115,7 @@ class Source(NamedTuple):
         return self.code is None and self.decode is None and not self.channels_last
 
 
-class Use(NamedTuple):
+class ParamUse(NamedTuple):
     """The use of a parameter in a forward: its shape there, the change from the stored tensor, and its residency."""
 
     shape: Shape
@@ -123,7 +123,7 @@ class Use(NamedTuple):
     residency: Residency = ALWAYS
 
 
-Uses = dict[str, Use]
+ParamUses = dict[str, ParamUse]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,7 +206,7 @@ class LoadPlan:
         """Return whether every parameter has the same deltas as in `other`, a plan of the same parameters."""
         return all(entry.deltas == other.entries[name].deltas for name, entry in self.entries.items())
 
-    def packed(self, storage_of: Callable[[Entry], QuantStorage[Codes] | None]) -> LoadPlan:
+    def packed(self, storage_of: Callable[[Entry], QuantStorage[QuantFormat] | None]) -> LoadPlan:
         """Return the plan with the weights quantized for which `storage_of` returns a storage."""
 
         def quantized(entry: Entry) -> Entry:
@@ -259,15 +259,15 @@ class LoadPlan:
             file.close()
 
 
-def stored_uses(manifest: Manifest) -> Uses:
+def stored_uses(manifest: Manifest) -> ParamUses:
     """Return a use of every parameter in its stored shape, always in memory."""
-    return {name: Use(shape) for name, shape in manifest.items()}
+    return {name: ParamUse(shape) for name, shape in manifest.items()}
 
 
-def whole(stored: Manifest, uses: Uses) -> Uses:
+def uses_for_export(stored: Manifest, uses: ParamUses) -> ParamUses:
     """Return uses for writing every parameter of `stored` again: the forward's where it takes all values, else the
     stored shape."""
-    stored_uses = {name: Use(shape) for name, shape in stored.items()}
+    stored_uses = {name: ParamUse(shape) for name, shape in stored.items()}
     return stored_uses | {name: use for name, use in uses.items() if use.decode is None}
 
 

@@ -14,15 +14,15 @@ from typing import NamedTuple
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes import block_float
-from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, of_widths
-from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.codes.doubles import DTYPE as DOUBLE
-from qwenimg.common.codes.doubles import Doubles
-from qwenimg.common.codes.eight_bits import EightBits, format_of
-from qwenimg.common.codes.gguf_blocks import READERS, GGUFBlocks
-from qwenimg.common.codes.rotated import LARGEST, is_group
 from qwenimg.common.formats.stored import DTYPES, TensorSlice, raw
+from qwenimg.common.quant import block_float
+from qwenimg.common.quant.affine import GROUPS, WIDTHS, Affine, of_widths
+from qwenimg.common.quant.block_float import BlockFloat
+from qwenimg.common.quant.doubles import DTYPE as DOUBLE
+from qwenimg.common.quant.doubles import Doubles
+from qwenimg.common.quant.eight_bits import EightBits, format_of
+from qwenimg.common.quant.gguf_blocks import READERS, GGUFBlocks
+from qwenimg.common.quant.rotated import LARGEST, is_group
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.plan import Source
 

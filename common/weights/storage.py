@@ -7,16 +7,16 @@ from math import prod
 from typing import TypeAlias
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.precision.precision import BYTES
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.block_float import BlockFloat
+from qwenimg.common.quant.rotated import RotatedInt8
 
-Codes: TypeAlias = Affine | BlockFloat | RotatedInt8
+QuantFormat: TypeAlias = Affine | BlockFloat | RotatedInt8
 """The codes that a linear layer computes with."""
 
 
-def rotation_of(code: Codes) -> int:
+def rotation_of(code: QuantFormat) -> int:
     """Return how many values of a group a layer in this code rotates its input by; 0 without a rotation."""
     return 0 if isinstance(code, BlockFloat) else code.rotation
 
@@ -38,7 +38,7 @@ class Dense:
 class Packed:
     """Storage of a linear layer's weight as codes, which are decoded to `dtype` when the layer computes."""
 
-    code: Codes
+    code: QuantFormat
     dtype: str
     scale: int = 2  # bytes of a group's scale, and of its bias
 

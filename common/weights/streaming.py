@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from qwenimg.common.base.found_once import found_once
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
 from qwenimg.common.precision.precision import BYTES
 from qwenimg.common.precision.residency import ALWAYS, STREAMED
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.block_float import BlockFloat
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
 
@@ -56,42 +56,42 @@ def branches(plan: LoadPlan) -> dict[str, LoadPlan]:
 
 
 @found_once
-def held(plan: LoadPlan, moved: Moved) -> int:
+def peak_weight_bytes(plan: LoadPlan, moved: Moved) -> int:
     """Return the most bytes of weights in memory at once: of streamed blocks, one in use and one being read."""
     always = sum(entry.nbytes for entry in plan.entries.values() if entry.residency is ALWAYS)
-    return always + passing(plan, moved)
+    return always + in_flight_bytes(plan, moved)
 
 
 @found_once
-def passing(plan: LoadPlan, moved: Moved) -> int:
+def in_flight_bytes(plan: LoadPlan, moved: Moved) -> int:
     """Return the bytes of the streamed blocks that are in memory at once, from the first call on."""
     return _two([_Size.of(block, moved) for block in streamed_blocks(plan).values()])
 
 
 @found_once
-def read(plan: LoadPlan) -> int:
+def bytes_per_pass(plan: LoadPlan) -> int:
     """Return the bytes that are read in every pass."""
     every = streamed_blocks(plan).values()
     in_files = (sum(piece.end - piece.begin for entry in block for piece in entry.source.pieces) for block in every)
     return sum(map(max, map(_kept, every), in_files))
 
 
-def straight(entry: Entry, moved: Moved) -> bool:
+def is_read_in_place(entry: Entry, moved: Moved) -> bool:
     """Return whether `entry` is read into the memory that computes, without conversion: the file stores its final form,
     or the same values in 16 bits for 32."""
     if entry.fused or (moved is not None and len(entry.shape) == 4 and entry.storage.dtype in moved):
         return False
     if isinstance(entry.storage, Packed):
-        stored = entry.source.kept
+        stored = entry.source.quant_storage
         is_plain = isinstance(entry.source.code, Affine | BlockFloat)
         return is_plain and stored is not None and stored.code == entry.storage.code
     return entry.source.is_plain and entry.storage.dtype in (entry.source.dtype, "float32")
 
 
-def fitting(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int, moved: Moved) -> LoadPlan:
+def stream_to_fit(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int, moved: Moved) -> LoadPlan:
     """Return `plan` with the fewest blocks streamed that bring its weights down to `budget` bytes; if none do, with
     those that leave the fewest bytes."""
-    whole = held(plan, moved)
+    whole = peak_weight_bytes(plan, moved)
     choices = [] if whole <= budget else _choices(plan, streamable, moved)
     if not choices:
         return plan
@@ -102,7 +102,7 @@ def fitting(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int, mov
 @found_once
 def _choices(plan: LoadPlan, streamable: re.Pattern[str] | None, moved: Moved) -> list[tuple[int, int]]:
     """Return the possible numbers of streamed blocks, from the fewest on, with the bytes that stay in memory."""
-    whole, candidates = held(plan, moved), _streamable(blocks(plan, streamable))
+    whole, candidates = peak_weight_bytes(plan, moved), _streamable(blocks(plan, streamable))
     sizes = {path: _Size.of(candidates[path], moved) for path in sorted(candidates, key=_natural)}
     choices = []
     for count in range(3, len(sizes) + 1):  # two are always in memory
@@ -118,7 +118,7 @@ def _with_streamed(plan: LoadPlan, streamable: re.Pattern[str] | None, count: in
     return _marked(plan, {path: candidates[path] for path in _spread(sorted(candidates, key=_natural), count)})
 
 
-def as_in(plan: LoadPlan, other: LoadPlan) -> LoadPlan:
+def with_streams_of(plan: LoadPlan, other: LoadPlan) -> LoadPlan:
     """Return `plan` with the entries streamed that `other`, of the same parameters, streams."""
     by_block = streamed_blocks(other)
     return _marked(plan, {path: [plan.entries[e.name] for e in block] for path, block in by_block.items()})
@@ -138,7 +138,7 @@ class _Size:
         nbytes = _kept(block)
         if moved is None:
             return _Size(nbytes, nbytes, straight=True)
-        return _Size(nbytes, sum(map(read_bytes, block)), all(straight(entry, moved) for entry in block))
+        return _Size(nbytes, sum(map(read_bytes, block)), all(is_read_in_place(entry, moved) for entry in block))
 
 
 def read_bytes(entry: Entry) -> int:
@@ -174,7 +174,7 @@ def _readable(entry: Entry) -> bool:
     """Return whether reading `entry` again costs only the reading: quantization is done once, and its result stays."""
     if not isinstance(entry.storage, Packed):
         return True
-    stored = entry.source.kept
+    stored = entry.source.quant_storage
     return stored is not None and stored.code == entry.storage.code and not entry.fused
 
 

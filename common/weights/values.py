@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.affine import Affine, encode
-from qwenimg.common.codes.bits import finite, widened
-from qwenimg.common.codes.coded import Coded
-from qwenimg.common.codes.rotated import MOST, RotatedInt8, rotated
 from qwenimg.common.formats.arrays import largest_bits, value
 from qwenimg.common.formats.stored import NUMPY, TOO_LARGE, raw, read_checked
+from qwenimg.common.quant.affine import Affine, encode
+from qwenimg.common.quant.bits import finite, widened
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor
+from qwenimg.common.quant.rotated import MOST, RotatedInt8, rotated
 from qwenimg.common.weights.plan import Delta, Entry, LoadPlan, StaysQuantized
-from qwenimg.common.weights.storage import Codes, Packed, rotation_of
+from qwenimg.common.weights.storage import Packed, QuantFormat, rotation_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,14 +94,14 @@ def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
     return rotated(down, rotation) if rotation else down, np.concatenate(ups, axis=1)
 
 
-def read_codes(entry: Entry) -> Coded:
+def read_quantized(entry: Entry) -> QuantizedTensor:
     """Return the quantized values of an `entry` with packed storage: the file's own codes if it has them, else
     quantized from its values. Raises ModelError as `raw` does, and if a scale or value is not finite."""
     assert isinstance(entry.storage, Packed)
     code, source = entry.storage.code, entry.source
-    stays = source.kept
+    stays = source.quant_storage
     if isinstance(source.code, StaysQuantized) and stays and stays.code == code and not entry.fused:
-        weight = source.code.coded([raw(piece) for piece in source.pieces], entry.shape)
+        weight = source.code.quantized_tensor([raw(piece) for piece in source.pieces], entry.shape)
         count = sum(map(_not_finite, _bounds(weight, code)))
         if count:
             raise not_finite(entry, count, 0.0, "")
@@ -130,7 +130,7 @@ def _finite_parts(entry: Entry) -> Iterator[np.ndarray]:
         yield part
 
 
-def _bounds(weight: Coded, code: Codes) -> list[np.ndarray]:
+def _bounds(weight: QuantizedTensor, code: QuantFormat) -> list[np.ndarray]:
     """Return numbers that are finite if all values of the weight are."""
     import numpy as np
 
@@ -145,7 +145,7 @@ def _not_finite(array: np.ndarray) -> int:
     return int((~finite(array)).sum())
 
 
-def _largest(weight: Coded, code: Codes) -> float:
+def _largest(weight: QuantizedTensor, code: QuantFormat) -> float:
     """Return the largest absolute value of the weight. It is decoded only if the ends of the groups do not settle
     it."""
     import numpy as np
@@ -168,7 +168,7 @@ def check_values(plan: LoadPlan) -> None:
     """Read one tensor after the other. Raises ModelError for the first that is not finite."""
     for entry in plan.entries.values():
         if isinstance(entry.storage, Packed):
-            read_codes(entry)
+            read_quantized(entry)
         else:
             read_finite(entry)
 

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Affine, exact16
-from qwenimg.common.codes.bits import finite, narrowed, widened
-from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.safetensors import entry, head, read_header
+from qwenimg.common.quant.affine import Affine, exact16
+from qwenimg.common.quant.bits import finite, narrowed, widened
+from qwenimg.common.quant.rotated import RotatedInt8
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.plan import Entry
 from qwenimg.common.weights.sources import ROTATION
 from qwenimg.common.weights.storage import Packed, rotation_of
-from qwenimg.common.weights.values import not_finite, read_chunks, read_codes
+from qwenimg.common.weights.values import not_finite, read_chunks, read_quantized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,7 +154,7 @@ def _tensors_of(weight: Weight) -> Iterator[_Tensor]:
     if not isinstance(weight.entry.storage, Packed):
         yield _Tensor(weight.key, _NAMES[weight.entry.storage.dtype], weight.shape, _values(weight.entry))
         return
-    code, coded = weight.entry.storage.code, exact16(read_codes(weight.entry))
+    code, coded = weight.entry.storage.code, exact16(read_quantized(weight.entry))
     parts = coded.arrays
     if isinstance(code, RotatedInt8):
         parts = [coded.codes.view("i1"), coded.scales, comfy.described(code)]

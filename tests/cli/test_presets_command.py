@@ -68,7 +68,7 @@ def _keep(told: list[tuple[str, str]], kind: str, text: str) -> None:
 def test_memory_keeps_weights_in_8_bits_where_16_do_not_fit(backend: str) -> None:
     with closing(qwenimg.load("shapes", backend, preset="memory")) as pipe:
         whole = pipe.checkpoint.largest(pipe.precision)
-        smaller = pipe.checkpoint.quantised("8").largest(pipe.precision)
+        smaller = pipe.checkpoint.quantized("8").largest(pipe.precision)
         assert smaller < whole and "quantize" not in pipe.options
     for largest, bits in ((whole, None), (smaller, "8"), (smaller // 2, None)):  # of what fits
         told: list[tuple[str, str]] = []

@@ -26,15 +26,15 @@ from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.common.base.amounts import size_text
-from qwenimg.common.codes.affine import Affine
 from qwenimg.common.conversion import convert as module
 from qwenimg.common.conversion import parts
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.quant.affine import Affine
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read_codes
+from qwenimg.common.weights.values import read_quantized
 
 BACKENDS = ("cpu", "mlx")
 SHAPES = builtin.folder()
@@ -124,7 +124,9 @@ def test_what_is_written_is_what_mlx_and_mlx_lm_mean(model: Path, tmp_path: Path
             code = entry.storage.code
             assert one.get("rotation", 0) == code.rotation == (16 if code.bits == 4 else 0)
             assert (f"{layer}.rotation" in tensors) == bool(code.rotation)
-            assert np.array_equal(np.array(theirs), code._replace(rotation=0).values(read_codes(entry).arrays)), layer
+            assert np.array_equal(np.array(theirs), code._replace(rotation=0).values(read_quantized(entry).arrays)), (
+                layer
+            )
         kept = [
             key.removesuffix(".weight") for key, value in tensors.items() if key.endswith("weight") and value.ndim == 2
         ]
@@ -168,15 +170,15 @@ def test_four_bits_draw_what_their_values_draw(tmp_path: Path, backend: str) -> 
         off, effect = (np.abs(kept - one).max() / np.abs(exact).max() for one in (exact, made))
         print(f"{backend} {lora}: latents {off:.1e} off, {effect:.1e} from those without it")
         assert off < 1e-5 and (not lora or effect > 1e-2)
-    fitting, blocks = streaming.fitting, set[str]()
+    fitting, blocks = streaming.stream_to_fit, set[str]()
 
     def half(plan: Any, streamable: Any, budget: int, moved: Any) -> Any:
-        less = fitting(plan, streamable, min(budget, streaming.held(plan, moved) * 4 // 5), moved)
+        less = fitting(plan, streamable, min(budget, streaming.peak_weight_bytes(plan, moved) * 4 // 5), moved)
         blocks.update(entry.block for entry in less.entries.values())
         return less
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "fitting", half)
+        patch.setattr(streaming, "stream_to_fit", half)
         pipe = qwenimg.load(tmp_path / "q", backend, "fp32", max_memory="1000GB")
         streamed = pipe("a red circle", seed=3, width=64, height=64, steps=2).latents
     assert len(blocks) > 2 and np.array_equal(streamed, made)

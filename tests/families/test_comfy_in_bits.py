@@ -21,8 +21,8 @@ from support.folder_tensors import tensors
 
 import qwenimg
 from qwenimg import Pipeline, Result
-from qwenimg.common.codes.rotated import RotatedInt8
 from qwenimg.common.families import registry
+from qwenimg.common.quant.rotated import RotatedInt8
 from qwenimg.common.weights import streaming
 from qwenimg.common.weights.storage import Packed
 
@@ -133,15 +133,15 @@ def test_with_a_lora_streamed_and_with_fewer_bits(model: tuple[Path, Path], tmp_
     assert np.abs(one.pixels.astype(int) - other.pixels.astype(int)).max() <= 1
     assert not np.array_equal(one.pixels, without.pixels)
     streamed: list[int] = []
-    fitting = streaming.fitting
+    fitting = streaming.stream_to_fit
 
     def half(plan: Any, streamable: Any, budget: int, moved: Any) -> Any:
-        less = fitting(plan, streamable, min(budget, streaming.held(plan, moved) * 4 // 5), moved)
+        less = fitting(plan, streamable, min(budget, streaming.peak_weight_bytes(plan, moved) * 4 // 5), moved)
         streamed.append(sum(bool(entry.block) for entry in less.entries.values()))
         return less
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "fitting", half)
+        patch.setattr(streaming, "stream_to_fit", half)
         limited, _ = drawn(coded, backend, max_memory="1000GB")
     assert max(streamed, default=0) > 0, "nothing was streamed"
     assert np.array_equal(limited.pixels, without.pixels)

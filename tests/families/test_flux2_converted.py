@@ -45,7 +45,7 @@ def test_a_streamed_transformer_draws_the_same(
 ) -> None:
     folder, whole = tiny_flux2["flux2-base"], drawn(tiny_flux2["flux2-base"], backend)
     seen: list[int] = []
-    fitting = streaming.fitting
+    fitting = streaming.stream_to_fit
 
     def noted(*arguments: Any) -> Any:
         plan = fitting(*arguments)
@@ -53,7 +53,7 @@ def test_a_streamed_transformer_draws_the_same(
             seen.append(sum(bool(entry.block) for entry in plan.entries.values()))
         return plan
 
-    monkeypatch.setattr(streaming, "fitting", noted)
+    monkeypatch.setattr(streaming, "stream_to_fit", noted)
     pipe = qwenimg.load(folder, backend=backend, precision="fp32")
     plan = pipe.estimate("a ring", image=PICTURE, **ASKED)
     pipe.close()

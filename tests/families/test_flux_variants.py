@@ -360,9 +360,9 @@ def test_plan_is_run(wide: dict[str, Path], kind: str, more: dict[str, Any], sta
     asked = GIVEN[kind] | more
     request = pipe.check("a ring", **asked)
     planned = [stage.name for stage in pipe.model.stages(request, pipe.model.plan(request), LatentShape(1, 6, 8))]
-    enter = Residents.enter
+    enter = Residents.acquire
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Residents, "enter", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
+        patch.setattr(Residents, "acquire", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
         pipe("a ring", **asked)
     assert planned == entered == stages
 

@@ -86,7 +86,7 @@ def arranged(pipe: Pipeline, asked: Request, room: int) -> Placement:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many branches each call of the UNet has, from now on."""
     seen: list[int] = []
-    enter = Residents.enter
+    enter = Residents.acquire
 
     def entered(residents: Residents, stage: Stage) -> Any:
         component, split = enter(residents, stage)
@@ -97,7 +97,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             )
         return component, split
 
-    monkeypatch.setattr(Residents, "enter", entered)
+    monkeypatch.setattr(Residents, "acquire", entered)
     return seen
 
 

@@ -15,13 +15,13 @@ from support.tiny_zimage import WIDE, tiny_dit, transformer_file
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.doubles import Doubles
 from qwenimg.common.families import registry
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.networks.denoisers.zimage_names import LAYOUTS
 from qwenimg.common.parts.open_file import open_part
+from qwenimg.common.quant.bits import widened
+from qwenimg.common.quant.doubles import Doubles
 from qwenimg.common.weights import left_out
 from qwenimg.common.weights.values import check_values, read
 

@@ -22,11 +22,11 @@ from support.sparse_files import sparse
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.qwen_image.describe_file import NETWORKS
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.quant.affine import Affine
 from qwenimg.common.weights.storage import Packed
 
 # Of one block, as its loader lists them: the names of a folder in diffusers layout, and those that it saves.
@@ -82,7 +82,7 @@ def theirs_of_vae(name: str) -> str:
 
 
 def save(model: Path, out: Path, bits: int | None) -> None:
-    """All parts, their matrices quantised by MLX in groups of 64, kernels with their channels last and gains of one
+    """All parts, their matrices quantized by MLX in groups of 64, kernels with their channels last and gains of one
     dimension, in two shards and an index, as mflux does."""
     for part in ("transformer", "text_encoder", "vae"):
         (path,) = (model / part).glob("*.safetensors")

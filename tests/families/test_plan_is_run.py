@@ -62,7 +62,7 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
 
     def noted(memory: Occupancy, stage: Stage) -> Placement:
         way = place(memory, stage)
-        held = streaming.held(pipe.runtime.load_plan(way.component), None)
+        held = streaming.peak_weight_bytes(pipe.runtime.load_plan(way.component), None)
         rows.append((stage.name, stage.resident, way.opens, held, way.split.size))
         return way
 
@@ -83,10 +83,10 @@ def drawn(pipe: Pipeline, asked: dict[str, Any]) -> tuple[list[Row], np.ndarray]
     rows: list[Row] = []
     held: dict[str, int] = getattr(pipe, "held", {})
     opened: list[int] = []
-    open_, enter = pipe.engine.open, Residents.enter
+    open_, enter = pipe.engine.open, Residents.acquire
 
     def opening(network: str, config: Any, plan: Any, precision: Any) -> Any:
-        opened.append(streaming.held(plan, None))
+        opened.append(streaming.peak_weight_bytes(plan, None))
         return open_(network, config, plan, precision)
 
     def entered(residents: Residents, stage: Stage) -> Any:
@@ -99,7 +99,7 @@ def drawn(pipe: Pipeline, asked: dict[str, Any]) -> tuple[list[Row], np.ndarray]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipe.engine, "open", opening)
-        patch.setattr(Residents, "enter", entered)
+        patch.setattr(Residents, "acquire", entered)
         made = pipe(**asked)
     pipe.held = held  # type: ignore[attr-defined]
     return once(rows), made.latents
@@ -146,7 +146,7 @@ def test_a_run_has_the_passes_of_its_plan(
 ) -> None:
     """Also where guidance ends within a step, and beside skipped layers, which are a branch of their own."""
     called, entered = list[int](), list[Any]()
-    call, enter = Pass.__call__, Residents.enter
+    call, enter = Pass.__call__, Residents.acquire
 
     def counted(one: Pass, *given: Any) -> Any:
         called.append(1)
@@ -158,7 +158,7 @@ def test_a_run_has_the_passes_of_its_plan(
         return network, split
 
     monkeypatch.setattr(Pass, "__call__", counted)
-    monkeypatch.setattr(Residents, "enter", noted)
+    monkeypatch.setattr(Residents, "acquire", noted)
     with closing(load(None)) as pipe:
         more = {"skip_layers": "1"} if "skip_layers" in pipe.model.options else {}
         for share in (0.3, 0.5, 1.0):

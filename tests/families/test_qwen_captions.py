@@ -80,13 +80,13 @@ def test_the_caption_is_the_prompt(tiny_layered: Path, backend: str) -> None:
 
 def test_the_head_is_loaded_for_a_caption_alone(tiny_layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, loaded = list[str](), list[tuple[str, bool]]()
-    enter, open_ = Residents.enter, Runtime.open
+    enter, open_ = Residents.acquire, Runtime.open
 
     def opens(self: Runtime, component: Any, title: str, more: int = 0) -> Any:
         loaded.append((title, qwen_vl_caption.HEAD in component.plan.entries))
         return open_(self, component, title, more)
 
-    monkeypatch.setattr(Residents, "enter", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
+    monkeypatch.setattr(Residents, "acquire", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
     monkeypatch.setattr(Runtime, "open", opens)
     pipe = opened(tiny_layered)
     planned, memory = plan_of(pipe, "")

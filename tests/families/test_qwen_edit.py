@@ -269,9 +269,9 @@ def test_plan_is_run(folder: Path) -> None:
     pipe, entered = opened(folder), list[str]()
     request = pipe.check("a ring", **ASKED)
     planned = [stage.name for stage in pipe.model.stages(request, pipe.model.plan(request), LatentShape(1, 6, 8))]
-    enter = Residents.enter
+    enter = Residents.acquire
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Residents, "enter", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
+        patch.setattr(Residents, "acquire", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
         pipe("a ring", **ASKED)
     assert planned == entered == ["encode", "encode", "text", "modulation", "denoise", "decode"]
 

@@ -18,15 +18,15 @@ import qwenimg
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.gguf_blocks import STORAGE
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.formats.gguf_types import named
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.quant.gguf_blocks import STORAGE
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read, read_codes
+from qwenimg.common.weights.values import read, read_quantized
 
 BACKENDS = ("cpu", "mlx")
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 4}
@@ -142,8 +142,8 @@ def lossy(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, dict[str,
 
 def test_lossy_files_have_the_same_bits_on_both_backends(folder: Path, lossy: dict[str, Path]) -> None:
     """Codes that stay and values that are decoded, of every tensor of both files; then a picture of them."""
-    from qwenimg.backends.mlx.ops import quantised as on_mlx
-    from qwenimg.backends.torch.ops import quantised as on_torch
+    from qwenimg.backends.mlx.ops import quantized as on_mlx
+    from qwenimg.backends.torch.ops import quantized as on_torch
 
     mx = pytest.importorskip("mlx.core")
     opened = registry.open_model(folder, Choices(parts=lossy))
@@ -153,7 +153,7 @@ def test_lossy_files_have_the_same_bits_on_both_backends(folder: Path, lossy: di
             type = entry.source.first.dtype
             if isinstance(entry.storage, Packed):
                 kept[type] = kept.get(type, 0) + 1
-                parts, code = read_codes(entry), entry.storage.code
+                parts, code = read_quantized(entry), entry.storage.code
                 words, scales, biases = (torch.from_numpy(array) for array in parts.arrays)
                 torchs = on_torch.decode(words.view(torch.int32), scales, biases, code).numpy()
                 mlxs = np.array(on_mlx.decode(*map(mx.array, parts.arrays), code=code))

@@ -209,9 +209,9 @@ def test_plan_is_run_and_counts_frames(tiny_layered: Path) -> None:
     pipe, entered = opened(tiny_layered), list[str]()
     request = pipe.check("a ring", **ASKED)
     planned = pipe.model.stages(request, pipe.model.plan(request), start.latent_shape(pipe.model, request))
-    enter = Residents.enter
+    enter = Residents.acquire
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Residents, "enter", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
+        patch.setattr(Residents, "acquire", lambda self, stage: (entered.append(stage.name), enter(self, stage))[1])
         pipe("a ring", **ASKED)
     assert [stage.name for stage in planned] == ["encode", "text", "modulation", "denoise", "decode"]
     assert entered == ["encode", "text", "modulation", "denoise", "decode", "decode"], "each layer is decoded by itself"

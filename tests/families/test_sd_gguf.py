@@ -16,7 +16,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read, read_codes
+from qwenimg.common.weights.values import read, read_quantized
 
 ASKED: dict[str, Any] = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0, "sampler": "euler"}
 BACKENDS = ("cpu", "mlx")
@@ -188,7 +188,7 @@ def test_a_converted_folder_has_the_same_codes(both, tmp_path: Path) -> None:
     opened = [registry.open_model(one).checkpoint["unet"].plan for one in (path, tmp_path / "folder")]
     kept = [name for name, entry in opened[0].entries.items() if isinstance(entry.storage, Packed)]
     for name in kept:
-        before, after = (read_codes(plan.entries[name]) for plan in opened)
+        before, after = (read_quantized(plan.entries[name]) for plan in opened)
         assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), name
     for plan in opened:
         plan.close()

@@ -32,13 +32,13 @@ from support.tiny_zimage import (
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.affine import Affine
 from qwenimg.common.families import registry
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.quant.affine import Affine
 from qwenimg.common.weights.storage import Packed
 
 BACKENDS = ("cpu", "mlx")

@@ -113,7 +113,7 @@ def test_sizes_beyond_the_positions_are_refused_before_anything_is_loaded(
     tiny_zimage: Path, monkeypatch: pytest.MonkeyPatch, width: int, height: int
 ) -> None:
     pipe = qwenimg.load(tiny_zimage, backend="cpu", precision="fp32")
-    monkeypatch.setattr(Residents, "enter", lambda *_: pytest.fail("something was loaded"))
+    monkeypatch.setattr(Residents, "acquire", lambda *_: pytest.fail("something was loaded"))
     with pytest.raises(UsageError, match=rf"{width}x{height} is too large .* positions of 768x768 pixels"):
         pipe("a ring", width=width, height=height, steps=1)
 

@@ -16,7 +16,7 @@ from support.gguf_files import array, info, key, random_blocks, raw, string
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.formats.gguf_types import TYPES
 from qwenimg.common.formats.headers import open_header
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.weights import keys, quantize
 
 NUMBERS = {type.name: number for number, type in TYPES.items()}
 SHAPES = {
@@ -72,7 +72,7 @@ def outcome(path: Path) -> str:
         assert_line(str(error), path.name)
         return "plan"
     assert {tensor.name for tensor in theirs.tensors} == SHAPES.keys()
-    return read_alike(quantise.keep(planned, frozenset()), path.name)
+    return read_alike(quantize.keep(planned, frozenset()), path.name)
 
 
 def run(path: Path, count: int, seed: int) -> Counter[str]:

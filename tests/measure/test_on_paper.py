@@ -46,7 +46,7 @@ def on_this_cpu(network: str, config: Any, case: Case) -> Counter[str]:
         import_network("qwenimg.backends.torch.networks", network),
         LoadPlan(component="x", entries={}, files=(), precision=FP32),
     )
-    component = module.Component(config, plan, FP32, torch.device("cpu"))
+    component = module.Runner(config, plan, FP32, torch.device("cpu"))
     torch.manual_seed(0)
     for name, parameter in list(component.model.named_parameters()):
         path, _, leaf = name.rpartition(".")

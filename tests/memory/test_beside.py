@@ -45,7 +45,9 @@ def test_what_is_read_on_the_way_counts_only_at_the_end(tmp_path: Path, precisio
     plan = pipe.runtime.load_plan(pipe.model.checkpoint["text_encoder"])
     last = list(plan.entries.values())[-1]
     found = beside.loading(plan, None)
-    print(f"{found} of {streaming.held(plan, None)} bytes; the last weight is {last.name}, of {last.nbytes}")
+    print(
+        f"{found} of {streaming.peak_weight_bytes(plan, None)} bytes; the last weight is {last.name}, of {last.nbytes}"
+    )
     assert 0 <= found <= max(e.nbytes for e in plan.entries.values())
     assert (found > 0) == (precision == "fp32")
     pipe.close()
@@ -56,15 +58,15 @@ def test_a_weight_is_decoded_in_parts_to_the_same_bits(monkeypatch: pytest.Monke
     """On a CPU MLX makes an array of every bit on the way."""
     import mlx.core as mx
 
-    from qwenimg.backends.mlx.ops import quantised
+    from qwenimg.backends.mlx.ops import quantized
     from qwenimg.backends.mlx.ops.layers import Linear
-    from qwenimg.common.codes.affine import Affine
+    from qwenimg.common.quant.affine import Affine
 
     group = 32 if bits == 4 else 64
     codes, *rest = mx.quantize(mx.random.normal((40, 128)), group_size=group, bits=bits)
-    layer = quantised.QuantisedLinear(Linear(128, 40, bias=False), Affine(bits, group), mx.float32)
+    layer = quantized.QuantizedLinear(Linear(128, 40, bias=False), Affine(bits, group), mx.float32)
     layer.put(codes, *(part.astype(mx.float16) for part in rest))
     whole = layer.weight
-    monkeypatch.setattr(quantised, "IN_CACHE", 7 * 128)
+    monkeypatch.setattr(quantized, "IN_CACHE", 7 * 128)
     parts = layer.weight
     assert parts.shape == whole.shape == (40, 128) and mx.array_equal(parts, whole).item()

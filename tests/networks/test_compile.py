@@ -30,7 +30,7 @@ from qwenimg.backends.mlx import compile as compiling_mlx
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vaes.vae import WIDE
-from qwenimg.common.base.block import DeepBlocks
+from qwenimg.common.base.block import CachedBlocks
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.unet import UNetConfig
@@ -71,7 +71,7 @@ def component(network: str, config: Any, precision: Precision, exact: bool = Fal
     computed = FP64 if exact else precision
     module = import_network("qwenimg.backends.torch.networks", network)
     plan = LoadPlan(component="transformer", entries={}, files=(), precision=computed)
-    made = module.Component(config, plan, computed, torch.device("cpu"))
+    made = module.Runner(config, plan, computed, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     for name, parameter in list(made.model.named_parameters()):
         path, _, leaf = name.rpartition(".")
@@ -175,7 +175,7 @@ def test_modules_are_compiled_by_their_paths_and_not_by_the_names_of_classes(tmp
 @pytest.mark.sample(0)
 def test_blocks_that_calls_can_skip_share_compiled_code(tmp_path: Path) -> None:
     model = torch.nn.Sequential(Odd(), Odd(), Odd())
-    deep = DeepBlocks(behind="0", paths=("1", "2"), adds=True)
+    deep = CachedBlocks(after="0", paths=("1", "2"), adds=True)
     skipping = Skipping(model, deep, lambda x: x, lambda x: x)
     compiling_torch.compile(model, re.compile(r"\d+"), tmp_path, backend="eager")
     with torch.inference_mode():

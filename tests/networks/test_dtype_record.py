@@ -25,7 +25,7 @@ from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.parity import parity
 from qwenimg.common.precision import precision
 from qwenimg.common.precision.precision import Precision
-from qwenimg.common.weights import quantise
+from qwenimg.common.weights import quantize
 from qwenimg.common.weights.storage import Packed
 
 F, B, H = "float32", "bfloat16", "float16"
@@ -131,7 +131,7 @@ def test_layers_that_compute_in_their_own_way(bench: Bench, twin: Twin, name: st
     assert [c for c in attended if not right(twin, c, want[1])] == []
 
 
-class Coded(Files):
+class QuantizedTensor(Files):
     """The same with all weights of blocks kept in 4, 6 and 8 bits."""
 
     def __init__(self, folder: Path, stored: str):
@@ -141,11 +141,11 @@ class Coded(Files):
             ("text", "text", qwen_vl.NETWORK.blocks),
         ):
             assert blocks is not None
-            self.plans[part] = quantise.quantised(self.plans[part], quantise.POLICIES["4"][role], blocks)
+            self.plans[part] = quantize.quantized(self.plans[part], quantize.POLICIES["4"][role], blocks)
 
 
 class CodedBench(Bench):
-    make_files = Coded
+    make_files = QuantizedTensor
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def filled(network: str, config: Any, precision: Precision) -> Any:
     """A component with random weights, those of norms around 1."""
     module = import_network("qwenimg.backends.torch.networks", network)
     role = "text" if network in TEXTS else "vae" if "vae" in network else "transformer"
-    component = module.Component(
+    component = module.Runner(
         config, LoadPlan(component=role, entries={}, files=(), precision=precision), precision, CPU
     )
     torch.manual_seed(0)

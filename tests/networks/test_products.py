@@ -15,16 +15,16 @@ from support import comfy_files
 
 from qwenimg.backends.mlx import ops as mlx_ops
 from qwenimg.backends.mlx.ops import products as mlx_products
-from qwenimg.backends.mlx.ops.quantised import QuantisedLinear as MlxQuantised
+from qwenimg.backends.mlx.ops.quantized import QuantizedLinear as MlxQuantized
 from qwenimg.backends.torch import compile as compiling_torch
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.unet import ResidualBlock
 from qwenimg.backends.torch.ops import images, products, whole
 from qwenimg.backends.torch.ops.cpu import laid_out
 from qwenimg.backends.torch.ops.products import _can_fuse
-from qwenimg.backends.torch.ops.quantised import QuantisedLinear
-from qwenimg.common.codes.affine import BITS4, Affine, encode
+from qwenimg.backends.torch.ops.quantized import QuantizedLinear
 from qwenimg.common.networks.denoisers.unet import UNetConfig
+from qwenimg.common.quant.affine import BITS4, Affine, encode
 from qwenimg.common.runtime.observers import observe
 
 # The largest share of float64's length that 16 bit may be off: one rounding of the sum, one of the stream's bias.
@@ -107,7 +107,7 @@ def test_a_layer_that_rotates_its_input(dtype: str, on_a_card: None) -> None:
     linear, kept = on_torch(ops.Linear(96, 40), dtype, 96, 40), ops.DTYPES[dtype]
     coded = encode([linear.weight.float().numpy()], (40, 96), BITS4)
     weight = Affine(4, 32).values(coded.arrays).astype(np.float64) @ comfy_files.rotation(96, BITS4.rotation)
-    layer = QuantisedLinear(linear, BITS4, kept)
+    layer = QuantizedLinear(linear, BITS4, kept)
     words, *ends = map(torch.from_numpy, coded.arrays)
     layer.put(words.view(torch.int32), *ends)
     x, update = (torch.from_numpy(given(2, 7, n, seed=n)).to(kept) for n in (40, 96))
@@ -161,7 +161,7 @@ def test_plain_layers_on_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not mlx_products._can_fuse(low)
     monkeypatch.setattr(mlx_products, "on_gpu", lambda: True)
     assert mlx_products._can_fuse(low) and not mlx_products._can_fuse(mlx_ops.Linear(8, 8))
-    assert not mlx_products._can_fuse(MlxQuantised(low, Affine(4, 32), mx.bfloat16)), "its kernel multiplies codes"
+    assert not mlx_products._can_fuse(MlxQuantized(low, Affine(4, 32), mx.bfloat16)), "its kernel multiplies codes"
     with observe(lambda *_: None):
         assert not mlx_products._can_fuse(low)
     low.branch = (mx.zeros((2, 32)), mx.zeros((32, 2)))

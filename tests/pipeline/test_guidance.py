@@ -75,7 +75,7 @@ def by_hand(pipe: Pipeline, predicted: Callable[[Callable[..., Any], int, float]
     """Euler steps by the network alone: `predicted` gives the velocity from calls of it, the step and the scale."""
     request = pipe.check(PROMPT, **(ASKED | asked))
     plan, model = pipe.model.plan(request), pipe.model
-    network, _ = model.residents.enter(model.stages(request, plan, LatentShape(1, 24 // SCALE, 32 // SCALE))[0])
+    network, _ = model.residents.acquire(model.stages(request, plan, LatentShape(1, 24 // SCALE, 32 // SCALE))[0])
     noise = normal((1, 3, 24 // SCALE, 32 // SCALE), seed=7)
     x = pipe.engine.array(np.ascontiguousarray(noise.reshape(1, 3, -1).swapaxes(1, 2)))
     for i, (sigma, following) in enumerate(zip(plan.sigmas, plan.sigmas[1:], strict=False)):

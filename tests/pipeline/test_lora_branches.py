@@ -23,7 +23,7 @@ from qwenimg.common.request import lora_text
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Loras
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read, read_branch, read_codes
+from qwenimg.common.weights.values import read, read_branch, read_quantized
 
 ASKED: dict[str, Any] = {"width": 52, "height": 36, "steps": 2, "guidance": 3.0, "seed": 7}
 MODEL = Path(qwenimg.__file__).parent / "common" / "data" / "shapes-v1"
@@ -160,8 +160,8 @@ def test_kinds_that_are_no_product_are_fused(tmp_path: Path) -> None:
     first, second = (f"transformer_blocks.{i}.attn.to_q.weight" for i in (1, 2))
     assert isinstance(before[first].storage, Packed)
     assert len(after[first].fused) == len(after[second].branch) == 2
-    assert not np.array_equal(read_codes(after[first]).codes, read_codes(before[first]).codes)
-    assert np.array_equal(read_codes(after[second]).codes, read_codes(before[second]).codes)
+    assert not np.array_equal(read_quantized(after[first]).codes, read_quantized(before[first]).codes)
+    assert np.array_equal(read_quantized(after[second]).codes, read_quantized(before[second]).codes)
     loras.close()
     opened.checkpoint.close()
 

@@ -86,23 +86,23 @@ def test_tokens_are_those_of_transformers(model: Any, folder: Path, which: str, 
 
 def _numbered(patch: pytest.MonkeyPatch) -> None:
     """A written token has its number as its position, not the one behind the picture's longest side."""
-    follow = on_torch.Component.follow
+    follow = on_torch.Runner.follow
 
     def by_number(self: Any, token: int) -> Any:
         self.places = []
         return follow(self, token)
 
-    patch.setattr(on_torch.Component, "follow", by_number)
+    patch.setattr(on_torch.Runner, "follow", by_number)
 
 
 def _moved(patch: pytest.MonkeyPatch) -> None:
     """The picture's tokens are one further behind."""
-    begin = on_torch.Component.begin
+    begin = on_torch.Runner.begin
 
     def late(self: Any, ids: Any, places: Any, slots: Any) -> Any:
         return begin(self, ids, [place._replace(start=place.start + 1) for place in places], slots)
 
-    patch.setattr(on_torch.Component, "begin", late)
+    patch.setattr(on_torch.Runner, "begin", late)
 
 
 def _forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,9 @@ from qwenimg.common.parity import parity
 from qwenimg.common.parts.components import open_component, read_config
 from qwenimg.common.precision.precision import Precision, bases
 from qwenimg.common.runtime.checkpoint import Component
-from qwenimg.common.weights import quantise, streaming
+from qwenimg.common.weights import quantize, streaming
 from qwenimg.common.weights.storage import Dense, Packed
-from qwenimg.common.weights.values import read, read_codes
+from qwenimg.common.weights.values import read, read_quantized
 
 BACKENDS = ("cpu", "mlx")
 FP16, FP16_UPCAST = (bases(UNET)[name] for name in ("fp16", "fp16-upcast"))  # text encoders in float16 too
@@ -300,7 +300,7 @@ def test_streamed_is_resident_bit_for_bit(tmp_path: Path, backend: str, precisio
     layers = 7
     tiny_t5(num_layers=layers).save_pretrained(tmp_path)
     part, engine = part_of(tmp_path), backends.load(backend)
-    plan = streaming.fitting(part.stored(precision), part.streamable, 0, engine.workspace.moved)
+    plan = streaming.stream_to_fit(part.stored(precision), part.streamable, 0, engine.workspace.moved)
     streamed = streaming.streamed_blocks(plan)
     assert list(streamed) == [f"encoder.block.{i}" for i in range(layers)]
     assert {len(block) for block in streamed.values()} == {9}, "the table of distances stays"
@@ -317,13 +317,13 @@ def test_quantized(tmp_path: Path, backend: str, bits: str) -> None:
     model = tiny_t5(**sizes)
     model.save_pretrained(tmp_path)
     part = part_of(tmp_path)
-    policy = quantise.parse(bits)["text"]
-    plan = quantise.quantised(part.plan, policy, t5.NETWORK.blocks)  # type: ignore[arg-type]
+    policy = quantize.parse(bits)["text"]
+    plan = quantize.quantized(part.plan, policy, t5.NETWORK.blocks)  # type: ignore[arg-type]
     for name, entry in plan.entries.items():
         is_matrix = ".layer." in name and not any(word in name for word in ("norm", "bias"))
         assert isinstance(entry.storage, Packed if is_matrix else Dense)
         if isinstance(entry.storage, Packed):
-            values = entry.storage.code.values(read_codes(entry).arrays)
+            values = entry.storage.code.values(read_quantized(entry).arrays)
             model.state_dict()[name].copy_(torch.from_numpy(values))
     error = relative(encoded(replace(part, plan=plan), FP32, backend), reference(model))
     print(f"{backend}, {bits} bits: {error:.1e} (limit {FLOAT32})")

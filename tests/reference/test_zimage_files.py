@@ -17,11 +17,11 @@ from support.refusals import refused
 from support.relative import largest
 from support.tiny_zimage import WIDE, mlx_z_image_file, tiny_dit, transformer_file
 
-from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers import zimage_names as product
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.parts.open_file import open_part
+from qwenimg.common.quant.bits import widened
 from qwenimg.common.weights import part_names
 from qwenimg.common.weights.keys import Place, Rows
 from qwenimg.common.weights.values import read

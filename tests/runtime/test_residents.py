@@ -115,7 +115,7 @@ def test_what_stays_and_what_makes_room() -> None:
     ]
     assert not plan.fits(plan.budget) and residents.weights == 0
     for one in stages[:5]:
-        residents.enter(one)
+        residents.acquire(one)
     told = residents.runtime.told  # type: ignore[attr-defined]
     assert told == ["freeing the denoise, since what comes next does not fit beside it"] and residents.weights == 0
 
@@ -153,10 +153,10 @@ def test_of_stages_with_one_name_in_a_row_the_largest_counts() -> None:
 @pytest.mark.parametrize("role", ["vae", ""])
 def test_free_by_role(role: str) -> None:
     residents = Residents(Sizes())  # type: ignore[arg-type]
-    first = residents.enter(stage("denoise", Part(30, "transformer"), 1))[0]
-    residents.enter(stage("decode", Part(20), 1))
+    first = residents.acquire(stage("denoise", Part(30, "transformer"), 1))[0]
+    residents.acquire(stage("decode", Part(20), 1))
     assert residents.weights == 50
     residents.free(role)
     assert residents.weights == (30 if role else 0)
-    again = residents.enter(stage("denoise", Part(30, "transformer"), 1))[0]
+    again = residents.acquire(stage("denoise", Part(30, "transformer"), 1))[0]
     assert (again is first) == bool(role)

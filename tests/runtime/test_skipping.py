@@ -13,13 +13,13 @@ import mlx.nn
 import pytest
 import torch
 
-from qwenimg.common.base.block import DeepBlocks
+from qwenimg.common.base.block import CachedBlocks
 from qwenimg.common.networks.denoisers import qwen_dit, unet
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.runtime.skipping import Skipping
 
-CHAIN = DeepBlocks(behind="odd.0", paths=("odd.1", "odd.2"), adds=True)
+CHAIN = CachedBlocks(after="odd.0", paths=("odd.1", "odd.2"), adds=True)
 PAIRS = {"torch": (torch.nn.Module, torch.tensor), "mlx": (mlx.nn.Module, mx.array)}
 
 
@@ -91,7 +91,7 @@ def test_a_call_skips_and_adds(backend: str, pairs: bool) -> None:
 @pytest.mark.parametrize("backend", PAIRS)
 def test_the_stream_itself_is_reused(backend: str) -> None:
     model, array, calls = network(backend, pairs=False)
-    deep, updates = DeepBlocks(behind="odd.0", paths=("odd.1",), adds=False, image=True), list[Any]()
+    deep, updates = CachedBlocks(after="odd.0", paths=("odd.1",), adds=False, image=True), list[Any]()
     skipping = Skipping(model, deep, lambda update: -update, same)
     _, kept = skipping.run(lambda: model(array([1.0])), updates.append)
     assert kept.tolist() == [7.0] and updates[0].tolist() == [-1.0]
@@ -119,8 +119,8 @@ def test_nothing_stays_behind_a_call(backend: str) -> None:
 
 
 def test_what_the_rows_say() -> None:
-    assert qwen_dit.deep(QwenDiTConfig(num_layers=1)).paths == ()
-    assert qwen_dit.deep(QwenDiTConfig(num_layers=3)).paths == ("transformer_blocks.1", "transformer_blocks.2")
+    assert qwen_dit.cached_blocks(QwenDiTConfig(num_layers=1)).paths == ()
+    assert qwen_dit.cached_blocks(QwenDiTConfig(num_layers=3)).paths == ("transformer_blocks.1", "transformer_blocks.2")
     one = UNetConfig(
         block_out_channels=(32,),
         down_block_types=("DownBlock2D",),
@@ -129,8 +129,8 @@ def test_what_the_rows_say() -> None:
         transformer_layers_per_block=(1,),
         attention_head_dim=(4,),
     )
-    assert unet.deep(one).paths == ("mid_block",)
-    assert unet.deep(UNetConfig()).paths == (
+    assert unet.cached_blocks(one).paths == ("mid_block",)
+    assert unet.cached_blocks(UNetConfig()).paths == (
         "down_blocks.0.downsamplers.0",
         *(f"down_blocks.{i}" for i in (1, 2, 3)),
         "mid_block",

@@ -62,7 +62,7 @@ def limited(pipe: Pipeline) -> list[int]:
     open_, fitted, component = pipe.engine.open, pipe.runtime.with_streaming, denoiser(pipe)
     plan = pipe.runtime.load_plan(component)
     blocks = streaming.blocks(plan, component.streamable)
-    room = streaming.held(plan, None) - sum(e.nbytes for block in blocks.values() for e in block) // 2
+    room = streaming.peak_weight_bytes(plan, None) - sum(e.nbytes for block in blocks.values() for e in block) // 2
 
     def fit(component: Any, _: int) -> Any:
         return fitted(component, room if component.role == "transformer" else 0)
@@ -268,17 +268,22 @@ def test_what_is_streamed(folder: Path) -> None:
     component = denoiser(pipe)
     plan, streamable = pipe.runtime.load_plan(component), component.streamable
     block = sum(entry.nbytes for entry in streaming.blocks(plan, streamable)["transformer_blocks.0"])
-    whole = streaming.held(plan, None)
+    whole = streaming.peak_weight_bytes(plan, None)
     assert whole == plan.when(ALWAYS).nbytes
     for count in range(3, LAYERS + 1):
         budget = whole - (count - 2) * block
-        found = streaming.fitting(plan, streamable, budget, None)
+        found = streaming.stream_to_fit(plan, streamable, budget, None)
         numbers = sorted(int(path.rpartition(".")[2]) for path in streaming.streamed_blocks(found))
         gaps = {b - a for a, b in pairwise(numbers)}
-        assert len(numbers) == count and streaming.held(found, None) <= budget and max(gaps) - min(gaps) <= 1
-        assert streaming.held(streaming.fitting(plan, streamable, budget - 1, None), None) < budget or count == LAYERS
-    assert streaming.fitting(plan, streamable, whole, None) is plan
-    assert len(streaming.streamed_blocks(streaming.fitting(plan, streamable, 0, None))) == LAYERS
+        assert (
+            len(numbers) == count and streaming.peak_weight_bytes(found, None) <= budget and max(gaps) - min(gaps) <= 1
+        )
+        assert (
+            streaming.peak_weight_bytes(streaming.stream_to_fit(plan, streamable, budget - 1, None), None) < budget
+            or count == LAYERS
+        )
+    assert streaming.stream_to_fit(plan, streamable, whole, None) is plan
+    assert len(streaming.streamed_blocks(streaming.stream_to_fit(plan, streamable, 0, None))) == LAYERS
     assert {e.residency for e in found.entries.values() if e.name.startswith("transformer_blocks")} >= {STREAMED}
     pipe.close()
 
@@ -288,14 +293,19 @@ def test_what_of_a_unet_is_streamed(folders: dict[str, Path]) -> None:
     pipe = qwenimg.load(folders["sdxl"], backend="cpu", precision="fp32")
     component = denoiser(pipe)
     plan, streamable = pipe.runtime.load_plan(component), component.streamable
-    whole, least = streaming.held(plan, None), streaming.held(streaming.fitting(plan, streamable, 0, None), None)
+    whole, least = (
+        streaming.peak_weight_bytes(plan, None),
+        streaming.peak_weight_bytes(streaming.stream_to_fit(plan, streamable, 0, None), None),
+    )
     counts = []
     for share in range(11):
         budget = least + (whole - least) * share // 10
-        found = streaming.fitting(plan, streamable, budget, None)
+        found = streaming.stream_to_fit(plan, streamable, budget, None)
         counts.append(len(streaming.streamed_blocks(found)))
-        assert least <= streaming.held(found, None) <= budget
-    kept = {name for name, e in streaming.fitting(plan, streamable, 0, None).entries.items() if e.residency is ALWAYS}
+        assert least <= streaming.peak_weight_bytes(found, None) <= budget
+    kept = {
+        name for name, e in streaming.stream_to_fit(plan, streamable, 0, None).entries.items() if e.residency is ALWAYS
+    }
     print(f"{least} to {whole} bytes: streamed {counts}; kept {len(kept)} of {len(plan.entries)} weights")
     assert counts[-1] == 0 and counts == sorted(counts, reverse=True)
     assert kept >= {name for name in plan.entries if "attn2.to_k" in name or "time" in name.split(".")[0]}
@@ -372,8 +382,8 @@ def test_a_block_is_planned_as_it_is_read_ahead(tmp_path: Path, backend: str, st
     random_folders.write_folder(tmp_path / "model", "sd15", stored, unet=small)
     pipe = qwenimg.load(tmp_path / "model", backend=backend, precision="fp32")
     component, moved = denoiser(pipe), pipe.engine.workspace.moved
-    plan = streaming.fitting(pipe.runtime.load_plan(component), component.streamable, 0, moved)
+    plan = streaming.stream_to_fit(pipe.runtime.load_plan(component), component.streamable, 0, moved)
     values = max(sum(prod(e.shape) for e in block) for block in streaming.streamed_blocks(plan).values())
-    assert streaming.passing(plan, moved) == values * (4 + ahead)
-    assert streaming.passing(plan, None) == values * (4 + 4), "a card gets it as it is kept"
+    assert streaming.in_flight_bytes(plan, moved) == values * (4 + ahead)
+    assert streaming.in_flight_bytes(plan, None) == values * (4 + 4), "a card gets it as it is kept"
     pipe.close()

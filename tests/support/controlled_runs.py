@@ -30,7 +30,7 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[tuple[str, str, bool,
     def noted(memory: Occupancy, stage: Stage) -> Placement:
         way = place(memory, stage)
         if stage.component.role == "transformer":
-            held = streaming.held(pipe.runtime.load_plan(way.component), None)
+            held = streaming.peak_weight_bytes(pipe.runtime.load_plan(way.component), None)
             rows.append((stage.name, stage.resident, way.opens, held))
         return way
 
@@ -44,18 +44,18 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[tuple[str, str, bool,
 def drawn(pipe: Pipeline, asked: dict[str, Any]) -> tuple[list[tuple[str, str, bool, int]], np.ndarray]:
     """The same as a run enters them, and its latents."""
     rows: list[tuple[str, str, bool, int]] = []
-    enter = Residents.enter
+    acquire = Residents.acquire
 
     def noted(residents: Residents, stage: Stage) -> Any:
         before = residents._memory.opened.get(stage.resident)
-        result = enter(residents, stage)
+        result = acquire(residents, stage)
         now = residents._memory.opened.get(stage.resident)
         if stage.component.role == "transformer" and now is not None:
-            held = streaming.held(pipe.runtime.load_plan(now), None)
+            held = streaming.peak_weight_bytes(pipe.runtime.load_plan(now), None)
             rows.append((stage.name, stage.resident, now is not before, held))
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Residents, "enter", noted)
+        patch.setattr(Residents, "acquire", noted)
         latents = pipe("a circle", **asked).latents
     return rows, latents

@@ -19,7 +19,7 @@ from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read_codes
+from qwenimg.common.weights.values import read_quantized
 
 SECONDS, MEMORY = 1.0, 50e6
 EXTREMES = (0, 1, 2, 3, 8, 9, 31, 32, 2**16, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
@@ -62,7 +62,7 @@ def _verdict(plan: LoadPlan, load: Callable[[Entry], np.ndarray]) -> str | list[
     """Of the whole file: its bits, or the line that refuses it."""
     try:
         return [
-            b"".join(part.tobytes() for part in read_codes(entry) if part is not None)
+            b"".join(part.tobytes() for part in read_quantized(entry) if part is not None)
             if isinstance(entry.storage, Packed)
             else load(entry).tobytes()
             for entry in plan.entries.values()

@@ -39,9 +39,9 @@ class Backend:
         self.torch = package == "torch"
         self.calls = "forward" if self.torch else "__call__"
         self.lib: Any = importlib.import_module("torch" if self.torch else "mlx.core")
-        self.ops, self.attending, self.products, self.load, self.images, self.quantised = (
+        self.ops, self.attending, self.products, self.load, self.images, self.quantized = (
             importlib.import_module(f"qwenimg.backends.{package}.{module}")
-            for module in ("ops", "ops.attention", "ops.products", "load", "ops.images", "ops.quantised")
+            for module in ("ops", "ops.attention", "ops.products", "load", "ops.images", "ops.quantized")
         )
         self.package = package
 

@@ -149,7 +149,7 @@ def kept_of_the_block_before(patch: Patch) -> None:
 def kept_of_the_other_branch(patch: Patch) -> None:
     """Keys and values of the first one, in both."""
     known: list[Any] = []
-    patch.around(_class(patch, "Component"), "condition", lambda made, *given: replace(made(*given), known=known))
+    patch.around(_class(patch, "Runner"), "condition", lambda made, *given: replace(made(*given), known=known))
 
 
 def _layout(patch: Patch, change: Any) -> None:

@@ -72,7 +72,7 @@ def text_not_normed(patch: Patch) -> None:
 
 def at_the_time_of_the_first_step(patch: Patch) -> None:
     patch.around(
-        _class(patch, "Component"),
+        _class(patch, "Runner"),
         "predict",
         lambda predict, own, x, step, *rest: predict(own, x, (step[0], 0), *rest),
     )
@@ -84,7 +84,7 @@ def rows_and_columns_swapped(patch: Patch) -> None:
     def swapped(made: Any, own: Any, text: Any, grid: Any, picture: Any) -> Any:
         return made(own, text, grid[::-1], picture)
 
-    patch.around(_class(patch, "Component"), "condition", swapped)
+    patch.around(_class(patch, "Runner"), "condition", swapped)
 
 
 # Where its residuals go
@@ -138,7 +138,7 @@ def window_ignored(patch: Patch) -> None:
 
 def without_a_prompt_uncontrolled(patch: Patch) -> None:
     """The unconditional branch."""
-    component = patch.backend.network("qwen_dit").Component
+    component = patch.backend.network("qwen_dit").Runner
     lengths: list[int] = []
 
     def first(predict: Any, own: Any, x: Any, step: Any, condition: Any, *more: Any) -> Any:
@@ -199,14 +199,14 @@ def patch_gelu_tanh(patch: Patch) -> None:
 
 
 def patch_scale_ignored(patch: Patch) -> None:
-    owner = patch.backend.network("qwen_patches").Component
+    owner = patch.backend.network("qwen_patches").Runner
     patch.around(
         owner, "predict", lambda predict, own, x, step, condition, scale: predict(own, x, step, condition, 1.0)
     )
 
 
 def patches_in_another_order(patch: Patch) -> None:
-    owner = patch.backend.network("qwen_patches").Component
+    owner = patch.backend.network("qwen_patches").Runner
     patch.around(owner, "predict", lambda predict, *given: predict(*given)[::-1])
 
 

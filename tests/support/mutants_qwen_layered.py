@@ -141,7 +141,7 @@ def addition_ignored(patch: Patch) -> None:
 
 def addition_of_the_other_kind(patch: Patch) -> None:
     """Of a picture that is taken apart by what the model draws without one."""
-    owner = patch.backend.network("qwen_dit").Component
+    owner = patch.backend.network("qwen_dit").Runner
     patch.around(owner, "modulate", lambda made, own, features, *rest: made(own, features, 1))
 
 
@@ -255,7 +255,7 @@ def picture_latents_not_normalized(patch: Patch) -> None:
 
 
 def picture_not_seen(patch: Patch) -> None:
-    owner = patch.backend.network("qwen_dit").Component
+    owner = patch.backend.network("qwen_dit").Runner
 
     def without(made: Any, own: Any, texts: Any, shapes: Any, references: Any = ()) -> Any:
         return made(own, texts, shapes, [0 * one for one in references])

@@ -93,7 +93,7 @@ def shifted_once(patch: Patch) -> None:
 
 
 def pooled_of_the_other_branch(patch: Patch) -> None:
-    owner = patch.backend.network("sd3_dit").Component
+    owner = patch.backend.network("sd3_dit").Runner
     patch.around(owner, "modulate", lambda made, component, features, pooled: made(component, features, pooled[::-1]))
 
 

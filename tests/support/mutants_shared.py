@@ -176,11 +176,11 @@ def scales_of_the_next_group(patch: Patch) -> None:
     def shifted(decode: Any, codes: Any, scales: Any, *rest: Any, **code: Any) -> Any:
         return decode(codes, lib.roll(scales, 1, 1), *rest, **code)
 
-    patch.around(patch.backend.quantised, "decode", shifted)
+    patch.around(patch.backend.quantized, "decode", shifted)
 
 
 def input_not_rotated(patch: Patch) -> None:
-    patch.built(patch.backend.quantised.QuantisedLinear, lambda layer: setattr(layer, "rotation", 0))
+    patch.built(patch.backend.quantized.QuantizedLinear, lambda layer: setattr(layer, "rotation", 0))
 
 
 def no_place(place: str) -> Plant:
@@ -253,7 +253,7 @@ def shift_off(patch: Patch) -> None:
 
 def velocity_sign(network: str) -> Plant:
     def velocity_sign(patch: Patch) -> None:
-        owner = patch.backend.network(network).Component
+        owner = patch.backend.network(network).Runner
         patch.around(owner, "predict", lambda predict, *given: -predict(*given))
 
     return velocity_sign

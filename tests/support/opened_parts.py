@@ -17,7 +17,7 @@ def open_part(pipe: Pipeline, name: str, activations: int = 0) -> Any:
     else:
         component = model.checkpoint[name.replace(" ", "_")]
     stage = Stage(name="test", resident=name, component=component, splits=(Split(activations=activations),))
-    return model.residents.enter(stage)[0]
+    return model.residents.acquire(stage)[0]
 
 
 def network_of(pipe: Pipeline, name: str) -> Any:
@@ -30,7 +30,10 @@ def stream_half(pipe: Pipeline) -> None:
     component: Any = pipe.model.checkpoint["transformer"]  # type: ignore[attr-defined]
     blocks = streaming.blocks(pipe.runtime.load_plan(component), component.streamable)
     half = sum(entry.nbytes for block in blocks.values() for entry in block) // 2
-    room, fitted = streaming.held(pipe.runtime.load_plan(component), None) - half, pipe.runtime.with_streaming
+    room, fitted = (
+        streaming.peak_weight_bytes(pipe.runtime.load_plan(component), None) - half,
+        pipe.runtime.with_streaming,
+    )
     patched: Any = pipe.runtime
     patched.max_memory = 2**40
     patched.with_streaming = lambda part, _: fitted(part, room if part.role == "transformer" else 0)

@@ -124,7 +124,7 @@ class ToyModel(DiffusionModel):
 
     @contextmanager
     def prepare(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> Iterator[ToyRun]:
-        network, _ = self.residents.enter(self.stages(request, plan, shape)[0])
+        network, _ = self.residents.acquire(self.stages(request, plan, shape)[0])
         yield ToyRun(self, network, request, plan, shape)
 
     def forget(self) -> None: ...

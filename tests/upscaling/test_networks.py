@@ -41,7 +41,7 @@ def opened(path: Path, backend: str, precision: str = "fp32") -> Upscaling:
 def values(upscaling: Upscaling, pixels: np.ndarray, rows: int = WHOLE) -> np.ndarray:
     """What the network returns [1, 3, H, W], without the rows and columns that fill up its patches."""
     height, width = pixels.shape[:2]
-    network, _ = upscaling.residents.enter(upscaling.stage(height, width))
+    network, _ = upscaling.residents.acquire(upscaling.stage(height, width))
     patch, scale = upscaling.upscaler.patch, upscaling.upscaler.scale
     filled = np.pad(pixels, ((0, -height % patch), (0, -width % patch), (0, 0)), mode="reflect")
     x = np.ascontiguousarray((filled / np.float32(255)).transpose(2, 0, 1)[None], np.float32)

@@ -17,7 +17,7 @@ from support.refusals import refused, safetensors_bytes, tensor
 
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.weights.keys import plan
-from qwenimg.common.weights.plan import Use
+from qwenimg.common.weights.plan import ParamUse
 from qwenimg.common.weights.values import read
 
 SINGLE = "diffusion_pytorch_model.safetensors"
@@ -113,7 +113,11 @@ def test_a_file_larger_than_one_piece_of_reading(tmp_path):
 def test_last_temporal_tap_and_gains(tmp_path):
     """What a convolution over time makes of one frame, when the frames before it are zero, is its last tap."""
     tensors = weights()
-    uses = {"conv.weight": Use((4, 3, 2, 5), "last_tap"), "norm.gamma": Use((7,)), "conv.bias": Use((4,))}
+    uses = {
+        "conv.weight": ParamUse((4, 3, 2, 5), "last_tap"),
+        "norm.gamma": ParamUse((7,)),
+        "conv.bias": ParamUse((4,)),
+    }
     planned = plan(save(tmp_path / "vae", tensors), "vae", shapes(tensors), uses=lambda manifest: uses)
     assert planned.entries.keys() == uses.keys()
     assert planned.nbytes == (math.prod((4, 3, 2, 5)) + 4) * 2 + 7 * 4
@@ -342,15 +346,15 @@ def test_unread_tensors_are_checked_too(tmp_path):
     tensors = weights()
     folder = save(tmp_path / "vae", tensors)
     manifest = shapes(tensors) | {"proj.weight": (5, 4)}
-    assert "'proj.weight'" in refused(plan, folder, "vae", manifest, uses=lambda manifest: {"scale": Use(())})
+    assert "'proj.weight'" in refused(plan, folder, "vae", manifest, uses=lambda manifest: {"scale": ParamUse(())})
 
 
 def test_a_manifest_at_odds_with_its_forward_is_our_mistake(tmp_path):
     folder = save(tmp_path / "vae", weights())
     wrong = (
-        ("conv.weight", Use((3, 4, 2, 5), "last_tap")),
-        ("conv.weight", Use((4, 3, 2, 5))),
-        ("norm.gamma", Use((6,))),
+        ("conv.weight", ParamUse((3, 4, 2, 5), "last_tap")),
+        ("conv.weight", ParamUse((4, 3, 2, 5))),
+        ("norm.gamma", ParamUse((6,))),
     )
     for name, use in wrong:
         with pytest.raises(AssertionError):

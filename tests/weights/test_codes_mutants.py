@@ -15,7 +15,7 @@ from support.file_mutants import EXTREMES, assert_line, campaign, damaged, read_
 from support.refusals import safetensors_bytes, tensor
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.weights import keys, quantize
 
 Shape = tuple[int, ...]
 SIZES = {"F32": 4, "U32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "BOOL": 1} | dict.fromkeys(
@@ -145,7 +145,7 @@ def outcome(path: Path, name: str) -> str:
     except ModelError as error:
         assert_line(str(error), name)
         return "plan"
-    return read_alike(quantise.keep(plan, frozenset()), name)
+    return read_alike(quantize.keep(plan, frozenset()), name)
 
 
 def run(path: Path, count: int, seed: int) -> Counter[str]:

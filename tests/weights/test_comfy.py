@@ -19,20 +19,20 @@ from support import comfy_files
 
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.mlx import ops as mlx_ops
-from qwenimg.backends.mlx.ops import quantised as mlx_quantised
+from qwenimg.backends.mlx.ops import quantized as mlx_quantized
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.backends.torch import ops as torch_ops
-from qwenimg.backends.torch.ops import quantised as torch_quantised
+from qwenimg.backends.torch.ops import quantized as torch_quantized
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.affine import BITS4, BITS8, Affine, encode
-from qwenimg.common.codes.coded import QuantStorage
-from qwenimg.common.codes.rotated import RotatedInt8, rotated
+from qwenimg.common.quant.affine import BITS4, BITS8, Affine, encode
+from qwenimg.common.quant.quantized_tensor import QuantStorage
+from qwenimg.common.quant.rotated import RotatedInt8, rotated
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.keys import plan
 from qwenimg.common.weights.plan import LoadPlan
-from qwenimg.common.weights.quantise import keep
+from qwenimg.common.weights.quantize import keep
 from qwenimg.common.weights.storage import Dense, Packed
-from qwenimg.common.weights.values import read, read_codes, read_finite
+from qwenimg.common.weights.values import read, read_finite, read_quantized
 
 SHAPES = {"a.weight": (6, 64), "b.weight": (4, 3, 3, 3), "c.weight": (5, 64), "d.weight": (3, 7)}
 FP8, FP8_WIDE = torch.float8_e4m3fn, torch.float8_e5m2
@@ -152,7 +152,7 @@ def test_they_are_coded_again_where_that_is_asked_for(tmp_path: Path) -> None:
         one.packed(lambda e: QuantStorage(BITS8, 2) if e.name == "a.weight" else None) for one in (opened, reference)
     ]
     assert isinstance(packed[0].entries["a.weight"].storage, Packed)
-    first, second = (read_codes(one.entries["a.weight"]) for one in packed)
+    first, second = (read_quantized(one.entries["a.weight"]) for one in packed)
     assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
     opened.close(), reference.close()
 
@@ -324,7 +324,7 @@ def test_rotated_values_have_one_rounding_on_both_backends(tmp_path: Path, layou
         assert np.array_equal(torch_load.tensor(dense, torch.device("cpu")).numpy(), once)
         assert np.array_equal(np.array(mlx_load.tensor(dense)), once)
         assert isinstance(entry.storage, Packed) and isinstance(code := entry.storage.code, RotatedInt8)
-        codes, scales = read_codes(entry).arrays
+        codes, scales = read_quantized(entry).arrays
         assert np.array_equal(code.values([codes.view("i1"), scales]), once)
         assert entry.nbytes == once.size + 4 * len(once) == codes.nbytes + scales.nbytes
     opened.close()
@@ -358,11 +358,11 @@ def test_a_layer_that_rotates_its_input_gives_what_its_weight_gives(
     x = torch.from_numpy(rng.standard_normal((3, 7, 512))).to(getattr(torch, dtype))
     bias, down, up = (rng.standard_normal(size).astype(np.float32) for size in (40, (4, 512), (40, 4)))
     exact = x.double().numpy() @ (weight + (up.astype(np.float64) @ down if lora else 0)).T + bias
-    on_torch = torch_quantised.QuantisedLinear(torch_ops.Linear(512, 40), code, getattr(torch, dtype))
+    on_torch = torch_quantized.QuantizedLinear(torch_ops.Linear(512, 40), code, getattr(torch, dtype))
     words, *ends = map(torch.from_numpy, coded.arrays)
     on_torch.put(words.view(torch.int32), *ends)
     on_torch.bias = torch.nn.Parameter(torch.from_numpy(bias).to(x.dtype), requires_grad=False)
-    on_mlx = mlx_quantised.QuantisedLinear(mlx_ops.Linear(512, 40), code, getattr(mx, dtype))
+    on_mlx = mlx_quantized.QuantizedLinear(mlx_ops.Linear(512, 40), code, getattr(mx, dtype))
     on_mlx.put(*map(mx.array, coded.arrays))
     on_mlx.bias = mx.array(bias).astype(getattr(mx, dtype))
     if lora:
@@ -390,7 +390,7 @@ def test_a_lora_that_is_no_product_is_fused_and_coded_again(tmp_path: Path) -> N
             return change.copy()
 
     entry = replace(opened.entries["a.weight"], deltas=(Whole(),))
-    codes, scales = read_codes(entry).arrays
+    codes, scales = read_quantized(entry).arrays
     assert isinstance(entry.storage, Packed)
     found = entry.storage.code.values([codes.view("i1"), scales])
     wanted = expected["a.weight"] + change
@@ -496,7 +496,7 @@ def test_a_scale_of_rotated_rows_that_is_not_finite_is_named(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(ModelError, match=r"a\.weight has \d+ non-finite"):
-            read_codes(entry)
+            read_quantized(entry)
         with pytest.raises(ModelError, match=r"a\.weight has \d+ non-finite"):
             read_finite(replace(entry, storage=Dense("float32")))
     opened.close()

@@ -19,8 +19,8 @@ from support.parity_cases import DIT, MLX, TORCH, Files, rounded
 from support.policies import BF16, FP32
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.bits import widened
 from qwenimg.common.networks.denoisers import qwen_dit
+from qwenimg.common.quant.bits import widened
 from qwenimg.common.weights.loras import lora as loras
 from qwenimg.common.weights.loras import lora_keys, module_patterns, peft_config
 from qwenimg.common.weights.loras.lora_names import DENOISER, Names, component_names

@@ -41,7 +41,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     row: Network = import_network("qwenimg.common.networks", network).NETWORK
     module = import_network("qwenimg.backends.mlx.networks", network)
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
-    component = module.Component(config, plan, precision)
+    component = module.Runner(config, plan, precision)
     component.fuses = True
     uses = row.uses(config)
     dtypes = {n: precision.weight_dtype(row.role, n, use.residency) for n, use in uses.items()}

@@ -40,7 +40,7 @@ def kernels(network: str, config: Any, precision: Precision, case: Case) -> list
     row: Network = import_network("qwenimg.common.networks", network).NETWORK
     module = import_network("qwenimg.backends.torch.networks", network)
     plan = LoadPlan(component=row.role, entries={}, files=(), precision=precision)
-    component = module.Component(config, plan, precision, torch.device("meta"))
+    component = module.Runner(config, plan, precision, torch.device("meta"))
     uses = row.uses(config)
     for name, use in uses.items():
         _set_dtype(component.model, name, DTYPES[precision.weight_dtype(row.role, name, use.residency)])

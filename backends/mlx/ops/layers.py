@@ -13,9 +13,9 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx.compile import fused
 from qwenimg.backends.mlx.ops import images
 from qwenimg.backends.mlx.ops.functions import DTYPES, at_least_float32, on_gpu
-from qwenimg.common.codes.rotated import H4
 from qwenimg.common.numbers.moments import Moments, moments
 from qwenimg.common.precision.precision import Compute
+from qwenimg.common.quant.rotated import H4
 from qwenimg.common.runtime.observers import seen
 
 
@@ -29,7 +29,7 @@ def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array
 
 
 def rotate(x: Array, group: int) -> Array:
-    """Return x [... in] times the rotation of each `group` of its values (`common/codes/rotated.py`).
+    """Return x [... in] times the rotation of each `group` of its values (`common/quant/rotated.py`).
 
     A GPU multiplies by the whole matrix, and rounds once. A CPU multiplies by its two Kronecker factors, whose sums are
     shorter.

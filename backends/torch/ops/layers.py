@@ -13,9 +13,9 @@ from torch import Tensor
 from qwenimg.backends.torch.ops import images
 from qwenimg.backends.torch.ops.cpu import group_norm, multiplies
 from qwenimg.backends.torch.ops.functions import DTYPES, at_least_float32
-from qwenimg.common.codes.rotated import H4
 from qwenimg.common.numbers.moments import Moments, moments
 from qwenimg.common.precision.precision import Compute
+from qwenimg.common.quant.rotated import H4
 from qwenimg.common.runtime.observers import seen
 
 WIDE_VALUES = 2**21  # values of a linear layer's weight that are widened at once
@@ -75,7 +75,7 @@ def _product(x: Tensor) -> Callable[..., Tensor]:
 
 
 def rotate(x: Tensor, group: int) -> Tensor:
-    """Return x [... in] times the rotation of each `group` of its values (`common/codes/rotated.py`).
+    """Return x [... in] times the rotation of each `group` of its values (`common/quant/rotated.py`).
 
     A card multiplies by the whole matrix, and rounds once. A CPU multiplies by its two Kronecker factors, which takes a
     third of the time.

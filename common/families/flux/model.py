@@ -100,7 +100,7 @@ class Flux(PooledFlowModel):
         texts = self.texts.states([branch.prompt for branch in branches])
         stages = self.steps(request, plan, shape, [states.shape[1] for states, _ in texts])
         modulation, first = self.modulate(request, plan, stages[0], partial(self._modulation, request, plan))
-        transformer, _ = self.residents.enter(stages[-1])
+        transformer, _ = self.residents.acquire(stages[-1])
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}
 
         def make_phases(initial: Initial) -> list[Phase]:

@@ -99,7 +99,7 @@ class Flux2(FlowModel):
         grid, branches = shape.grid(1), self.guidance.branches(request)
         texts = self.texts.states([branch.prompt for branch in branches])
         [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        transformer, _ = self.residents.enter(stage)
+        transformer, _ = self.residents.acquire(stage)
         dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
 
         def make_phases(initial: Initial) -> list[Phase]:

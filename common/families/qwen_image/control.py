@@ -148,7 +148,7 @@ class ControlNetworks(ControlStages[ControlSchedule]):
             rows = qwen_conditioning.time_rows(net.component.config, schedule.timesteps, dtype)
             kept = self._modulations[net.name]
             modulation, _ = kept.get(schedule.timesteps, stages[0], lambda network, _: network.modulate(rows))
-        network, _ = self.residents.enter(stages[-1])
+        network, _ = self.residents.acquire(stages[-1])
         return network, modulation
 
     def stages_of(

@@ -158,7 +158,7 @@ class QwenImage(FlowModel):
             stages[0],
             lambda transformer, _: transformer.modulate(qwen_conditioning.time_rows(self.config, timesteps, dtype)),
         )
-        transformer, split = self.residents.enter(stages[-1])
+        transformer, split = self.residents.acquire(stages[-1])
 
         def make_phases(initial: Initial) -> list[Phase]:
             pictures = [*initial.references, *(initial.controls[i] for i in self.controls.seen(request))]

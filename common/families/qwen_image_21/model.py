@@ -159,7 +159,7 @@ class QwenImage21(FlowModel):
         for text, there in zip(texts, places, strict=True):
             qwen21_conditioning.layout(text.shape[1], there, grid)  # only for its errors
         [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
-        transformer, split = self.residents.enter(stage)
+        transformer, split = self.residents.acquire(stage)
         dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
 
         def make_phases(initial: Initial) -> list[Phase]:

@@ -110,7 +110,7 @@ class SD3(PooledFlowModel):
             stages[0],
             lambda transformer, prompts: transformer.modulate(times, self.texts.pooled(prompts)),
         )
-        transformer, _ = self.residents.enter(stages[-1])
+        transformer, _ = self.residents.acquire(stages[-1])
         rows = {sigma: i for i, sigma in enumerate(plan.evaluated_sigmas())}
 
         def make_pass(positions: tuple[int, ...]) -> Pass:

@@ -181,7 +181,7 @@ class DiffusionRun:
         extra = [self.array(part) for part in self._extra(initial)] if expert.facts.sees_mask else []
         controls = self._controls(segment)
         pictures = [self.array(picture) for picture in initial.controls] if controls else []
-        unet, split = self.model.residents.enter(self.stages[expert])
+        unet, split = self.model.residents.acquire(self.stages[expert])
         engine = self.model.engine
         scalings = partial(discrete.scalings, scheduler.prediction_type)
 

@@ -32,7 +32,7 @@ from qwenimg.common.parts.open_file import check_known
 from qwenimg.common.parts.vae_files import latent_channels
 from qwenimg.common.weights.keys import check_architecture, plan_places
 from qwenimg.common.weights.part_names import VAES
-from qwenimg.common.weights.plan import LoadPlan, Uses, stored_uses
+from qwenimg.common.weights.plan import LoadPlan, ParamUses, stored_uses
 
 # Tensors that a file may have beside the models: whole names, and prefixes that end in a dot.
 _IGNORED = frozenset(
@@ -251,7 +251,7 @@ def _opened(header: Header, detected: Detected) -> SingleFile:
     plans: dict[str, LoadPlan] = {}
     used: set[str] = set()
 
-    def plan(component: str, places: Places, manifest: Manifest, uses: Uses) -> None:
+    def plan(component: str, places: Places, manifest: Manifest, uses: ParamUses) -> None:
         plans[component] = plan_places(header, component, places, manifest, uses)
         used.update(plans[component].known)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -134,11 +134,11 @@ def rename(key: str) -> str:
     return _MFLUX_OUT.sub(r"\1.to_out.0.", key)
 
 
-def deep(config: Flux2Config) -> DeepBlocks:
+def cached_blocks(config: Flux2Config) -> CachedBlocks:
     """Return all blocks but the first."""
     double = (f"transformer_blocks.{i}" for i in range(1, config.num_layers))
     single = (f"single_transformer_blocks.{i}" for i in range(config.num_single_layers))
-    return DeepBlocks(behind="transformer_blocks.0", paths=(*double, *single), adds=True)
+    return CachedBlocks(after="transformer_blocks.0", paths=(*double, *single), adds=True)
 
 
 _BLOCK = r"(?:single_)?transformer_blocks\.\d+"
@@ -154,7 +154,7 @@ NETWORK = Network(
     blocks=re.compile(r"(?:single_)?transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(rf"({_BLOCK})\."),
     compiled=re.compile(_BLOCK),
-    deep=deep,
+    cached_blocks=cached_blocks,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
         Block(name="single_block", paths=re.compile(r"single_transformer_blocks\.\d+"), streams=2, depth=1),

@@ -19,14 +19,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.denoisers import diffusion_transformer
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.residency import ALWAYS, ONCE
-from qwenimg.common.weights.plan import Use, Uses
+from qwenimg.common.weights.plan import ParamUse, ParamUses
 
 CLASS_NAME = "FluxTransformer2DModel"
 
@@ -105,9 +105,9 @@ def rename(key: str) -> str:
     return f"{layer[1]}.{_FEED_FORWARD[layer[2]]}.{layer[3]}" if layer else key
 
 
-def uses(stored: Manifest) -> Uses:
+def uses(stored: Manifest) -> ParamUses:
     """Return all of `stored`, in its shapes. Tensors for the modulation alone are in memory once per schedule."""
-    return {key: Use(shape, residency=ONCE if is_modulation(key) else ALWAYS) for key, shape in stored.items()}
+    return {key: ParamUse(shape, residency=ONCE if is_modulation(key) else ALWAYS) for key, shape in stored.items()}
 
 
 def is_modulation(key: str) -> bool:
@@ -137,11 +137,11 @@ def _single_block(config: FluxConfig) -> Manifest:
     )
 
 
-def deep(config: FluxConfig) -> DeepBlocks:
+def cached_blocks(config: FluxConfig) -> CachedBlocks:
     """Return all blocks but the first."""
     double = (f"transformer_blocks.{i}" for i in range(1, config.num_layers))
     single = (f"single_transformer_blocks.{i}" for i in range(config.num_single_layers))
-    return DeepBlocks(behind="transformer_blocks.0", paths=(*double, *single), adds=True)
+    return CachedBlocks(after="transformer_blocks.0", paths=(*double, *single), adds=True)
 
 
 NETWORK = Network(
@@ -156,7 +156,7 @@ NETWORK = Network(
     blocks=re.compile(r"(?:single_)?transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(rf"({_BLOCK})\."),
     compiled=re.compile(_BLOCK),
-    deep=deep,
+    cached_blocks=cached_blocks,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),
         Block(name="single_block", paths=re.compile(r"single_transformer_blocks\.\d+"), streams=2, depth=1),

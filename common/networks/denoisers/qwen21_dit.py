@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -103,10 +103,10 @@ def _block(config: Qwen21Config) -> Manifest:
     )
 
 
-def deep(config: Qwen21Config) -> DeepBlocks:
+def cached_blocks(config: Qwen21Config) -> CachedBlocks:
     """Return all blocks but the first."""
     paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return DeepBlocks(behind="transformer_blocks.0", paths=paths, adds=True)
+    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -118,7 +118,7 @@ NETWORK = Network(
     blocks=re.compile(r"transformer_blocks\.(\d+)\.(?:attn|img_mlp)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    deep=deep,
+    cached_blocks=cached_blocks,
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=1, depth=1),
         Block(name="context", paths=re.compile(r"transformer_blocks\.\d+"), method="run_context", streams=1),

@@ -16,14 +16,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
 from qwenimg.common.networks.denoisers import diffusion_transformer
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.residency import ALWAYS, ONCE
-from qwenimg.common.weights.plan import Use, Uses
+from qwenimg.common.weights.plan import ParamUse, ParamUses
 
 CLASS_NAME = "QwenImageTransformer2DModel"
 IGNORED_CONFIG = frozenset({"pooled_projection_dim"})  # left over in published configs from an older class
@@ -112,9 +112,9 @@ def rename(key: str) -> str:
     return key
 
 
-def uses(stored: Manifest) -> Uses:
+def uses(stored: Manifest) -> ParamUses:
     """Return all of `stored`, in its shapes. Tensors for the timestep alone are in memory once per schedule."""
-    return {key: Use(shape, residency=ONCE if timestep_only(key) else ALWAYS) for key, shape in stored.items()}
+    return {key: ParamUse(shape, residency=ONCE if timestep_only(key) else ALWAYS) for key, shape in stored.items()}
 
 
 def timestep_only(key: str) -> bool:
@@ -132,10 +132,10 @@ def _block(dim: int, head_dim: int) -> Manifest:
     )
 
 
-def deep(config: QwenDiTConfig) -> DeepBlocks:
+def cached_blocks(config: QwenDiTConfig) -> CachedBlocks:
     """Return all blocks but the first."""
     paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return DeepBlocks(behind="transformer_blocks.0", paths=paths, adds=True)
+    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -155,7 +155,7 @@ NETWORK = Network(
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    deep=deep,
+    cached_blocks=cached_blocks,
     tables=frozenset({ADDITION}),
     traced=(
         Block(name="block", paths=re.compile(r"transformer_blocks\.\d+"), streams=2, depth=1),

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
@@ -29,7 +29,7 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.denoisers.diffusion_transformer import feed_forward, vector_embedding
 from qwenimg.common.networks.network import Network
 from qwenimg.common.precision.residency import ALWAYS, ONCE
-from qwenimg.common.weights.plan import Use, Uses
+from qwenimg.common.weights.plan import ParamUse, ParamUses
 
 CLASS_NAME = "SD3Transformer2DModel"
 
@@ -107,11 +107,11 @@ def manifest(config: SD3Config) -> Manifest:
     )
 
 
-def uses(stored: Manifest) -> Uses:
+def uses(stored: Manifest) -> ParamUses:
     """Return all of `stored`, in its shapes, but the table of positions as a matrix. Tensors for the modulation alone
     are in memory once per schedule."""
     return {
-        key: Use(shape[1:] if key == TABLE else shape, residency=ONCE if is_modulation(key) else ALWAYS)
+        key: ParamUse(shape[1:] if key == TABLE else shape, residency=ONCE if is_modulation(key) else ALWAYS)
         for key, shape in stored.items()
     }
 
@@ -136,10 +136,10 @@ def chunks(config: SD3Config, layer: int) -> tuple[int, int]:
     return (9 if layer in config.dual_attention_layers else 6), (2 if layer == config.num_layers - 1 else 6)
 
 
-def deep(config: SD3Config) -> DeepBlocks:
+def cached_blocks(config: SD3Config) -> CachedBlocks:
     """Return all blocks but the first."""
     paths = tuple(f"transformer_blocks.{i}" for i in range(1, config.num_layers))
-    return DeepBlocks(behind="transformer_blocks.0", paths=paths, adds=True)
+    return CachedBlocks(after="transformer_blocks.0", paths=paths, adds=True)
 
 
 def _block(config: SD3Config, layer: int) -> Manifest:
@@ -175,7 +175,7 @@ NETWORK = Network(
     blocks=re.compile(r"transformer_blocks\.(\d+)\..*\.weight"),
     streamable=re.compile(r"(transformer_blocks\.\d+)\."),
     compiled=re.compile(r"transformer_blocks\.\d+"),
-    deep=deep,
+    cached_blocks=cached_blocks,
     tables=frozenset({TABLE}),
     optional=frozenset({TABLE}),
     traced=(

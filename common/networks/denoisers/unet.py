@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
-from qwenimg.common.weights.plan import Use, Uses
+from qwenimg.common.weights.plan import ParamUse, ParamUses
 
 CLASS_NAME = "UNet2DConditionModel"
 # Fields without effect here: dropout is for training, attention scores are always float32 at least, and the number of
@@ -242,10 +242,10 @@ def half(config: UNetConfig) -> Manifest:
     return params.merge(*parts)
 
 
-def uses(stored: Manifest) -> Uses:
+def uses(stored: Manifest) -> ParamUses:
     """Return `stored` in the shapes of the forward: all projections around transformer blocks are linear layers."""
     return {
-        key: Use(shape[:2] if key.endswith((".proj_in.weight", ".proj_out.weight")) else shape)
+        key: ParamUse(shape[:2] if key.endswith((".proj_in.weight", ".proj_out.weight")) else shape)
         for key, shape in stored.items()
     }
 
@@ -303,12 +303,12 @@ def _attention(width: int, keys: int) -> Manifest:
     )
 
 
-def deep(config: UNetConfig) -> DeepBlocks:
+def cached_blocks(config: UNetConfig) -> CachedBlocks:
     """Return what lies between the first down block and the last up block."""
     last = len(config.down) - 1
     sampler = ("down_blocks.0.downsamplers.0",) if last else ()
     down, up = ([f"down_blocks.{i + 1}" for i in range(last)], [f"up_blocks.{i}" for i in range(last)])
-    return DeepBlocks(behind="down_blocks.0", paths=(*sampler, *down, "mid_block", *up), adds=False, image=True)
+    return CachedBlocks(after="down_blocks.0", paths=(*sampler, *down, "mid_block", *up), adds=False, image=True)
 
 
 NETWORK = Network(
@@ -324,7 +324,7 @@ NETWORK = Network(
     # the projections of the text to keys and values are not needed by the block's own call
     streamable=re.compile(r"(.*\.(?:resnets|transformer_blocks|downsamplers|upsamplers)\.\d+)\.(?!attn2\.to_[kv]\.)"),
     compiled=re.compile(r".*\.(?:resnets|transformer_blocks)\.\d+|.*\.attentions\.\d+\.norm"),
-    deep=deep,
+    cached_blocks=cached_blocks,
     traced=(
         Block(name="resnet", paths=re.compile(r".*\.resnets\.\d+"), image=True, streams=1, depth=1),
         Block(name="attention", paths=re.compile(r".*\.attentions\.\d+"), image=True, streams=1),

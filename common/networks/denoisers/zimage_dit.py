@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from qwenimg.common.base.block import Block, DeepBlocks
+from qwenimg.common.base.block import Block, CachedBlocks
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.networks import params
@@ -142,10 +142,10 @@ def _block(config: ZImageConfig) -> Manifest:
     )
 
 
-def deep(config: ZImageConfig) -> DeepBlocks:
+def cached_blocks(config: ZImageConfig) -> CachedBlocks:
     """Return all blocks but the first of those that image and text go through together."""
     paths = tuple(f"layers.{i}" for i in range(1, config.n_layers))
-    return DeepBlocks(behind="layers.0", paths=paths, adds=True)
+    return CachedBlocks(after="layers.0", paths=paths, adds=True)
 
 
 NETWORK = Network(
@@ -157,7 +157,7 @@ NETWORK = Network(
     blocks=re.compile(r"layers\.(\d+)\.(?:attention|feed_forward)\..*\.weight"),
     streamable=re.compile(r"((?:noise_refiner|layers)\.\d+)\."),
     compiled=re.compile(r"(?:noise_refiner|layers)\.\d+"),
-    deep=deep,
+    cached_blocks=cached_blocks,
     tables=frozenset({"x_pad_token.weight", "cap_pad_token.weight"}),
     traced=(
         Block(name="block", paths=re.compile(r"(?:noise_refiner|context_refiner|layers)\.\d+"), streams=1, depth=1),

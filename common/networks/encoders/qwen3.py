@@ -25,7 +25,7 @@ from qwenimg.common.networks.encoders import language_model
 from qwenimg.common.networks.encoders.language_model import LLAMA_CPP, from_llama_cpp
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights.part_names import plain
-from qwenimg.common.weights.plan import Uses, stored_uses
+from qwenimg.common.weights.plan import ParamUses, stored_uses
 
 MODEL_TYPE = "qwen3"
 _PREFIX, _NOT_NEEDED = "model.", ("lm_head.", "output.")
@@ -92,7 +92,7 @@ def manifest(config: Qwen3Config) -> Manifest:
     return language_model.manifest(config, _attention(config))
 
 
-def uses(stored: Manifest, layers: int) -> Uses:
+def uses(stored: Manifest, layers: int) -> ParamUses:
     """Return `stored` with only the first `layers`, and without the final norm."""
     numbers = {key: int(match[1]) for key in stored if (match := _LAYER.match(key))}
     return stored_uses(

@@ -34,7 +34,7 @@ from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREF
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Joins
 from qwenimg.common.weights.keys import Rename
-from qwenimg.common.weights.plan import Uses
+from qwenimg.common.weights.plan import ParamUses
 
 _NAMES = vision_tower.NAMES | {
     "num_position_embeddings": "positions",
@@ -157,7 +157,7 @@ def _merger(config: Qwen3VLVisionConfig, normed: int) -> Manifest:
     )
 
 
-def used(config: Qwen3VLVisionConfig, stored: Manifest) -> Uses:
+def used(config: Qwen3VLVisionConfig, stored: Manifest) -> ParamUses:
     """Return all of `stored` but the final norm, the patch kernel as a matrix."""
     return vision_tower.flat_kernel(qwen3.uses(stored, config.used_layers))
 

@@ -31,7 +31,7 @@ from qwenimg.common.networks.encoders.qwen_vl import MODEL_TYPE, QwenVLConfig
 from qwenimg.common.networks.encoders.vision_tower import CHANNELS, NESTED, PREFIX, PicturePlace, Table, TowerConfig
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
-from qwenimg.common.weights.plan import Uses, stored_uses
+from qwenimg.common.weights.plan import ParamUses, stored_uses
 
 _MMPROJ_KEY = re.compile(
     r"(?:v\.(?:blk\.(?P<layer>\d+)\.)?)?(?P<part>mm\.[02]|[a-z]\w*)\.(?P<leaf>weight(?:\.1)?|bias)"
@@ -132,7 +132,7 @@ def manifest(config: QwenVLVisionConfig) -> Manifest:
     return params.merge(params.under("visual", tower), qwen_vl.manifest(config))
 
 
-def used(config: QwenVLVisionConfig, stored: Manifest) -> Uses:
+def used(config: QwenVLVisionConfig, stored: Manifest) -> ParamUses:
     """Return all of `stored`, the patch kernel as a matrix."""
     return vision_tower.flat_kernel(stored_uses(stored))
 

@@ -18,7 +18,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.networks.encoders.language_model import COMPUTED
 from qwenimg.common.numbers import rope
 from qwenimg.common.weights.joined import Join, Joins
-from qwenimg.common.weights.plan import Uses
+from qwenimg.common.weights.plan import ParamUses
 
 CHANNELS = 3
 NORM_EPS = 1e-6
@@ -105,7 +105,7 @@ def joined_taps() -> Joins:
     return {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
 
 
-def flat_kernel(uses: Uses) -> Uses:
+def flat_kernel(uses: ParamUses) -> ParamUses:
     """Return `uses` with the patch kernel [C, 3, time, y, x] as a matrix."""
     return {
         name: use._replace(shape=(use.shape[0], prod(use.shape[1:]))) if len(use.shape) == 5 else use

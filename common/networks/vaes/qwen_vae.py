@@ -22,7 +22,7 @@ from qwenimg.common.base.shape import Manifest, Shape
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae_names
-from qwenimg.common.weights.plan import Use, Uses
+from qwenimg.common.weights.plan import ParamUse, ParamUses
 
 CLASS_NAME = "AutoencoderKLQwenImage"
 IGNORED_CONFIG = frozenset({"dropout"})
@@ -116,16 +116,16 @@ def manifest(config: QwenVAEConfig) -> Manifest:
     )
 
 
-def uses(stored: Manifest) -> Uses:
+def uses(stored: Manifest) -> ParamUses:
     """Return the tensors of `stored` that a still image needs, in the shapes of the 2-D network: [O, I, t, h, w] -> [O,
     I, h, w] (the last temporal tap), gains [C, 1, 1(, 1)] -> [C], and no `time_conv`."""
     return {key: _still(key, shape) for key, shape in stored.items() if ".time_conv." not in key}
 
 
-def _still(key: str, shape: Shape) -> Use:
+def _still(key: str, shape: Shape) -> ParamUse:
     if key.endswith(".gamma"):
-        return Use(shape[:1])
-    return Use((*shape[:2], *shape[3:]), "last_tap") if len(shape) == 5 else Use(shape)
+        return ParamUse(shape[:1])
+    return ParamUse((*shape[:2], *shape[3:]), "last_tap") if len(shape) == 5 else ParamUse(shape)
 
 
 def gain(name: str, width: int, axes: int = 3) -> Manifest:

@@ -27,7 +27,7 @@ from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.recipe import recorded_loras
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.traced import Dtype, Values
-from qwenimg.common.weights import quantise
+from qwenimg.common.weights import quantize
 
 MAX_GAIN = 128.0  # in bfloat16 the limit of a larger gain would exceed the update, and every result would pass
 MAX_BLOCKS = 10_000
@@ -109,7 +109,7 @@ class Model:
 
     def __post_init__(self) -> None:
         if self.quantize:
-            quantise.parse(self.quantize)
+            quantize.parse(self.quantize)
         if self.prediction not in PREDICTIONS:
             raise ValueError(f"the prediction {clean(self.prediction, 30)!r} is none of eps, v, x0")
         if unknown := self.parts.keys() - set(PARTS):

@@ -23,7 +23,6 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.bits import widened
 from qwenimg.common.formats.safetensors import entry, head, read_header
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parity import inputs
@@ -39,6 +38,7 @@ from qwenimg.common.parity.passport.passport import (
 )
 from qwenimg.common.parity.sample import FLOATS, LARGEST, PROJECTIONS, Drawn
 from qwenimg.common.parity.stations import FARTHEST, Station
+from qwenimg.common.quant.bits import widened
 from qwenimg.common.runtime.traced import Dtype, Values
 
 FORMAT, SCHEMA = "qwenimg-parity", "1"

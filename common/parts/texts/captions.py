@@ -76,7 +76,7 @@ class CaptionTexts(TemplateTexts):
         return replace(stage, name="caption", splits=splits, keeps=True)
 
     def _write(self, picture: SeenPicture, language: str) -> str:
-        encoder, _ = self.residents.enter(self.writing(picture, language))
+        encoder, _ = self.residents.acquire(self.writing(picture, language))
         self.runtime.notify("stage", "describing the picture, since no prompt is given")
         with self.runtime.clock.timed("caption"):
             tokens = list(self._tokens(encoder, self._asked[language], picture))

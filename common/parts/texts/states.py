@@ -147,7 +147,7 @@ class Texts(ABC, Generic[Key]):
         self, stage: Stage, encode: Callable[[Any, Prompt], Encoded], prompts: Iterable[Prompt]
     ) -> Iterator[Encoded]:
         """Open the text encoder of `stage`, yield the result of `encode` for each of `prompts`, and free it."""
-        encoder, _ = self.residents.enter(stage)
+        encoder, _ = self.residents.acquire(stage)
         with self.runtime.clock.timed("encode"):
             for prompt in prompts:
                 yield encode(encoder, prompt)

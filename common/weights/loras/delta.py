@@ -22,9 +22,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.eight_bits import FORMATS, EightBits, format_of
 from qwenimg.common.formats.stored import DTYPES, TensorSlice, raw
+from qwenimg.common.quant.bits import widened
+from qwenimg.common.quant.eight_bits import FORMATS, EightBits, format_of
 from qwenimg.common.weights.keys import ALL, Rows
 from qwenimg.common.weights.plan import Mode
 

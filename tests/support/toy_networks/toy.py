@@ -27,7 +27,7 @@ class Toy(torch.nn.Module):
         return self.proj_out(self.norm_out(hidden))
 
 
-class Component:
+class Runner:
     def __init__(self, config: ToyConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         self.device = device
         stream = ops.DTYPES[precision.residual_dtype("transformer")]

@@ -180,7 +180,7 @@ class Flux2Transformer(mlx.nn.Module):
         return self.proj_out(self.norm_out(img, final, self.proj_out.dtype))
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Condition:
     rope: Rope
 
 
-class Component(LoadedNetwork[Flux2Config, Flux2Transformer]):
+class Runner(LoadedNetwork[Flux2Config, Flux2Transformer]):
     network, role = Flux2Transformer, "transformer"
 
     @ops.computes

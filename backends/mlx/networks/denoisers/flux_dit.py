@@ -163,7 +163,7 @@ class FluxTransformer(mlx.nn.Module):
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Modulation:
         return double, [mod[one] for mod in self.single], self.final[one]
 
 
-class Component:
+class Runner:
     def __init__(self, config: FluxConfig, plan: LoadPlan, precision: Precision):
         self.config, self.plan = config, plan
         stream = ops.DTYPES[precision.residual_dtype("transformer")]

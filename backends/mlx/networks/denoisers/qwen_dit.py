@@ -137,7 +137,7 @@ class QwenImageTransformer(mlx.nn.Module):
         return self.proj_out(self.norm_out(self.tokens.whole(img)[:, :L], final_mod, self.proj_out.dtype))
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def block_rows(briefly: Callable[[str, Callable[[], Pair]], Pair], blocks: Itera
     return [briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(blocks)]
 
 
-class Component(LoadedNetwork[QwenDiTConfig, QwenImageTransformer]):
+class Runner(LoadedNetwork[QwenDiTConfig, QwenImageTransformer]):
     network, role = QwenImageTransformer, "transformer"
 
     @ops.computes

@@ -45,7 +45,7 @@ class QwenImagePatches(mlx.nn.Module):
         return ops.stream(self.img_in(latents), self.stream)
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Patched:
         return update if self.scale == 1 else update * self.scale
 
 
-class Component(LoadedNetwork[QwenPatchesConfig, QwenImagePatches]):
+class Runner(LoadedNetwork[QwenPatchesConfig, QwenImagePatches]):
     network, role = QwenImagePatches, "transformer"
 
     @ops.computes

@@ -212,7 +212,7 @@ class SD3Transformer(mlx.nn.Module):
         return images.joined_patches(tokens, latents, PATCH)
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Modulation:
         return [(img[one], txt[one]) for img, txt in self.blocks], self.final[one]
 
 
-class Component(LoadedNetwork[SD3Config, SD3Transformer]):
+class Runner(LoadedNetwork[SD3Config, SD3Transformer]):
     network, role = SD3Transformer, "transformer"
 
     @ops.computes

@@ -310,7 +310,7 @@ class UNetModel(UNetHalf):
         return self.conv_out(ops.norm_silu(self.conv_norm_out, x))
 
 
-# Component
+# Runner
 
 
 def together(control: Sequence[Changes]) -> Changes:
@@ -329,7 +329,7 @@ class Condition:
     branches: int
 
 
-class Component(LoadedNetwork[UNetConfig, UNetModel]):
+class Runner(LoadedNetwork[UNetConfig, UNetModel]):
     network, role = UNetModel, "transformer"
 
     @ops.computes

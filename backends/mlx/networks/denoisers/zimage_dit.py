@@ -153,7 +153,7 @@ class ZImageTransformer(mlx.nn.Module):
         return self.final_layer(img[:, : latents.shape[1]], temb)
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Condition:
     rope: Array
 
 
-class Component(LoadedNetwork[ZImageConfig, ZImageTransformer]):
+class Runner(LoadedNetwork[ZImageConfig, ZImageTransformer]):
     network, role = ZImageTransformer, "transformer"
 
     @ops.computes

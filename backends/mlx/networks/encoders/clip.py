@@ -119,10 +119,10 @@ class CLIPTextEncoder(mlx.nn.Module):
         return self.final_layer_norm(chosen) if normed else chosen, pooled
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
+class Runner(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
     network, role = CLIPTextEncoder, "text"
 
     @ops.computes

@@ -76,10 +76,10 @@ class Qwen3TextEncoder(mlx.nn.Module):
         return ops.at_least_float32(mx.concatenate(states, axis=-1))
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[Qwen3Config, Qwen3TextEncoder]):
+class Runner(LoadedNetwork[Qwen3Config, Qwen3TextEncoder]):
     network, role = Qwen3TextEncoder, "text"
 
     @ops.computes

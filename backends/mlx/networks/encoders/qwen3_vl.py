@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-from qwenimg.backends.mlx.networks.encoders.qwen3 import Component as Component
+from qwenimg.backends.mlx.networks.encoders.qwen3 import Runner as Runner

@@ -69,10 +69,10 @@ class QwenTextEncoder(mlx.nn.Module):
         return self.norm(x)
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[QwenVLConfig, QwenTextEncoder]):
+class Runner(LoadedNetwork[QwenVLConfig, QwenTextEncoder]):
     network, role = QwenTextEncoder, "text"
 
     @ops.computes

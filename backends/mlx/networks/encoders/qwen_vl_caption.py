@@ -35,10 +35,10 @@ class QwenCaptioner(QwenPictureEncoder):
         return ops.at_least_float32(self.lm_head(self.norm(x[:, -1:])))[0, 0]
 
 
-# Component
+# Runner
 
 
-class Component(qwen_vl_vision.Component):
+class Runner(qwen_vl_vision.Runner):
     network = QwenCaptioner
     model: QwenCaptioner
     past: list[KeyValues]

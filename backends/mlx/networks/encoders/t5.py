@@ -117,10 +117,10 @@ class T5Encoder(mlx.nn.Module):
         return self.encoder(ops.stream(self.shared(ids), self.stream), buckets)
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[T5Config, T5Encoder]):
+class Runner(LoadedNetwork[T5Config, T5Encoder]):
     network, role = T5Encoder, "text"
 
     def __init__(self, config: T5Config, plan: LoadPlan, precision: Precision):

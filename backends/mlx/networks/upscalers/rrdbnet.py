@@ -10,7 +10,7 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.upscalers.upscaler import UpscalerComponent
+from qwenimg.backends.mlx.networks.upscalers.upscaler import UpscalerRunner
 from qwenimg.backends.mlx.networks.vaes import bands
 from qwenimg.backends.mlx.networks.vaes.bands import BandLayers
 from qwenimg.backends.mlx.ops import images
@@ -85,9 +85,9 @@ class RRDBNet(mlx.nn.Module):
         return bands.run([BandLayers(begin=self.end, reach=REACH_OF_END, up=2**self.enlarged)], x, rows)
 
 
-# Component
+# Runner
 
 
-class Component(UpscalerComponent):
+class Runner(UpscalerRunner):
     def __init__(self, config: RRDBNetConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: RRDBNet(config), plan, precision)

@@ -10,7 +10,7 @@ import mlx.nn
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
-from qwenimg.backends.mlx.networks.upscalers.upscaler import UpscalerComponent
+from qwenimg.backends.mlx.networks.upscalers.upscaler import UpscalerRunner
 from qwenimg.backends.mlx.networks.vaes import bands
 from qwenimg.backends.mlx.networks.vaes.bands import BandLayers
 from qwenimg.backends.mlx.ops import images
@@ -47,9 +47,9 @@ class SRVGGNet(mlx.nn.Module):
         return ops.residual(images.upsample(x, self.scale), larger)
 
 
-# Component
+# Runner
 
 
-class Component(UpscalerComponent):
+class Runner(UpscalerRunner):
     def __init__(self, config: SRVGGConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: SRVGGNet(config), plan, precision)

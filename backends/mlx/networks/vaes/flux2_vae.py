@@ -10,7 +10,7 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vaes.kl_vae import KLVAE
-from qwenimg.backends.mlx.networks.vaes.vae import WIDE, VAEComponent
+from qwenimg.backends.mlx.networks.vaes.vae import WIDE, VAERunner
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.vaes.flux2_vae import PATCH, Flux2VAEConfig
 from qwenimg.common.precision.precision import Precision
@@ -31,6 +31,6 @@ class Flux2VAE(KLVAE):
         return super().decode(images.unpatched(self.bn.inverse(z)), PATCH * height, PATCH * width, rows)
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: Flux2VAEConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: Flux2VAE(config), plan, precision)

@@ -14,7 +14,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vaes import bands
 from qwenimg.backends.mlx.networks.vaes.bands import BandLayers, Normed, NormStep
-from qwenimg.backends.mlx.networks.vaes.vae import WIDE, VAEComponent
+from qwenimg.backends.mlx.networks.vaes.vae import WIDE, VAERunner
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.vaes.kl_vae import NORM_EPS, KLVAEConfig
 from qwenimg.common.numbers.tiles import wide_upsamplers
@@ -218,9 +218,9 @@ class KLVAE(mlx.nn.Module):
         return self.decoder(z, height, width, rows)
 
 
-# Component
+# Runner
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: KLVAE(config), plan, precision)

@@ -12,7 +12,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vaes.bands import BandLayers
 from qwenimg.backends.mlx.networks.vaes.qwen_vae import Decoder, Downsample, Encoder, QwenVAE, ResidualBlock, Upsample
-from qwenimg.backends.mlx.networks.vaes.vae import VAEComponent
+from qwenimg.backends.mlx.networks.vaes.vae import VAERunner
 from qwenimg.common.networks.vaes.qwen21_vae import Qwen21VAEConfig, ResidualLevel
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
@@ -87,9 +87,9 @@ def _built(config: Qwen21VAEConfig) -> QwenVAE:
     return QwenVAE(z, encoder, Decoder(z, config.decoder_dims, config.out_channels, ups, config.scale))
 
 
-# Component
+# Runner
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: Qwen21VAEConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: _built(config), plan, precision)

@@ -15,7 +15,7 @@ from mlx.core import array as Array
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.vaes import bands
 from qwenimg.backends.mlx.networks.vaes.bands import BandLayers
-from qwenimg.backends.mlx.networks.vaes.vae import WIDE, VAEComponent
+from qwenimg.backends.mlx.networks.vaes.vae import WIDE, VAERunner
 from qwenimg.backends.mlx.ops import images
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.precision.precision import Precision
@@ -201,9 +201,9 @@ def built(config: QwenVAEConfig) -> QwenVAE:
     return QwenVAE(z, encoder, Decoder(z, config.decoder_dims, config.input_channels, ups, config.scale))
 
 
-# Component
+# Runner
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision):
         super().__init__(lambda: built(config), plan, precision)

@@ -161,7 +161,7 @@ class FluxTransformer(torch.nn.Module):
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Modulation:
         return double, [mod[one] for mod in self.single], self.final[one]
 
 
-class Component:
+class Runner:
     def __init__(self, config: FluxConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         self.config, self.plan = config, plan
         self.device = device

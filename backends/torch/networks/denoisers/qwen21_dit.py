@@ -173,7 +173,7 @@ class Qwen21Transformer(torch.nn.Module):
         return self.proj_out(self.norm_out(img, time, self.proj_out.dtype)), pairs
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Condition:
     known: list[Pair] = field(default_factory=list)  # keys and values of the context, kept by the first prediction
 
 
-class Component(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
+class Runner(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
     network, role = Qwen21Transformer, "transformer"
 
     @ops.computes

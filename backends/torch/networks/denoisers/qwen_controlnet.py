@@ -56,7 +56,7 @@ class QwenImageControlNet(torch.nn.Module):
         return residuals
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Residual:
         return self.values
 
 
-class Component(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
+class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
     network, role = QwenImageControlNet, "transformer"
 
     @ops.computes

@@ -210,7 +210,7 @@ class SD3Transformer(torch.nn.Module):
         return images.joined_patches(tokens, latents, PATCH)
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Modulation:
         return [(img[one], txt[one]) for img, txt in self.blocks], self.final[one]
 
 
-class Component(LoadedNetwork[SD3Config, SD3Transformer]):
+class Runner(LoadedNetwork[SD3Config, SD3Transformer]):
     network, role = SD3Transformer, "transformer"
 
     @ops.computes

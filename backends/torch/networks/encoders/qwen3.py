@@ -74,10 +74,10 @@ class Qwen3TextEncoder(torch.nn.Module):
         return ops.at_least_float32(torch.cat(states, dim=-1))
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[Qwen3Config, Qwen3TextEncoder]):
+class Runner(LoadedNetwork[Qwen3Config, Qwen3TextEncoder]):
     network, role = Qwen3TextEncoder, "text"
 
     @ops.computes

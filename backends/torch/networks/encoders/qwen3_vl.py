@@ -4,4 +4,4 @@
 
 from __future__ import annotations
 
-from qwenimg.backends.torch.networks.encoders.qwen3 import Component as Component
+from qwenimg.backends.torch.networks.encoders.qwen3 import Runner as Runner

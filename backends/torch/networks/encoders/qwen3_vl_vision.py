@@ -125,10 +125,10 @@ class Qwen3PictureEncoder(Qwen3TextEncoder):
         return torch.cat([*parts, x[:, token:]], dim=1)
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
+class Runner(LoadedNetwork[Qwen3VLVisionConfig, Qwen3PictureEncoder]):
     network, role = Qwen3PictureEncoder, "text"
 
     @ops.computes

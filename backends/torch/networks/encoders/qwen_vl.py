@@ -67,10 +67,10 @@ class QwenTextEncoder(torch.nn.Module):
         return self.norm(x)
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[QwenVLConfig, QwenTextEncoder]):
+class Runner(LoadedNetwork[QwenVLConfig, QwenTextEncoder]):
     network, role = QwenTextEncoder, "text"
 
     @ops.computes

@@ -125,10 +125,10 @@ class QwenPictureEncoder(QwenTextEncoder):
         return with_slots(ops.stream(self.embed_tokens(ids), self.stream), places, slots, self.stream)
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
+class Runner(LoadedNetwork[QwenVLVisionConfig, QwenPictureEncoder]):
     network, role = QwenPictureEncoder, "text"
 
     @ops.computes

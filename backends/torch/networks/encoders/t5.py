@@ -115,10 +115,10 @@ class T5Encoder(torch.nn.Module):
         return self.encoder(ops.stream(self.shared(ids), self.stream), buckets)
 
 
-# Component
+# Runner
 
 
-class Component(LoadedNetwork[T5Config, T5Encoder]):
+class Runner(LoadedNetwork[T5Config, T5Encoder]):
     network, role = T5Encoder, "text"
 
     def __init__(self, config: T5Config, plan: LoadPlan, precision: Precision, device: torch.device):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.upscalers.upscaler import UpscalerComponent
+from qwenimg.backends.torch.networks.upscalers.upscaler import UpscalerRunner
 from qwenimg.backends.torch.networks.vaes import bands
 from qwenimg.backends.torch.networks.vaes.bands import BandLayers
 from qwenimg.backends.torch.ops import images
@@ -84,9 +84,9 @@ class RRDBNet(torch.nn.Module):
         return bands.run([BandLayers(begin=self.end, reach=REACH_OF_END, up=2**self.enlarged)], x, rows)
 
 
-# Component
+# Runner
 
 
-class Component(UpscalerComponent):
+class Runner(UpscalerRunner):
     def __init__(self, config: RRDBNetConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: RRDBNet(config), plan, precision, device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
-from qwenimg.backends.torch.networks.upscalers.upscaler import UpscalerComponent
+from qwenimg.backends.torch.networks.upscalers.upscaler import UpscalerRunner
 from qwenimg.backends.torch.networks.vaes import bands
 from qwenimg.backends.torch.networks.vaes.bands import BandLayers
 from qwenimg.backends.torch.ops import images
@@ -46,9 +46,9 @@ class SRVGGNet(torch.nn.Module):
         return ops.residual(images.upsample(x, self.scale), larger)
 
 
-# Component
+# Runner
 
 
-class Component(UpscalerComponent):
+class Runner(UpscalerRunner):
     def __init__(self, config: SRVGGConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: SRVGGNet(config), plan, precision, device)

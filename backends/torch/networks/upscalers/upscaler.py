@@ -8,7 +8,7 @@ from qwenimg.backends.torch.ops import images
 from qwenimg.common.runtime.engine import NumpyArray
 
 
-class UpscalerComponent(PixelNetwork):
+class UpscalerRunner(PixelNetwork):
     @ops.computes
     def upscale(self, pixels: NumpyArray, rows: int) -> NumpyArray:
         x = ops.table(images.from_bchw(pixels), self.dtype, self.device)

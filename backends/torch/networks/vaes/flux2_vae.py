@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vaes.kl_vae import KLVAE
-from qwenimg.backends.torch.networks.vaes.vae import WIDE, VAEComponent
+from qwenimg.backends.torch.networks.vaes.vae import WIDE, VAERunner
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.vaes.flux2_vae import PATCH, Flux2VAEConfig
 from qwenimg.common.precision.precision import Precision
@@ -31,6 +31,6 @@ class Flux2VAE(KLVAE):
         return super().decode(images.unpatched(self.bn.inverse(z)), PATCH * height, PATCH * width, rows)
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: Flux2VAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: Flux2VAE(config), plan, precision, device)

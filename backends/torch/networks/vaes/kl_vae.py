@@ -13,7 +13,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vaes import bands
 from qwenimg.backends.torch.networks.vaes.bands import BandLayers, Normed, NormStep
-from qwenimg.backends.torch.networks.vaes.vae import WIDE, VAEComponent
+from qwenimg.backends.torch.networks.vaes.vae import WIDE, VAERunner
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.vaes.kl_vae import NORM_EPS, KLVAEConfig
 from qwenimg.common.numbers.tiles import wide_upsamplers
@@ -217,9 +217,9 @@ class KLVAE(torch.nn.Module):
         return self.decoder(z, height, width, rows)
 
 
-# Component
+# Runner
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: KLVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: KLVAE(config), plan, precision, device)

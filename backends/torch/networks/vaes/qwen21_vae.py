@@ -11,7 +11,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vaes.bands import BandLayers
 from qwenimg.backends.torch.networks.vaes.qwen_vae import Decoder, Downsample, Encoder, QwenVAE, ResidualBlock, Upsample
-from qwenimg.backends.torch.networks.vaes.vae import VAEComponent
+from qwenimg.backends.torch.networks.vaes.vae import VAERunner
 from qwenimg.common.networks.vaes.qwen21_vae import Qwen21VAEConfig, ResidualLevel
 from qwenimg.common.precision.precision import Precision
 from qwenimg.common.weights.plan import LoadPlan
@@ -86,9 +86,9 @@ def _built(config: Qwen21VAEConfig) -> QwenVAE:
     return QwenVAE(z, encoder, Decoder(z, config.decoder_dims, config.out_channels, ups, config.scale))
 
 
-# Component
+# Runner
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: Qwen21VAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: _built(config), plan, precision, device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.vaes import bands
 from qwenimg.backends.torch.networks.vaes.bands import BandLayers
-from qwenimg.backends.torch.networks.vaes.vae import WIDE, VAEComponent
+from qwenimg.backends.torch.networks.vaes.vae import WIDE, VAERunner
 from qwenimg.backends.torch.ops import images
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.precision.precision import Precision
@@ -200,9 +200,9 @@ def built(config: QwenVAEConfig) -> QwenVAE:
     return QwenVAE(z, encoder, Decoder(z, config.decoder_dims, config.input_channels, ups, config.scale))
 
 
-# Component
+# Runner
 
 
-class Component(VAEComponent):
+class Runner(VAERunner):
     def __init__(self, config: QwenVAEConfig, plan: LoadPlan, precision: Precision, device: torch.device):
         super().__init__(lambda: built(config), plan, precision, device)

@@ -11,7 +11,7 @@ from qwenimg.common.runtime.engine import NumpyArray
 WIDE = 2**20  # more rows than any image has
 
 
-class VAEComponent(PixelNetwork):
+class VAERunner(PixelNetwork):
     @ops.computes
     def decode(self, latents: NumpyArray, rows: int | None = None) -> NumpyArray:
         height, width = latents.shape[2:]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.coded import Coded, QuantStorage, unpack
-from qwenimg.common.codes.eight_bits import table
+from qwenimg.common.quant.eight_bits import table
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor, QuantStorage, unpack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,9 +60,9 @@ class BlockFloat(NamedTuple):
     def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[BlockFloat]:
         return QuantStorage(self, 1)
 
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+    def quantized_tensor(self, arrays: Sequence[np.ndarray], shape: Shape) -> QuantizedTensor:
         codes, scales = arrays
-        return Coded(codes, scales)
+        return QuantizedTensor(codes, scales)
 
     def fits(self, shape: Shape) -> bool:
         """Return whether a weight of this shape can be quantized so: a matrix whose rows are whole groups."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.coded import unpack
+from qwenimg.common.quant.bits import widened
+from qwenimg.common.quant.quantized_tensor import unpack
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,17 +11,17 @@ from gguf import GGMLQuantizationType, dequantize
 from support.gguf_files import ENCODED, HALVES, random_blocks, write
 
 from qwenimg.backends.mlx import load as mlx_load
-from qwenimg.backends.mlx.ops import quantised as on_mlx
+from qwenimg.backends.mlx.ops import quantized as on_mlx
 from qwenimg.backends.torch import load as torch_load
-from qwenimg.backends.torch.ops import quantised as on_torch
+from qwenimg.backends.torch.ops import quantized as on_torch
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.gguf_blocks import CHUNK, READERS, STORAGE, GGUFBlocks
 from qwenimg.common.formats.gguf_types import TYPES, named
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.gguf_blocks import CHUNK, READERS, STORAGE, GGUFBlocks
+from qwenimg.common.weights import keys, quantize
 from qwenimg.common.weights.plan import Entry, LoadPlan
 from qwenimg.common.weights.storage import Dense, Packed
-from qwenimg.common.weights.values import read, read_codes
+from qwenimg.common.weights.values import read, read_quantized
 
 WIDTH = 512
 
@@ -89,7 +89,7 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, LoadPl
     type = request.param
     blocks = random_blocks(type, 5, WIDTH, 4)
     write(tmp_path / "a.gguf", {"a.weight": (blocks, type)}, None)
-    plan = quantise.keep(keys.plan(tmp_path / "a.gguf", "transformer", {"a.weight": (5, WIDTH)}), frozenset())
+    plan = quantize.keep(keys.plan(tmp_path / "a.gguf", "transformer", {"a.weight": (5, WIDTH)}), frozenset())
     request.addfinalizer(plan.close)
     return type, plan, reference(blocks, type)
 
@@ -104,7 +104,7 @@ def test_both_backends_have_the_same_values(planned: tuple[str, LoadPlan, np.nda
         assert np.array_equal(torch_load.tensor(entry, torch.device("cpu")).numpy(), expected)
         assert np.array_equal(np.array(mlx_load.tensor(entry)), expected)
         return
-    kept, code = read_codes(entry), entry.storage.code
+    kept, code = read_quantized(entry), entry.storage.code
     words, scales, biases = (torch.from_numpy(part) for part in kept)
     torchs = on_torch.decode(words.view(torch.int32), scales, biases, code)
     mlxs = on_mlx.decode(*(mx.array(part) for part in kept), code=code)
@@ -118,7 +118,7 @@ def test_a_type_that_is_decoded_may_be_coded_anew(planned: tuple[str, LoadPlan, 
     import re
 
     type, plan, _ = planned
-    changed = quantise.quantised(plan, quantise.Policy(Affine(8, 64)), re.compile(r"a\.weight"))
+    changed = quantize.quantized(plan, quantize.Policy(Affine(8, 64)), re.compile(r"a\.weight"))
     storage = entry_of(changed).storage
     assert isinstance(storage, Packed) and storage.code == (
         Affine(STORAGE[type][0], 32) if type in STORAGE else Affine(8, 64)
@@ -133,7 +133,7 @@ def test_memory_is_counted(planned: tuple[str, LoadPlan, np.ndarray]) -> None:
         blocks = random_blocks(type, 5, WIDTH, 4).reshape(-1, named(type).bytes)
         for at in HALVES[type]:  # of sizes that trained weights have, so that float16 holds what it can
             blocks[:, at : at + 2] = np.full(len(blocks), 0.01, "<f2").view(np.uint8).reshape(-1, 2)
-        taken = sum(part.nbytes for part in GGUFBlocks(type).coded([blocks.reshape(-1)], (5, WIDTH)))
+        taken = sum(part.nbytes for part in GGUFBlocks(type).quantized_tensor([blocks.reshape(-1)], (5, WIDTH)))
         bits = 8 * taken / expected.size
         print(f"{type}: {8 * named(type).bytes / named(type).values} bits in the file, {bits} in memory")
         assert entry.nbytes == taken
@@ -148,8 +148,10 @@ def test_a_scale_that_is_not_finite_is_named(type: str, scale: float, tmp_path: 
     at = HALVES[type][-1]
     blocks[3, at : at + 2] = np.array([scale], "<f2").view(np.uint8)
     write(tmp_path / "z.gguf", {"a.weight": (blocks.reshape(5, -1), type)}, None)
-    plan = quantise.keep(keys.plan(tmp_path / "z.gguf", "transformer", {"a.weight": (5, WIDTH)}), frozenset())
-    loads = [read_codes] if type in STORAGE else [lambda e: torch_load.tensor(e, torch.device("cpu")), mlx_load.tensor]
+    plan = quantize.keep(keys.plan(tmp_path / "z.gguf", "transformer", {"a.weight": (5, WIDTH)}), frozenset())
+    loads = (
+        [read_quantized] if type in STORAGE else [lambda e: torch_load.tensor(e, torch.device("cpu")), mlx_load.tensor]
+    )
     for load in loads:
         with pytest.raises(ModelError, match=r"z\.gguf: tensor a\.weight has \d+ non-finite values"):
             load(entry_of(plan))
@@ -165,11 +167,11 @@ def test_a_range_of_rows_and_a_true_shape(tmp_path: Path) -> None:
     places = {name: keys.Place("qkv", keys.Rows(part, part + 1, 3)) for part, name in enumerate("qkv")} | {
         "conv": keys.Place("conv")
     }
-    plan = quantise.keep(keys.plan_places(header, "text", places, manifest, keys.stored_uses(manifest)), frozenset())
+    plan = quantize.keep(keys.plan_places(header, "text", places, manifest, keys.stored_uses(manifest)), frozenset())
     for part, name in enumerate("qkv"):
         expected = reference(fused, "Q4_K")[2 * part : 2 * part + 2]
         assert np.array_equal(read(plan.entries[name]), expected)
-        assert np.array_equal(Affine(4, 32).values(read_codes(plan.entries[name])), expected)
+        assert np.array_equal(Affine(4, 32).values(read_quantized(plan.entries[name])), expected)
     assert np.array_equal(read(plan.entries["conv"]), reference(conv, "Q8_0").reshape(16, 16, 3, 3))
     assert plan.entries["conv"].storage == Dense("float32")
     plan.close()
@@ -212,7 +214,7 @@ def test_a_layer_takes_little_memory_beside_itself(kept: bool) -> None:
     blocks = random_blocks("Q5_K", 16, 1 << 19, 8).reshape(-1)
     tracemalloc.start()
     if kept:
-        size = sum(part.nbytes for part in GGUFBlocks("Q5_K").coded([blocks], (16, 1 << 19)).arrays)
+        size = sum(part.nbytes for part in GGUFBlocks("Q5_K").quantized_tensor([blocks], (16, 1 << 19)).arrays)
     else:
         size = GGUFBlocks("Q5_K").values([blocks]).nbytes
     peak = tracemalloc.get_traced_memory()[1]

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.coded import Coded, QuantStorage, pack, unpack
-from qwenimg.common.codes.rotated import rotated
 from qwenimg.common.formats.arrays import empty
+from qwenimg.common.quant.bits import widened
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor, QuantStorage, pack, unpack
+from qwenimg.common.quant.rotated import rotated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,11 +67,11 @@ class Affine(NamedTuple):
     def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[Affine]:
         return QuantStorage(self, 4 if pieces[1].dtype == "F32" else 2)
 
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+    def quantized_tensor(self, arrays: Sequence[np.ndarray], shape: Shape) -> QuantizedTensor:
         codes, scales, biases = arrays
         if scales.dtype == "u2":  # the bits of bfloat16, which numpy lacks
             scales, biases = widened(scales), widened(biases)
-        return Coded(codes, scales, biases)
+        return QuantizedTensor(codes, scales, biases)
 
     def fits(self, shape: Shape) -> bool:
         """Return whether a weight of this shape can be quantized so: a matrix whose rows are whole groups."""
@@ -87,7 +87,7 @@ class Affine(NamedTuple):
 BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32, rotation=16)
 
 
-def exact16(weight: Coded) -> Coded:
+def exact16(weight: QuantizedTensor) -> QuantizedTensor:
     """Return the weight with scales and biases in float16 if that changes none of them."""
     import numpy as np
 
@@ -96,7 +96,7 @@ def exact16(weight: Coded) -> Coded:
     with np.errstate(over="ignore"):
         scales, biases = (part.astype(np.float16) for part in (weight.scales, weight.biases))
     same = np.array_equal(scales, weight.scales) and np.array_equal(biases, weight.biases)
-    return Coded(weight.codes, scales, biases) if same else weight
+    return QuantizedTensor(weight.codes, scales, biases) if same else weight
 
 
 def of_widths(width: int, words: int, groups: int) -> Affine | None:
@@ -107,7 +107,7 @@ def of_widths(width: int, words: int, groups: int) -> Affine | None:
     return code if code.bits in WIDTHS and code.group in GROUPS else None
 
 
-def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
+def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> QuantizedTensor:
     """Quantize a weight of `shape`, whose rows come in `parts` (`plan.parts`), in float32.
 
     The codes follow from each group's least and largest value, as in MLX's `quantize`; in few bits (REFITS) they come
@@ -117,7 +117,7 @@ def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
 
     height, width = shape
     groups = (height, width // code.group)
-    result = Coded(
+    result = QuantizedTensor(
         empty((height, width * code.bits // 32), "<u4"), np.empty(groups, np.float32), np.empty(groups, np.float32)
     )
     at, step = 0, max(1, VALUES // max(1, width))
@@ -133,7 +133,7 @@ def encode(parts: Iterable[np.ndarray], shape: Shape, code: Affine) -> Coded:
     return _narrow(result)
 
 
-def _encode(values: np.ndarray, code: Affine) -> Coded:
+def _encode(values: np.ndarray, code: Affine) -> QuantizedTensor:
     """Quantize rows of values. The sign of the scale puts the group's value of largest size on a code, so that it is
     exact."""
     import numpy as np
@@ -162,7 +162,7 @@ def _encode(values: np.ndarray, code: Affine) -> Coded:
     rows = np.ascontiguousarray(codes.T, np.uint8).reshape(values.shape)
     words = pack(rows, code.bits)
     shape = (len(values), -1)
-    return Coded(words, scales.reshape(shape), biases.reshape(shape))
+    return QuantizedTensor(words, scales.reshape(shape), biases.reshape(shape))
 
 
 def _nearest(grouped: np.ndarray, most: np.float32) -> np.ndarray:
@@ -198,7 +198,7 @@ def _sum(grouped: np.ndarray) -> np.ndarray:
     return total
 
 
-def _narrow(weight: Coded) -> Coded:
+def _narrow(weight: QuantizedTensor) -> QuantizedTensor:
     """Return the weight with scales and biases in float16 unless one overflows, or one in use falls among its
     subnormals.
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.text import clean
-from qwenimg.common.codes.affine import BITS4, BITS6, BITS8, Affine
-from qwenimg.common.codes.coded import QuantStorage
 from qwenimg.common.formats.stored import TensorSlice
 from qwenimg.common.precision.residency import ONCE
+from qwenimg.common.quant.affine import BITS4, BITS6, BITS8, Affine
+from qwenimg.common.quant.quantized_tensor import QuantStorage
 from qwenimg.common.weights.plan import Entry, LoadPlan, Source
-from qwenimg.common.weights.storage import Codes, Dense, Packed
+from qwenimg.common.weights.storage import Dense, Packed, QuantFormat
 
 # Other programs' words: 4bit, nf4, int8, fp8, q4_0, q6_k
 _OTHERS = re.compile(r"(?:bnb-?|u?int|nf|fp|float|mxfp|nvfp|q|w)?-?([864])(?:-?bits?|_[k01](?:_[sml])?|_?e\dm\d\w*)?")
@@ -66,19 +66,19 @@ def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
     """Return `plan` with the weights quantized that are quantized in its files, but for `tables`, whose rows are
     looked up and not multiplied."""
 
-    def of_file(entry: Entry) -> QuantStorage[Codes] | None:
-        storage = entry.source.kept
+    def of_file(entry: Entry) -> QuantStorage[QuantFormat] | None:
+        storage = entry.source.quant_storage
         return storage if storage and entry.name not in tables and storage.code.fits(entry.shape) else None
 
     return plan.mapped(lambda entry: replace(entry, table=entry.name in tables)).packed(of_file)
 
 
 def as_stored(plan: LoadPlan) -> LoadPlan:
-    """Return `plan` without the quantization by `quantised`; weights that are quantized in its files stay so. It is
+    """Return `plan` without the quantization by `quantized`; weights that are quantized in its files stay so. It is
     the same plan if nothing changes, so that facts known of it still hold."""
 
     def stored(entry: Entry) -> Entry:
-        of_file = entry.source.kept
+        of_file = entry.source.quant_storage
         if not isinstance(entry.storage, Packed) or (of_file is not None and of_file.code == entry.storage.code):
             return entry
         return replace(entry, storage=Dense(entry.storage.dtype))
@@ -88,14 +88,14 @@ def as_stored(plan: LoadPlan) -> LoadPlan:
 
 
 def converted(plan: LoadPlan) -> LoadPlan:
-    """Return `plan` with the codes that `quantised` chose as if its files had them, as `qwenimg convert` writes
+    """Return `plan` with the codes that `quantized` chose as if its files had them, as `qwenimg convert` writes
     them, so that their blocks can be streamed."""
     return plan.mapped(_in_codes)
 
 
 def _in_codes(entry: Entry) -> Entry:
     """Return `entry` with a source that has the codes of its storage, unless the file has them already."""
-    storage, of_file = entry.storage, entry.source.kept
+    storage, of_file = entry.storage, entry.source.quant_storage
     if not (isinstance(storage, Packed) and isinstance(storage.code, Affine)) or (
         of_file and of_file.code == storage.code
     ):
@@ -108,7 +108,7 @@ def _in_codes(entry: Entry) -> Entry:
 
 
 @found_once
-def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:
+def quantized(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPlan:
     """Return `plan` with the matrices that `blocks` matches quantized as `policy` says. A group in `blocks` is the
     number of the block.
 
@@ -118,7 +118,7 @@ def quantised(plan: LoadPlan, policy: Policy, blocks: re.Pattern[str]) -> LoadPl
     order = sorted({int(match[1]) for match in matches.values() if match.re.groups})
     ends = {*order[:1], *order[-2:]}
 
-    def chosen(entry: Entry) -> QuantStorage[Codes] | None:
+    def chosen(entry: Entry) -> QuantStorage[QuantFormat] | None:
         match = matches.get(entry.name)
         if match is None or len(entry.shape) != 2 or isinstance(entry.storage, Packed):
             return None

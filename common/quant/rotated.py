@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.coded import Coded, QuantStorage, unpack
-from qwenimg.common.codes.eight_bits import multiplied, table
+from qwenimg.common.quant.bits import widened
+from qwenimg.common.quant.eight_bits import multiplied, table
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor, QuantStorage, unpack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +71,7 @@ class RotatedInt8(NamedTuple):
     def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[RotatedInt8]:
         return QuantStorage(self, 4)
 
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+    def quantized_tensor(self, arrays: Sequence[np.ndarray], shape: Shape) -> QuantizedTensor:
         return _stored(arrays[0], arrays[1])
 
     def fits(self, shape: Shape) -> bool:
@@ -82,7 +82,7 @@ class RotatedInt8(NamedTuple):
         rows, width = shape
         return rows * (width + scale)
 
-    def encode(self, weight: np.ndarray) -> Coded:
+    def encode(self, weight: np.ndarray) -> QuantizedTensor:
         """Return `weight` [out in], float32, in this code: the largest value of a row on the largest of Q."""
         import numpy as np
 
@@ -112,7 +112,7 @@ class RotatedInt4(NamedTuple):
     def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[RotatedInt8]:
         return QuantStorage(RotatedInt8(self.rotation), 4)
 
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+    def quantized_tensor(self, arrays: Sequence[np.ndarray], shape: Shape) -> QuantizedTensor:
         return _stored(self._whole(arrays[0]), arrays[1])
 
     def _whole(self, packed: np.ndarray) -> np.ndarray:
@@ -143,7 +143,7 @@ class RotatedLevels(NamedTuple):
     def storage(self, pieces: Sequence[TensorSlice]) -> QuantStorage[RotatedInt8]:
         return QuantStorage(RotatedInt8(self.rotation), 4)
 
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+    def quantized_tensor(self, arrays: Sequence[np.ndarray], shape: Shape) -> QuantizedTensor:
         return _stored(*self._whole(arrays))
 
     def _whole(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -176,9 +176,9 @@ def _decoded(whole: np.ndarray, scale: np.ndarray, group: int) -> np.ndarray:
     return multiplied(rotated(whole, group), scale)
 
 
-def _stored(whole: np.ndarray, scale: np.ndarray) -> Coded:
+def _stored(whole: np.ndarray, scale: np.ndarray) -> QuantizedTensor:
     """Return Q, int8 [out in], as words, with a scale [out 1] for every row."""
     import numpy as np
 
     scales = np.broadcast_to(widened(scale).reshape(-1, 1), (len(whole), 1))
-    return Coded(np.ascontiguousarray(whole).view("<u4"), scales.copy())
+    return QuantizedTensor(np.ascontiguousarray(whole).view("<u4"), scales.copy())

@@ -14,14 +14,14 @@ from support import comfy_files
 
 import qwenimg
 from qwenimg import backends
-from qwenimg.backends.mlx.ops import quantised as on_mlx
+from qwenimg.backends.mlx.ops import quantized as on_mlx
 from qwenimg.backends.torch.ops import Linear
-from qwenimg.backends.torch.ops import quantised as on_torch
+from qwenimg.backends.torch.ops import quantized as on_torch
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.codes.affine import BITS4, GROUPS, WIDTHS, Affine, encode
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.quant.affine import BITS4, GROUPS, WIDTHS, Affine, encode
+from qwenimg.common.weights import keys, quantize
 from qwenimg.common.weights.storage import Dense, Packed
-from qwenimg.common.weights.values import read, read_chunks, read_codes
+from qwenimg.common.weights.values import read, read_chunks, read_quantized
 from qwenimg.common.weights.write import Weight, write_shard
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
@@ -47,7 +47,7 @@ def test_layers_decode_to_the_same_memory(dtype: torch.dtype, monkeypatch: pytes
     layers, expected = [], []
     for code, (height, width) in ((Affine(4, 32), (11, 128)), (Affine(6, 64), (6, 64)), (Affine(8, 64), (9, 128))):
         kept = encode([rng.standard_normal((height, width)).astype(np.float32)], (height, width), code)
-        layer = on_torch.QuantisedLinear(Linear(width, height, bias=False), code, dtype, shared)
+        layer = on_torch.QuantizedLinear(Linear(width, height, bias=False), code, dtype, shared)
         words, *rest = map(torch.from_numpy, kept.arrays)
         layer.put(words.view(torch.int32), *rest)
         layers.append(layer)
@@ -78,22 +78,22 @@ MANIFEST = {"a.weight": (6, 96), "a.bias": (6,), "b.weight": (4, 64)}
 
 def test_codes_of_a_file_stay_as_they_are(file: tuple[Path, dict[str, np.ndarray]]) -> None:
     path, tensors = file
-    plan = quantise.keep(keys.plan(path, "transformer", MANIFEST), frozenset())
+    plan = quantize.keep(keys.plan(path, "transformer", MANIFEST), frozenset())
     entry = plan.entries["a.weight"]
     assert entry.storage == Packed(Affine(5, 32), "float32") and isinstance(plan.entries["b.weight"].storage, Dense)
-    made = read_codes(entry)
+    made = read_quantized(entry)
     assert all(
         np.array_equal(x, tensors[f"a.{name}"]) for name, x in zip(("weight", "scales", "biases"), made, strict=True)
     )
     assert np.array_equal(read(entry), Affine(5, 32).values(made))
-    table = quantise.keep(plan, frozenset({"a.weight"}))
+    table = quantize.keep(plan, frozenset({"a.weight"}))
     print("bytes:", entry.nbytes, "dense:", 6 * 96 * 4)
     assert entry.nbytes == 6 * 96 * 5 // 8 + 6 * 3 * 4 and table.entries["b.weight"].nbytes == 4 * 64 * 4
     plan.close()
 
 
 def test_a_table_is_decoded(file: tuple[Path, dict[str, np.ndarray]]) -> None:
-    plan = quantise.keep(keys.plan(file[0], "text", MANIFEST), frozenset({"a.weight"}))
+    plan = quantize.keep(keys.plan(file[0], "text", MANIFEST), frozenset({"a.weight"}))
     assert plan.entries["a.weight"].storage == Dense("float32")
     plan.close()
 
@@ -132,14 +132,14 @@ def test_four_bits_of_rotated_rows(tmp_path: Path, file: tuple[Path, dict[str, n
     dense = {"a.weight": given, "a.bias": file[1]["a.bias"], "b.weight": file[1]["b.weight"]}
     save_file(dense, tmp_path / "dense.safetensors")
     plan = keys.plan(tmp_path / "dense.safetensors", "transformer", MANIFEST)
-    coded = quantise.quantised(plan, quantise.Policy(BITS4), re.compile("a.weight"))
+    coded = quantize.quantized(plan, quantize.Policy(BITS4), re.compile("a.weight"))
     entry = coded.entries["a.weight"]
     write_shard(tmp_path / "q.safetensors", [Weight("a.weight", shape, entry)], {}, lambda size: None)
     made = load_file(tmp_path / "q.safetensors")
     assert made["a.rotation"].dtype == np.uint32 and made["a.rotation"].tolist() == [16]
-    again = quantise.keep(keys.plan(tmp_path / "q.safetensors", "transformer", {"a.weight": shape}), frozenset())
+    again = quantize.keep(keys.plan(tmp_path / "q.safetensors", "transformer", {"a.weight": shape}), frozenset())
     assert again.entries["a.weight"].storage == entry.storage == Packed(BITS4, "float32")
-    for one, other in zip(read_codes(again.entries["a.weight"]).arrays, read_codes(entry).arrays, strict=True):
+    for one, other in zip(read_quantized(again.entries["a.weight"]).arrays, read_quantized(entry).arrays, strict=True):
         assert one.dtype == other.dtype and np.array_equal(one, other)
     exact = Affine(4, 32).values([made["a.weight"], made["a.scales"], made["a.biases"]]).astype(np.float64)
     exact = exact @ comfy_files.rotation(96, 16)
@@ -188,9 +188,9 @@ def test_values_that_no_scale_reaches_are_refused(tmp_path: Path, code: Affine) 
     weight = np.where(np.arange(6 * 96).reshape(6, 96) % 3 == 0, -3e38, 3e38).astype(np.float32)
     save_file({"a.weight": weight}, tmp_path / "x.safetensors")
     plan = keys.plan(tmp_path / "x.safetensors", "transformer", {"a.weight": (6, 96)})
-    coded = quantise.quantised(plan, quantise.Policy(code), re.compile("a.weight"))
+    coded = quantize.quantized(plan, quantize.Policy(code), re.compile("a.weight"))
     with pytest.raises(ModelError) as caught:
-        read_codes(coded.entries["a.weight"])
+        read_quantized(coded.entries["a.weight"])
     print(caught.value)
     assert f"tensor 'a.weight' has values too large for {code.bits} bits; leave out -q" in str(caught.value)
     coded.close()
@@ -201,9 +201,9 @@ def test_a_scale_that_is_not_finite_is_named(tmp_path: Path, file: tuple[Path, d
     tensors["a.scales"] = tensors["a.scales"].copy()
     tensors["a.scales"][2, 1] = np.inf
     save_file(tensors, tmp_path / "z.safetensors")
-    plan = quantise.keep(keys.plan(tmp_path / "z.safetensors", "transformer", MANIFEST), frozenset())
+    plan = quantize.keep(keys.plan(tmp_path / "z.safetensors", "transformer", MANIFEST), frozenset())
     with pytest.raises(ModelError, match=r"tensor a\.weight has 1 non-finite"):
-        read_codes(plan.entries["a.weight"])
+        read_quantized(plan.entries["a.weight"])
     plan.close()
 
 
@@ -219,10 +219,10 @@ def test_values_are_coded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pyte
         replace(plan.entries[f"{name}.weight"], storage=Packed(Affine(4, 32), "float32")) for name in ("good", "bad")
     )
     assert [len(part) for part in read_chunks(good_entry)] == [4, 4, 3]
-    made, whole = read_codes(good_entry), encode([good], good.shape, Affine(4, 32))
+    made, whole = read_quantized(good_entry), encode([good], good.shape, Affine(4, 32))
     assert all(np.array_equal(a, b) for a, b in zip(made.arrays, whole.arrays, strict=True))
     with pytest.raises(ModelError, match=r"bad\.weight has 3 non-finite"):
-        read_codes(bad_entry)
+        read_quantized(bad_entry)
     plan.close()
 
 
@@ -248,26 +248,26 @@ def test_codes_of_more_than_float16_holds_are_named(tmp_path: Path, stored: str)
         for dtype in ("float16", "bfloat16")
     }
     for key in (("a.weight", "bfloat16"), ("b.weight", "float16"), ("b.weight", "bfloat16")):
-        read_codes(entries[key])
+        read_quantized(entries[key])
     with pytest.raises(ModelError, match=r"a\.weight reaches 7e\+04, too large for float16; use --precision bf16"):
-        read_codes(entries["a.weight", "float16"])
+        read_quantized(entries["a.weight", "float16"])
     plan.close()
 
 
 def test_policies() -> None:
-    assert quantise.parse("8") == quantise.POLICIES["8"]
-    assert quantise.parse("text=8,transformer=4") == {
-        "text": quantise.Policy(Affine(8, 64)),
-        "transformer": quantise.Policy(Affine(4, 32, rotation=16)),
+    assert quantize.parse("8") == quantize.POLICIES["8"]
+    assert quantize.parse("text=8,transformer=4") == {
+        "text": quantize.Policy(Affine(8, 64)),
+        "transformer": quantize.Policy(Affine(4, 32, rotation=16)),
     }
-    assert quantise.parse("unet=6") == {"transformer": quantise.Policy(Affine(6, 64))}
+    assert quantize.parse("unet=6") == {"transformer": quantize.Policy(Affine(6, 64))}
     for bad in ("", "7", "vae=8", "4bit", "text", "text=", "8;4"):
         with pytest.raises(UsageError, match=r"(give|It takes) 8, 6 or 4"):
-            quantise.parse(bad)
-    assert quantise.parse("4,text=8") == quantise.POLICIES["4"] | quantise.parse("text=8")
+            quantize.parse(bad)
+    assert quantize.parse("4,text=8") == quantize.POLICIES["4"] | quantize.parse("text=8")
     for bad in ("text=8,text=4", "8,4", "text=8,4", "unet=8,transformer=8"):
         with pytest.raises(UsageError, match="says again what stands before it"):
-            quantise.parse(bad)
+            quantize.parse(bad)
 
 
 # The built-in model
@@ -363,7 +363,7 @@ def test_what_is_coded_and_what_is_not(backend: str) -> None:
     planned = part.plan.stored(BF16, part.role)
     model = engine.open(part.network, part.config, planned, BF16).model
     layer = model.transformer_blocks[2].attn.to_q
-    assert type(layer).__name__ == "QuantisedLinear" and "bfloat16" in str(layer.dtype)
+    assert type(layer).__name__ == "QuantizedLinear" and "bfloat16" in str(layer.dtype)
     assert layer.path == "transformer_blocks.2.attn.to_q"
     opened.checkpoint.close()
 

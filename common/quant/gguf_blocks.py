@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.affine import Affine, exact16
-from qwenimg.common.codes.coded import Coded, QuantStorage, pack
 from qwenimg.common.formats.gguf_types import named
+from qwenimg.common.quant.affine import Affine, exact16
+from qwenimg.common.quant.quantized_tensor import QuantizedTensor, QuantStorage, pack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,7 @@ class GGUFBlocks(NamedTuple):
                     grouped += biases[..., None]
         return values.reshape(-1)
 
-    def coded(self, arrays: Sequence[np.ndarray], shape: Shape) -> Coded:
+    def quantized_tensor(self, arrays: Sequence[np.ndarray], shape: Shape) -> QuantizedTensor:
         """Return a weight [out in] in the affine code of its storage, with the same values."""
         import numpy as np
 
@@ -79,7 +79,7 @@ class GGUFBlocks(NamedTuple):
                 parts.append((pack(codes.reshape(-1, code.group), code.bits), scales, biases))
         words, scales, biases = (np.concatenate([part[i] for part in parts]) for i in range(3))
         groups = (shape[0], shape[1] // code.group)
-        return exact16(Coded(words.reshape(shape[0], -1), scales.reshape(groups), biases.reshape(groups)))
+        return exact16(QuantizedTensor(words.reshape(shape[0], -1), scales.reshape(groups), biases.reshape(groups)))
 
 
 def _unsigned(groups: Groups, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

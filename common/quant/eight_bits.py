@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from qwenimg.common.base.shape import Shape
-from qwenimg.common.codes.bits import widened
+from qwenimg.common.quant.bits import widened
 
 if TYPE_CHECKING:
     import numpy as np

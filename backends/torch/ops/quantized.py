@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays quantized (`common/codes/`) and is decoded for each product."""
+"""Linear layers whose weight stays quantized (`common/quant/`) and is decoded for each product."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from qwenimg.backends.torch.ops.cpu import multiplies
 from qwenimg.backends.torch.ops.layers import Linear, rotate
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import E2M1, E8M0_BIAS, BlockFloat
-from qwenimg.common.codes.coded import unit
-from qwenimg.common.codes.rotated import RotatedInt8
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.block_float import E2M1, E8M0_BIAS, BlockFloat
+from qwenimg.common.quant.quantized_tensor import unit
+from qwenimg.common.quant.rotated import RotatedInt8
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.storage import Codes, rotation_of
+from qwenimg.common.weights.storage import QuantFormat, rotation_of
 
 IN_CACHE = 1 << 18  # values that a CPU decodes at once
 
@@ -34,7 +34,7 @@ class DecodeBuffer:
         return self.memory[:size].view(shape)
 
 
-class QuantisedLinear(Linear):
+class QuantizedLinear(Linear):
     """A `Linear` whose weight is quantized: the same values up to rounding. With `decoded`, a decoded weight is
     valid until another layer of the model decodes its own."""
 
@@ -42,7 +42,7 @@ class QuantisedLinear(Linear):
     scales: Tensor
     biases: Tensor | None
 
-    def __init__(self, linear: Linear, code: Codes, dtype: torch.dtype, decoded: DecodeBuffer | None = None):
+    def __init__(self, linear: Linear, code: QuantFormat, dtype: torch.dtype, decoded: DecodeBuffer | None = None):
         torch.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -102,7 +102,7 @@ class QuantisedLinear(Linear):
         )
 
 
-def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: Codes) -> Tensor:
+def decode(codes: Tensor, scales: Tensor, biases: Tensor | None, code: QuantFormat) -> Tensor:
     """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; or
     without a bias. Rotated rows stay so."""
     if isinstance(code, RotatedInt8):

@@ -8,8 +8,8 @@ import torch
 
 from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
-from qwenimg.common.codes.eight_bits import EightBits, table
 from qwenimg.common.formats.safetensors import read_header
+from qwenimg.common.quant.eight_bits import EightBits, table
 from qwenimg.common.weights.keys import Place, Rows, plan, plan_places
 from qwenimg.common.weights.plan import stored_uses
 from qwenimg.common.weights.values import read

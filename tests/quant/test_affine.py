@@ -1,5 +1,5 @@
 """Affine codes against MLX's own packing, at every width, group and dtype of the scales; the codes that are chosen
-against MLX's quantising and against float64."""
+against MLX's quantizing and against float64."""
 
 import warnings
 
@@ -7,10 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from qwenimg.common.codes.affine import GROUPS, WIDTHS, Affine, encode, of_widths
-from qwenimg.common.codes.bits import widened
-from qwenimg.common.codes.coded import pack, unpack
-from qwenimg.common.codes.eight_bits import EightBits
+from qwenimg.common.quant.affine import GROUPS, WIDTHS, Affine, encode, of_widths
+from qwenimg.common.quant.bits import widened
+from qwenimg.common.quant.eight_bits import EightBits
+from qwenimg.common.quant.quantized_tensor import pack, unpack
 
 CASES = [Affine(bits, group) for bits in WIDTHS for group in GROUPS]
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -35,7 +35,7 @@ def stored(array):
 
 @pytest.mark.parametrize("code", CASES, ids=named)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_mlx_quantises_is_read(code, dtype):
+def test_what_mlx_quantizes_is_read(code, dtype):
     """54 cases. The values in float32, where MLX's own decode has one rounding only, are its bits."""
     given = mx.array(weights(7, 3 * 128)).astype(DTYPES[dtype])
     codes, scales, biases = mx.quantize(given, group_size=code.group, bits=code.bits)
@@ -140,7 +140,7 @@ def test_packing_is_one_string_of_bits(bits):
 def test_many_rows_are_coded_in_parts(monkeypatch):
     given, code = weights(11, 64), Affine(4, 32)
     whole = encode([given], given.shape, code)
-    monkeypatch.setattr("qwenimg.common.codes.affine.VALUES", 3 * 64)
+    monkeypatch.setattr("qwenimg.common.quant.affine.VALUES", 3 * 64)
     apart = encode([given[:5], given[5:]], given.shape, code)
     assert all(np.array_equal(a, b) for a, b in zip(whole, apart, strict=True))
 

@@ -18,7 +18,7 @@ class QuantStorage(NamedTuple, Generic[Code]):
     scale: int  # bytes of a group's scale, and of its bias if it has one
 
 
-class Coded(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """A quantized weight in memory: codes U32 [out words], scales and biases [out groups], both float16 or both
     float32; or scales alone, of 8 bits."""
 

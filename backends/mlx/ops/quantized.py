@@ -1,4 +1,4 @@
-"""Linear layers whose weight stays quantized (`common/codes/`) and is decoded for each product."""
+"""Linear layers whose weight stays quantized (`common/quant/`) and is decoded for each product."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mlx.core import array as Array
 
 from qwenimg.backends.mlx.ops.functions import on_gpu
 from qwenimg.backends.mlx.ops.layers import Linear, rotate
-from qwenimg.common.codes.affine import Affine
-from qwenimg.common.codes.block_float import BlockFloat
-from qwenimg.common.codes.rotated import RotatedInt8
+from qwenimg.common.quant.affine import Affine
+from qwenimg.common.quant.block_float import BlockFloat
+from qwenimg.common.quant.rotated import RotatedInt8
 from qwenimg.common.runtime.observers import seen
-from qwenimg.common.weights.storage import Codes, rotation_of
+from qwenimg.common.weights.storage import QuantFormat, rotation_of
 
 IN_CACHE = 1 << 18  # values that a CPU decodes at once
 
 
-class QuantisedLinear(Linear):
+class QuantizedLinear(Linear):
     """A `Linear` whose weight is quantized: the same values up to rounding."""
 
-    def __init__(self, linear: Linear, code: Codes, dtype: mx.Dtype):
+    def __init__(self, linear: Linear, code: QuantFormat, dtype: mx.Dtype):
         mlx.nn.Module.__init__(self)
         self.path, self.compute = linear.path, linear.compute
         self.code, self._dtype = code, dtype
@@ -105,7 +105,7 @@ class QuantisedLinear(Linear):
         return seen("linear", self.path, self.with_branch(turned, mx.concatenate(parts, axis=-1)))
 
 
-def decode(codes: Array, scales: Array, biases: Array | None = None, *, code: Codes) -> Array:
+def decode(codes: Array, scales: Array, biases: Array | None = None, *, code: QuantFormat) -> Array:
     """Return float32(code) * float32(scale) + float32(bias): [rows words], [rows groups] twice -> [rows in]; or
     scales alone, and no bias. Rotated rows stay so."""
     if isinstance(code, RotatedInt8):

@@ -1,4 +1,4 @@
-"""mxfp4, mxfp8 and nvfp4 against MLX's own quantising and decoding: bit for bit, and kept as they are in memory."""
+"""mxfp4, mxfp8 and nvfp4 against MLX's own quantizing and decoding: bit for bit, and kept as they are in memory."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from qwenimg.backends.mlx.ops import quantised as on_mlx
+from qwenimg.backends.mlx.ops import quantized as on_mlx
 from qwenimg.backends.mlx.ops.layers import Linear as MLXLinear
-from qwenimg.backends.torch.ops import quantised as on_torch
+from qwenimg.backends.torch.ops import quantized as on_torch
 from qwenimg.backends.torch.ops.layers import Linear
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.codes.bits import narrowed
-from qwenimg.common.codes.block_float import MODES, BlockFloat, of_widths
-from qwenimg.common.weights import keys, quantise
+from qwenimg.common.quant.bits import narrowed
+from qwenimg.common.quant.block_float import MODES, BlockFloat, of_widths
+from qwenimg.common.weights import keys, quantize
 from qwenimg.common.weights.storage import Packed
-from qwenimg.common.weights.values import read, read_codes
+from qwenimg.common.weights.values import read, read_quantized
 
 CASES = [BlockFloat(mode) for mode in MODES]
 
@@ -79,18 +79,18 @@ MANIFEST = {"a.weight": (7, 96), "a.bias": (7,)}
 
 def test_they_stay_as_they_are_and_multiply(file: tuple[Path, BlockFloat, dict[str, np.ndarray]]) -> None:
     path, code, tensors = file
-    plan = quantise.keep(keys.plan(path, "transformer", MANIFEST), frozenset())
+    plan = quantize.keep(keys.plan(path, "transformer", MANIFEST), frozenset())
     entry = plan.entries["a.weight"]
     assert entry.storage == Packed(code, "float32", scale=1)
     assert entry.nbytes == tensors["a.weight"].nbytes + tensors["a.scales"].nbytes
-    kept = read_codes(entry)
+    kept = read_quantized(entry)
     assert np.array_equal(kept.codes, tensors["a.weight"]) and np.array_equal(kept.scales, tensors["a.scales"])
     weight = read(entry).astype(np.float64)
     x = np.random.default_rng(1).standard_normal((5, 96)).astype(np.float32)
-    theirs = on_torch.QuantisedLinear(Linear(96, 7), code, torch.float32)
+    theirs = on_torch.QuantizedLinear(Linear(96, 7), code, torch.float32)
     theirs.bias = torch.nn.Parameter(torch.ones(7))
     theirs.put(torch.from_numpy(kept.codes).view(torch.int32), torch.from_numpy(kept.scales))
-    ours = on_mlx.QuantisedLinear(MLXLinear(96, 7), code, mx.float32)
+    ours = on_mlx.QuantizedLinear(MLXLinear(96, 7), code, mx.float32)
     ours.bias = mx.ones(7)
     ours.put(mx.array(kept.codes), mx.array(kept.scales))
     exact = x @ weight.T + 1
@@ -129,7 +129,7 @@ def test_a_scale_that_is_no_number(tmp_path: Path, file: tuple[Path, BlockFloat,
     tensors = {name: value.copy() for name, value in file[2].items()}
     tensors["a.scales"][3, 1] = 255
     save_file(tensors, tmp_path / "z.safetensors")
-    plan = quantise.keep(keys.plan(tmp_path / "z.safetensors", "transformer", MANIFEST), frozenset())
+    plan = quantize.keep(keys.plan(tmp_path / "z.safetensors", "transformer", MANIFEST), frozenset())
     with pytest.raises(ModelError, match=r"tensor a\.weight has \d+ non-finite"):
-        read_codes(plan.entries["a.weight"])
+        read_quantized(plan.entries["a.weight"])
     plan.close()
