@@ -184,9 +184,9 @@ def _enlargement(wanted: Run, upscaler: Upscaler, pipe: Pipeline) -> Enlargement
 def _real_model(backend: str) -> str:
     """Return the commands that download a model that is not the built-in one."""
     from qwenimg.backends.paper import for_hints
-    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub import forecast
 
-    return outlook.hint(for_hints(backend))
+    return forecast.hint(for_hints(backend))
 
 
 class RunReport:

@@ -76,12 +76,12 @@ def _model(word: str, given: Mapping[str, Any]) -> list[str]:
     if any(given.get(name) for name in MODELS) or os.environ.get("QWENIMG_MODEL") or config.defaults().get("model"):
         return []
     from qwenimg.backends.paper import on_paper
-    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub import forecast
 
     backend = given.get("backend") or os.environ.get("QWENIMG_BACKEND") or config.defaults().get("backend") or "auto"
     options = {name: given[name] for name in ("quantize", "max_memory", "precision") if given.get(name) is not None}
     try:
-        return ["-m", outlook.editor(word == "inpaint", lambda: on_paper(backend, None), options)]
+        return ["-m", forecast.editor(word == "inpaint", lambda: on_paper(backend, None), options)]
     except NotHere as error:
         from qwenimg.cli.commands.pull import offer
 

@@ -39,12 +39,12 @@ def explain(error: BaseException) -> tuple[int, str]:
 def _instead(error: NotHere) -> str:
     """Suggest the best other model for this machine, if the line does not grow too long."""
     from qwenimg.backends.paper import for_hints
-    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub import forecast
 
     if error.chosen:
         return ""
     try:
-        text = outlook.instead(error.name, for_hints("auto"))
+        text = forecast.instead(error.name, for_hints("auto"))
     except QwenimgError:  # a backend or a file of this installation is missing
         return ""
     return text if len(f"qwenimg: error: {error}{text}") <= MAX_LINE else ""

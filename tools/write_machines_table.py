@@ -18,7 +18,7 @@ from qwenimg.backends.paper import on_paper
 from qwenimg.backends.workspaces import TORCH_CPU
 from qwenimg.common.base.amounts import parse_bytes, size_text
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.hub.outlook import Outlook, first, of_model
+from qwenimg.common.hub.forecast import FitForecast, first, of_model
 from qwenimg.common.precision import devices
 from qwenimg.common.precision.machines import machine
 from qwenimg.common.runtime.paper import OnPaper
@@ -54,7 +54,7 @@ def rows() -> list[tuple[str, ...]]:
     return lines
 
 
-def _machines() -> Iterator[tuple[str, OnPaper, list[Outlook]]]:
+def _machines() -> Iterator[tuple[str, OnPaper, list[FitForecast]]]:
     for kind, several in (("NVIDIA, {} GB: {}", CARDS), ("Mac, {} GB: {}", MACS)):
         for gigabytes, name in several:
             found = machine(name)
@@ -70,7 +70,7 @@ def a_cpu() -> OnPaper:
     return OnPaper(name="cpu", facts=facts, workspace=TORCH_CPU, free=CPU_FREE, rate=lambda layer, dtype, small: rate)
 
 
-def on_gpu(engine: OnPaper) -> list[Outlook]:
+def on_gpu(engine: OnPaper) -> list[FitForecast]:
     """Return Z-Image-Turbo, Qwen-Image in few steps, and on a smaller machine SDXL: those that fit."""
     large = of_model(KNOWN["z-image-turbo"], engine)[0], of_model(KNOWN["qwen-image"], engine)[1]
     small = [] if engine.free_memory() > SMALL else of_model(KNOWN["sdxl"], engine)
@@ -88,7 +88,7 @@ def few() -> str:
     return table(HEADS, lines)
 
 
-def _row(one: Outlook) -> tuple[str, ...]:
+def _row(one: FitForecast) -> tuple[str, ...]:
     step = "step" if one.steps == 1 else "steps"
     _, time = one.times.texts()
     title = f"{TITLES[one.model.name]}, {one.steps} {step}"

@@ -21,10 +21,10 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import BUILT_IN, CONTROLS, KNOWN
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.opening import Opening
+from qwenimg.common.hub.forecast import NO_MODELS, PROMPT
 from qwenimg.common.hub.open_model import plan_pipeline
-from qwenimg.common.hub.outlook import NO_MODELS, PROMPT
 from qwenimg.common.pictures.pixels import HALF
-from qwenimg.common.pipeline.fit_options import needs
+from qwenimg.common.pipeline.fit_options import plan_memory
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision.machines import machine
 from qwenimg.common.runtime.runtime import Change
@@ -78,7 +78,7 @@ def _peak(known: KnownModel, free: int, bits: str | None) -> int:
     """Return the bytes of an image where so many are free."""
     with closing(_planned(known, free)) as pipe:
         model = pipe.model if bits is None else pipe.model.variant(Change(quantize=bits))
-        return needs(model, pipe.check(PROMPT, **pipe.model.inputs.placeholder()), counted=False).largest.peak
+        return plan_memory(model, pipe.check(PROMPT, **pipe.model.inputs.placeholder()), counted=False).largest.peak
 
 
 def _planned(known: KnownModel, free: int) -> Pipeline:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from qwenimg.backends.paper import on_paper
 from qwenimg.common.base.config import data_folder
 from qwenimg.common.families import catalog
-from qwenimg.common.hub import outlook
+from qwenimg.common.hub import forecast
 from qwenimg.common.precision.machines import machine
 
 ROOM = 2**40  # bytes
@@ -25,10 +25,10 @@ def counted() -> dict[str, list[float]]:
     """Return the operations of each row of the forecast, by the name of the model."""
     engine, rows = replace(on_paper("auto", None, machine("h100")), free=ROOM), dict[str, list[float]]()
     for known in catalog.KNOWN.values():
-        if known.repo is not None and known.name not in outlook.NO_MODELS:
-            rows[known.name] = [float(f"{0.999 * one.operations:.3e}") for one in outlook.of_model(known, engine)]
+        if known.repo is not None and known.name not in forecast.NO_MODELS:
+            rows[known.name] = [float(f"{0.999 * one.operations:.3e}") for one in forecast.of_model(known, engine)]
     return rows
 
 
 if __name__ == "__main__":
-    data_folder(outlook.OPERATIONS).write_text(json.dumps(counted(), indent=1) + "\n", encoding="utf-8")
+    data_folder(forecast.OPERATIONS).write_text(json.dumps(counted(), indent=1) + "\n", encoding="utf-8")

@@ -64,7 +64,7 @@ def branch(model: mlx.nn.Module, plan: LoadPlan) -> None:
     for name, entry in plan.entries.items():
         layer, leaf = _owner(model, name)
         if not isinstance(layer, Linear) or leaf != "weight":
-            assert not entry.is_beside, name
+            assert not entry.is_branched, name
             continue
         factors = read_branch(entry)
         layer.branch = () if factors is None else tuple(mx.array(part).astype(layer.dtype) for part in factors)

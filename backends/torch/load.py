@@ -61,7 +61,7 @@ def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None
     for name, entry in plan.entries.items():
         layer, leaf = _owner(model, name)
         if not isinstance(layer, Linear) or leaf != "weight":
-            assert not entry.is_beside, name
+            assert not entry.is_branched, name
             continue
         factors = read_branch(entry)
         layer.branch = factors and (_factor(factors[0], layer, device), _factor(factors[1], layer, device))

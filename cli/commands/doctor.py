@@ -30,7 +30,7 @@ def doctor(opening: Opening, as_json: bool, every: bool) -> int:
     from qwenimg.cli import streams
     from qwenimg.common.base.errors import NumericsError
     from qwenimg.common.base.text import aligned
-    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub import forecast
     from qwenimg.common.hub.open_model import open_files
     from qwenimg.common.measure.doctor import examine, lines, on_paper
 
@@ -42,13 +42,13 @@ def doctor(opening: Opening, as_json: bool, every: bool) -> int:
             stack.callback(files.close)
             examined = (files.resolved.name, files.opened.family.precision, files.opened.checkpoint)
         report = examine(engine, examined)
-    fits = outlook.every(on_paper(engine, report))
+    fits = forecast.forecast_all(on_paper(engine, report))
     if as_json:
         text = json.dumps({**report.as_json(), "models": [one.as_json() for one in fits]})
     else:
         title = "what fits here, best first (times by the rate above; expect half to twice of them):"
-        first, more = outlook.shown(fits, every)
-        text = "\n".join([*lines(report), title, *aligned(outlook.rows(first)), *more])
+        first, more = forecast.shown(fits, every)
+        text = "\n".join([*lines(report), title, *aligned(forecast.rows(first)), *more])
     streams.put(text.encode() + b"\n")
     if report.float32.faults:
         raise NumericsError(

@@ -13,8 +13,8 @@ from qwenimg.cli import places
 
 if TYPE_CHECKING:
     from qwenimg.common.hub.folder_listing import Row
+    from qwenimg.common.hub.forecast import FitForecast
     from qwenimg.common.hub.listing import ListedModel
-    from qwenimg.common.hub.outlook import Outlook
 
 
 @click.command("models")
@@ -43,15 +43,15 @@ def _as_json() -> str:
     return json.dumps({"cache": str(hf_cache.cache_folder()), "models": models})
 
 
-def _ranked() -> list[tuple[ListedModel, Outlook | None]]:
+def _ranked() -> list[tuple[ListedModel, FitForecast | None]]:
     """Return the listed models, best first for this machine, each with the first row of its forecast; models without a
     forecast come last."""
     from qwenimg.backends.paper import for_hints
-    from qwenimg.common.hub import listing, outlook
+    from qwenimg.common.hub import forecast, listing
 
     entries = {entry.name: entry for entry in listing.entries()}
-    rows: dict[str, Outlook] = {}
-    for one in outlook.every(for_hints("auto")):
+    rows: dict[str, FitForecast] = {}
+    for one in forecast.forecast_all(for_hints("auto")):
         rows.setdefault(one.model.name, one)
     ranked = [(entries.pop(name), row) for name, row in rows.items()]
     return [*ranked, *((entry, None) for entry in entries.values())]

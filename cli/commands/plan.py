@@ -18,7 +18,7 @@ from qwenimg.common.base.errors import UsageError
 if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.families.opening import Opening
-    from qwenimg.common.hub.outlook import Outlook, Times
+    from qwenimg.common.hub.forecast import FitForecast, Times
     from qwenimg.common.memory.memory_plan import MemoryPlan
     from qwenimg.common.pipeline.fit_options import OptionChange
     from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
@@ -73,7 +73,7 @@ class _Plan:
     ways: Sequence[tuple[OptionChange, _Row]]
     few: Mapping[str, _Row]  # by option
     converted: _Row | None  # converted to 8 bits and streamed, if 8 bits do not fit otherwise
-    others: Sequence[Outlook]  # models that fit while this one does not, or are faster
+    others: Sequence[FitForecast]  # models that fit while this one does not, or are faster
     sentence: str  # the message if nothing fits
 
     @property
@@ -174,22 +174,22 @@ def _engine(opening: Opening, memory: str | None, on: str | None, devices: int) 
 def _put_all(engine: OnPaper, every: bool, *, as_json: bool) -> int:
     """Print how each known model fits."""
     from qwenimg.common.base.text import aligned
-    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub import forecast
 
-    outlooks = outlook.every(engine)
+    forecasts = forecast.forecast_all(engine)
     if as_json:
         about = {"backend": engine.name, "device": engine.device, "memory_bytes": engine.free}
-        return _put([json.dumps({**about, "models": [one.as_json() for one in outlooks]})])
+        return _put([json.dumps({**about, "models": [one.as_json() for one in forecasts]})])
     head = f"{engine.name} on {engine.device}: {_budget_text(engine, engine.free)}"
-    first, more = outlook.shown(outlooks, every)
-    return _put([head, "", *aligned(outlook.rows(first)), *more, "", *_about_times(engine, outlooks[0].times)])
+    first, more = forecast.shown(forecasts, every)
+    return _put([head, "", *aligned(forecast.rows(first)), *more, "", *_about_times(engine, forecasts[0].times)])
 
 
 # One picture
 
 
 def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any]) -> _Plan:
-    from qwenimg.common.pipeline.fit_options import FitOptions, needs
+    from qwenimg.common.pipeline.fit_options import FitOptions, plan_memory
 
     request, counted = _request(pipe, given)
     pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # LoRAs that stay beside the weights count
@@ -197,7 +197,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     counted = counted and here  # without its files there is no tokenizer
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
-    memory = needs(pipe.model, request, counted)
+    memory = plan_memory(pipe.model, request, counted)
     search = FitOptions(pipe.model, request, memory.budget, counted=counted)
     now = _row(pipe.model, request, "as it is", memory, memory.fits(memory.budget))
     ways = [(way, _row(way.model, request, way.text, way.needs, way.fits)) for way in search.all_changes()]
@@ -221,7 +221,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
 
 
 def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, beside: int = 0) -> _Row:
-    from qwenimg.common.hub.outlook import times
+    from qwenimg.common.hub.forecast import times
     from qwenimg.common.pipeline import second_pass
 
     steps, seconds = second_pass.steps(model, request), times(model, request, memory)
@@ -231,7 +231,7 @@ def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan
 def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
     """Return a row for each published few-step LoRA of the model, in the most bits that fit; none if the options set
     the number of steps."""
-    from qwenimg.common.hub.outlook import FEW, fitting
+    from qwenimg.common.hub.forecast import FEW, fitting
 
     chosen = any(given[name] for name in ("few_steps", "steps", "sampler", "lora", "replay"))
     row = pipe.model.few_steps.get(FEW)
@@ -248,14 +248,14 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
 def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
     """Return the row for the model after `qwenimg convert -q 8`, streamed (weights that are quantized while loading
     cannot be streamed). None if the options choose bits or a memory limit."""
-    from qwenimg.common.pipeline.fit_options import MEGABYTE, amount_text, needs
+    from qwenimg.common.pipeline.fit_options import MEGABYTE, amount_text, plan_memory
     from qwenimg.common.runtime.runtime import Change
 
     limit = pipe.engine.free_memory() // MEGABYTE * MEGABYTE
     if pipe.runtime.quantize is not None or pipe.runtime.max_memory is not None or limit <= 0:
         return None
     model = pipe.model.variant(Change(quantize="8", converted=True, max_memory=limit))
-    memory = needs(model, request, counted)
+    memory = plan_memory(model, request, counted)
     title = f"converted by -q 8, --max-memory {amount_text(limit)}"
     return _row(model, request, title, memory, memory.fits(memory.budget))
 
@@ -263,17 +263,17 @@ def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
 def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
     """Return smaller known models that fit, if this one does not; otherwise faster ones."""
     from qwenimg.common.families import catalog
-    from qwenimg.common.hub.outlook import every
+    from qwenimg.common.hub.forecast import forecast_all
 
     known = catalog.find(pipe.model_name)
-    smaller = [one for one in every(engine, known.bytes) if one.fits] if known else []
+    smaller = [one for one in forecast_all(engine, known.bytes) if one.fits] if known else []
     least = min((row.times.picture or 0 for row in fits), default=None)
     return [one for one in smaller if least is None or (one.times.picture or 0) < least / 2][:OTHERS]
 
 
 def _request(pipe: Pipeline, given: dict[str, Any]) -> tuple[Request, bool]:
     """Return the request that `generate` would make, and whether it has a prompt."""
-    from qwenimg.common.hub.outlook import PROMPT, without_missing_loras
+    from qwenimg.common.hub.forecast import PROMPT, without_missing_loras
     from qwenimg.common.jobs import image_options
     from qwenimg.common.jobs.job import InputFiles, Job
     from qwenimg.common.jobs.legal import read_pictures

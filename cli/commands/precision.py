@@ -102,10 +102,10 @@ def _on_paper(name: str, backend: str) -> list[str]:
     """Compute the needs of each policy for the known model `name`, whose files are not on this machine."""
     from qwenimg.backends.paper import on_paper
     from qwenimg.common.base.text import aligned
-    from qwenimg.common.hub import outlook
+    from qwenimg.common.hub import forecast
 
     head = f"{name} is not here: what each policy takes by its published configuration, and nothing is drawn"
-    rows = aligned(outlook.policies(name, on_paper(backend, None)))
+    rows = aligned(forecast.policies(name, on_paper(backend, None)))
     return [head, "", *rows, "", f"to measure it: qwenimg pull {name}"]
 
 

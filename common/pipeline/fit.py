@@ -8,7 +8,7 @@ from qwenimg.common.memory.estimate import Estimate, steps_seconds
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline import second_pass
 from qwenimg.common.pipeline.controls import Controls
-from qwenimg.common.pipeline.fit_options import FitOptions, needs
+from qwenimg.common.pipeline.fit_options import FitOptions, plan_memory
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision import machines
 from qwenimg.common.request.loras import Key, Loras
@@ -30,7 +30,7 @@ class FitCheck:
     def check(self, request: Request, model: DiffusionModel) -> MemoryPlan:
         """Return the memory plan of an image by `model`, which has its LoRAs. Raises DoesNotFit, with options that
         would fit."""
-        plan = needs(model, request)
+        plan = plan_memory(model, request)
         self._last = (request, plan)
         self.engine.expect(plan.largest.peak)
         budget, stage = plan.budget, plan.largest

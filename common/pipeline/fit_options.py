@@ -136,7 +136,7 @@ class FitOptions:
         if (change, size) not in self._planned:
             request = replace(self.request, width=size[0], height=size[1]) if size else self.request
             model = self._model(change)
-            plan = needs(model, request, self.counted)
+            plan = plan_memory(model, request, self.counted)
             self._planned[change, size] = OptionChange(
                 change=change,
                 size=size,
@@ -172,7 +172,7 @@ class FitOptions:
         """Return the least --max-memory, in two digits, that suffices, at most the free bytes; 0 if it is no larger
         than the present one."""
         tight = self._model(Change(max_memory=1))
-        least = limit_for(needs(tight, self.request, self.counted).largest.peak)
+        least = limit_for(plan_memory(tight, self.request, self.counted).largest.peak)
         limit = min(rounded_up(least), tight.runtime.machine_budget(0) // MEGABYTE * MEGABYTE)
         return limit if limit > (self.model.runtime.max_memory or 0) else 0
 
@@ -189,7 +189,7 @@ class FitOptions:
             last = (width, height)
 
 
-def needs(model: DiffusionModel, request: Request, counted: bool = True) -> MemoryPlan:
+def plan_memory(model: DiffusionModel, request: Request, counted: bool = True) -> MemoryPlan:
     """Return the memory plan of the image; counted: as in `DiffusionModel.stages`."""
     return model.residents.plan(second_pass.stages(model, request, counted))
 

@@ -24,7 +24,7 @@ from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
 from qwenimg.common.request.lora_text import Lora
-from qwenimg.common.request.option import number
+from qwenimg.common.request.option import as_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -183,7 +183,7 @@ def _sources(value: object) -> list[tuple[Control, object]]:
     if not isinstance(steps, tuple) or len(steps) != 2:
         shown = clean(steps, 40)
         raise UsageError(f"control {clean(network, 80)}: its steps are {shown}; expected a pair (start, end)")
-    scale, start, end = (number(f"a number of control {clean(network, 60)}", one) for one in (scale, *steps))
+    scale, start, end = (as_number(f"a number of control {clean(network, 60)}", one) for one in (scale, *steps))
     file = path_text(picture)
     if file is None:
         return [(Control(network, "a picture", "", scale, start, end), picture)]

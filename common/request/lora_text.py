@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qwenimg.common.base.arguments import home, path_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.request.option import number
+from qwenimg.common.request.option import as_number
 from qwenimg.common.weights.plan import Mode
 
 NONE = "none"  # no LoRA, also if a configuration has some
@@ -108,4 +108,4 @@ def _typed(value: object) -> Lora:
     if path is None:
         kind = clean(type(value).__name__, 40)
         raise UsageError(f"lora has {kind}; expected FILE, FILE:SCALE, a path, or a pair (path, strength)")
-    return Lora(path, number(f"the strength of lora {clean(path, 80)}", scale))
+    return Lora(path, as_number(f"the strength of lora {clean(path, 80)}", scale))

@@ -108,9 +108,9 @@ class Option:
             return None
         self.check_length(value)
         if self.kind is int:
-            return whole(self.name, value)
+            return as_integer(self.name, value)
         if self.kind is float:
-            return number(self.name, value)
+            return as_number(self.name, value)
         if self.parse is not None:
             return self.parse(value, files)
         if self.kind is str and not isinstance(value, str):
@@ -235,7 +235,7 @@ def no_effect(one: Option, asked: object, taken: Collection[str], there: frozens
     return f"{one.label} has no effect {lacking.get(one.needs, f'without a {one.needs}')}"
 
 
-def number(name: str, value: object) -> float:
+def as_number(name: str, value: object) -> float:
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     if is_bool or not isinstance(value, SupportsFloat):
         raise UsageError(f"{name} is {clean(value, 40)!r}; expected a number")
@@ -245,7 +245,7 @@ def number(name: str, value: object) -> float:
         raise UsageError(f"{name} is {clean(value, 40)}; expected a number") from None
 
 
-def whole(name: str, value: object) -> int:
+def as_integer(name: str, value: object) -> int:
     """Return `value` as an int, NumPy's integers included. Raises UsageError for anything else."""
     try:
         if isinstance(value, bool):

@@ -22,13 +22,13 @@ from qwenimg.common.request.family_options import FAMILY_OPTIONS, MAX_GUIDANCE, 
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import (
     Option,
+    as_integer,
     checked_fields,
     converted_fields,
     inserted,
     option,
     options_of,
     required,
-    whole,
 )
 from qwenimg.common.request.outpaint_text import Border
 from qwenimg.common.sampling.types import MAX_STEPS
@@ -369,9 +369,9 @@ class Defaults:
             return self.width if width is None else width, self.height if height is None else height
         rows, columns = pictures[0 if only_masked else -1].shape[:2]
         if width is not None:
-            return width, max(1, round(Fraction(whole("width", width) * rows, columns)))
+            return width, max(1, round(Fraction(as_integer("width", width) * rows, columns)))
         if height is not None:
-            return max(1, round(Fraction(whole("height", height) * columns, rows))), height
+            return max(1, round(Fraction(as_integer("height", height) * columns, rows))), height
         if self.edited:
             return sizes.of_area(self.edited, columns, rows)
         return self.size(Fraction(columns, rows)) if only_masked else (columns, rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import DoesNotFit, NumericsError
-from qwenimg.common.memory import beside
+from qwenimg.common.memory import overhead
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.precision.ladder import advice
@@ -244,15 +244,15 @@ class Runtime:
         return self.weight_bytes(component) - passing
 
     def call_bytes(self, component: Component, activations: int, once: bool = False) -> int:
-        """Return the bytes of a call beside weights: its activations, decoded weights (`once`: as in `beside.decoded`),
-        and the packed matrices of the kernels' library."""
+        """Return the bytes of a call besides its weights: activations, decoded weights (`once`: as in
+        `overhead.decoded`), and matrices that the kernels' library repacks."""
         workspace, plan = self.engine.workspace, self.load_plan(component)
-        decoded = int(workspace.decoded * beside.decoded(plan, once))
-        return activations + decoded + min(workspace.kept, beside.packed(plan))
+        decoded = int(workspace.decoded * overhead.decoded(plan, once))
+        return activations + decoded + min(workspace.kept, overhead.packed(plan))
 
     def loading_bytes(self, component: Component) -> int:
-        """Return the bytes that loading takes beside its weights (`beside.loading`)."""
-        return beside.loading(self.load_plan(component), self.engine.workspace.moved)
+        """Return the peak bytes of loading, less its weights (`overhead.loading`)."""
+        return overhead.loading(self.load_plan(component), self.engine.workspace.moved)
 
     def check_fit(self, what: str, need: int) -> None:
         """Raise DoesNotFit if `need` bytes are not free."""

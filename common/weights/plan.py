@@ -141,7 +141,7 @@ class Entry:
     table: bool = False  # rows are looked up, not multiplied
 
     @property
-    def is_beside(self) -> bool:
+    def is_branched(self) -> bool:
         """True if its deltas are a branch beside the weight, which stays as it is."""
         if self.table or len(self.shape) != 2 or not all(delta.is_product for delta in self.deltas):
             return False
@@ -151,12 +151,12 @@ class Entry:
     @property
     def fused(self) -> tuple[Delta, ...]:
         """The deltas that are added to the weight's values."""
-        return () if self.is_beside else self.deltas
+        return () if self.is_branched else self.deltas
 
     @property
     def branch(self) -> tuple[Delta, ...]:
         """The deltas that are computed beside the weight."""
-        return self.deltas if self.is_beside else ()
+        return self.deltas if self.is_branched else ()
 
     @property
     def dtype(self) -> str:

@@ -51,7 +51,7 @@ def streamed_blocks(plan: LoadPlan) -> Blocks:
 
 def branches(plan: LoadPlan) -> dict[str, LoadPlan]:
     """Return the weights of streamed blocks that have a LoRA branch beside them, as a plan by block."""
-    beside = {path: {e.name for e in block if e.is_beside} for path, block in streamed_blocks(plan).items()}
+    beside = {path: {e.name for e in block if e.is_branched} for path, block in streamed_blocks(plan).items()}
     return {path: plan.only(names.__contains__) for path, names in beside.items() if names}
 
 

@@ -133,10 +133,10 @@ def load(
 def open_pipeline(opening: Opening, notify: Callable[[str, str], None] | None = None) -> Pipeline:
     """Open the model that `opening` names, as `load` does, on its backend. Raises QwenimgError."""
     from qwenimg import backends
-    from qwenimg.common.hub import open_model, outlook
+    from qwenimg.common.hub import forecast, open_model
 
     notify = notify or open_model.ignore
-    return open_model.open_pipeline(opening, lambda: backends.load(opening.backend), notify, outlook.hint_of)
+    return open_model.open_pipeline(opening, lambda: backends.load(opening.backend), notify, forecast.hint_of)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from qwenimg.backends import paper
 from qwenimg.cli.words import cli
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.hub import outlook
+from qwenimg.common.hub import forecast
 
 MEMORY, README = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/memory.md", "README.md"))
 ROW = re.compile(r"^\| (.*?) \| (.*?) \| `qwenimg PROMPT (.*?)` \| ([\d.]+) GB \| (.*?) \|$", re.MULTILINE)
@@ -76,7 +76,7 @@ def test_plan_says_the_same_of_a_row(cache: Path, name: str) -> None:
         printed = CliRunner().invoke(cli, command)
         assert printed.exit_code == 0, printed.output
         planned = json.loads(printed.stdout)
-        bytes_ = planned["peak_bytes"] + (outlook.LORA_BYTES if "-q" in options and "--few-steps" in options else 0)
+        bytes_ = planned["peak_bytes"] + (forecast.LORA_BYTES if "-q" in options and "--few-steps" in options else 0)
         assert planned["fits"] and size_text(bytes_) == f"{peak:.1f} GB"
 
 
@@ -95,4 +95,4 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 def test_the_lora_that_stays_apart_has_this_size() -> None:
     """By the model card: 60 blocks with 8 layers of 3072x3072 and 4 of 3072x12288, rank 64, 2 bytes a number."""
     width, rank = 3072, 64
-    assert pytest.approx(60 * 2 * rank * (8 * 2 * width + 4 * 5 * width), rel=0.01) == outlook.LORA_BYTES
+    assert pytest.approx(60 * 2 * rank * (8 * 2 * width + 4 * 5 * width), rel=0.01) == forecast.LORA_BYTES

@@ -9,7 +9,7 @@ import write_models as tool
 from doc_tables import DOCS, table
 
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.hub.outlook import NO_MODELS
+from qwenimg.common.hub.forecast import NO_MODELS
 
 
 def test_no_model_asks_for_less_memory_than_its_plan() -> None:

@@ -15,9 +15,9 @@ from qwenimg.backends.paper import on_paper
 from qwenimg.cli import config, editing
 from qwenimg.common.families import catalog
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.hub import listing, outlook
+from qwenimg.common.hub import forecast, listing
+from qwenimg.common.hub.forecast import NO_MODELS
 from qwenimg.common.hub.open_model import plan_pipeline
-from qwenimg.common.hub.outlook import NO_MODELS
 from qwenimg.common.pipeline.models.flow_model import FlowModel
 from qwenimg.common.precision.machines import machine
 
@@ -128,7 +128,7 @@ def test_without_a_model_it_says_which_to_pull(pictures: Library) -> None:
 def test_of_several_that_are_here_one_that_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     here(monkeypatch, "qwen-image-edit-2511", "flux2-klein-4b")
     chosen = {
-        (name, options.get("quantize")): outlook.editor(
+        (name, options.get("quantize")): forecast.editor(
             False, lambda name=name: on_paper("auto", None, machine(name)), options
         )
         for name in ("3060", "4090", "h100")

@@ -51,7 +51,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )  # fmt: skip
 def test_answers_of_terminals(answer: bytes, protocol: str | None, cell: int) -> None:
-    told = terminal.told(answer)
+    told = terminal.parse_answer(answer)
     assert (told and told.protocol) == protocol and (told is None or told.cell == cell)
 
 
@@ -78,7 +78,7 @@ def test_a_terminal_is_asked(pair: tuple[int, int]) -> None:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    told = terminal.told(terminal.ask(theirs))
+    told = terminal.parse_answer(terminal.ask(theirs))
     thread.join()
     assert told == Terminal("kitty", 18) and terminal.termios.tcgetattr(theirs) == before
 

@@ -371,7 +371,9 @@ def test_a_reference_costs_tokens(wide: dict[str, Path]) -> None:
     pipe = opened(wide["kontext"])
     without, with_one = (
         next(
-            one for one in fit_options.needs(pipe.model, pipe.check("a ring", **asked)).stages if one.name == "denoise"
+            one
+            for one in fit_options.plan_memory(pipe.model, pipe.check("a ring", **asked)).stages
+            if one.name == "denoise"
         )
         for asked in (ASKED | {"image": None}, ASKED)
     )

@@ -74,7 +74,9 @@ def limit(pipe: Pipeline, room: int) -> None:
 
 
 def denoising(pipe: Pipeline, **asked: Any) -> StageMemory:
-    return next(s for s in fit.needs(pipe.model, pipe.check("a red circle", **asked)).stages if s.name == "denoise")
+    return next(
+        s for s in fit.plan_memory(pipe.model, pipe.check("a red circle", **asked)).stages if s.name == "denoise"
+    )
 
 
 def arranged(pipe: Pipeline, asked: Request, room: int) -> Placement:
@@ -136,7 +138,7 @@ def test_what_is_planned_is_drawn(
             renew(pipe.model, "")  # nothing is loaded
             limit(pipe, room)
             asked = SIZE | {"steps": 4, "cfg_end": 0.5}
-            found, stage = fit.needs(pipe.model, pipe.check("a red circle", **asked)), denoising(pipe, **asked)
+            found, stage = fit.plan_memory(pipe.model, pipe.check("a red circle", **asked)), denoising(pipe, **asked)
             assert stage.activations == (sizes.one, sizes.both)[branches - 1] and stage.peak <= room + 2
             assert stage.about == ("" if branches == 2 else "one branch of guidance after the other")
             assert pipe.estimate("a red circle", **asked).memory == found.largest.peak == stage.peak

@@ -56,7 +56,7 @@ def load(kind: str, backend: str, toy: Path, tiny: dict[str, Path]) -> Callable[
 
 
 def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
-    """The stages as `fit_options.needs` simulates them."""
+    """The stages as `fit_options.plan_memory` simulates them."""
     rows: list[Row] = []
     place = Occupancy.place
 
@@ -68,7 +68,7 @@ def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[Row]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Occupancy, "place", noted)
-        plan = fit_options.needs(pipe.model, pipe.check(**asked))
+        plan = fit_options.plan_memory(pipe.model, pipe.check(**asked))
     assert plan.fits(plan.budget)
     return once(rows)
 
@@ -108,7 +108,7 @@ def drawn(pipe: Pipeline, asked: dict[str, Any]) -> tuple[list[Row], np.ndarray]
 def lowest(pipe: Pipeline, every: list[dict[str, Any]]) -> int:
     """The least --max-memory at which a fresh run of each of the images fits."""
     tight = pipe.model.variant(Change(max_memory=1))
-    return limit_for(max(fit_options.needs(tight, pipe.check(**asked)).largest.peak for asked in every))
+    return limit_for(max(fit_options.plan_memory(tight, pipe.check(**asked)).largest.peak for asked in every))
 
 
 @pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, BACKENDS))

@@ -59,7 +59,7 @@ def opened(folder: Path, backend: str = "cpu", **more: Any) -> Pipeline:
 def plan_of(pipe: Pipeline, prompt: str) -> tuple[list[Stage], Any]:
     request = pipe.check(prompt, **ASKED)
     stages = pipe.model.stages(request, pipe.model.plan(request), start.latent_shape(pipe.model, request))
-    return stages, fit_options.needs(pipe.model, request)
+    return stages, fit_options.plan_memory(pipe.model, request)
 
 
 # A run

@@ -205,7 +205,7 @@ def test_lightning_files(tiny_edit: dict[str, Path]) -> None:
 @pytest.mark.sample(0)
 def test_streamed_is_the_same(folder: Path, backend: str) -> None:
     whole = opened(folder, backend)
-    limit = max(needs.peak for needs in fit_options.needs(whole.model, whole.check("a ring", **ASKED)).stages)
+    limit = max(needs.peak for needs in fit_options.plan_memory(whole.model, whole.check("a ring", **ASKED)).stages)
     streamed = opened(folder, backend, max_memory=int(limit * 0.9))
     error = relative(streamed("a ring", **ASKED).latents, whole("a ring", **ASKED).latents)
     print(f"{backend}: {error:.1e}")
@@ -280,7 +280,7 @@ def test_pictures_cost_tokens(folder: Path) -> None:
     """Each of them adds memory and operations to a step."""
     pipe = opened(folder)
     plans = [
-        next(s for s in fit_options.needs(pipe.model, pipe.check("a ring", **(ASKED | {"image": images}))).stages
+        next(s for s in fit_options.plan_memory(pipe.model, pipe.check("a ring", **(ASKED | {"image": images}))).stages
              if s.name == "denoise")
         for images in ([FIRST], [FIRST, SECOND], [FIRST, SECOND, SECOND])
     ]  # fmt: skip

@@ -148,7 +148,7 @@ def test_wrong_configurations(
 @pytest.mark.sample(1)
 def test_streamed_is_the_same(tiny_layered: Path, backend: str) -> None:
     whole = opened(tiny_layered, backend)
-    limit = max(needs.peak for needs in fit_options.needs(whole.model, whole.check("a ring", **ASKED)).stages)
+    limit = max(needs.peak for needs in fit_options.plan_memory(whole.model, whole.check("a ring", **ASKED)).stages)
     streamed = opened(tiny_layered, backend, max_memory=int(limit * 0.9))
     error = relative(streamed("a ring", **ASKED).latents, whole("a ring", **ASKED).latents)
     print(f"{backend}: {error:.1e}")
@@ -215,9 +215,9 @@ def test_plan_is_run_and_counts_frames(tiny_layered: Path) -> None:
         pipe("a ring", **ASKED)
     assert [stage.name for stage in planned] == ["encode", "text", "modulation", "denoise", "decode"]
     assert entered == ["encode", "text", "modulation", "denoise", "decode", "decode"], "each layer is decoded by itself"
-    more = fit_options.needs(pipe.model, pipe.check("a ring", **(ASKED | {"layers": 5})))
+    more = fit_options.plan_memory(pipe.model, pipe.check("a ring", **(ASKED | {"layers": 5})))
     peaks = [next(s.peak for s in plan.stages if s.name == "denoise")
-             for plan in (fit_options.needs(pipe.model, request), more)]  # fmt: skip
+             for plan in (fit_options.plan_memory(pipe.model, request), more)]  # fmt: skip
     assert peaks[1] > peaks[0]
 
 

@@ -191,7 +191,7 @@ def test_a_run_does_what_its_plan_says(tmp_path: Path, folder: Path, net: Path, 
     with closing(load(10**12)) as pipe:
         with_nets(pipe, asked)
         tight = pipe.model.variant(Change(max_memory=1))
-        least = limit_for(fit_options.needs(tight, pipe.check("a circle", **asked)).largest.peak)
+        least = limit_for(fit_options.plan_memory(tight, pipe.check("a circle", **asked)).largest.peak)
         usual = pipe("a circle", **asked).latents
     seen = set[tuple[str, int]]()
     for share in (1.0, 1.3, 3.0):

@@ -47,7 +47,7 @@ def lowest(folder: Path, backend: str, every: list[dict[str, Any]]) -> int:
         for asked in every:
             known = {name: value for name, value in asked.items() if name != "image"}
             request = pipe.check(**known, image=asked.get("image"))
-            peaks.append(fit.needs(tight, request).largest.peak)
+            peaks.append(fit.plan_memory(tight, request).largest.peak)
         return limit_for(max(peaks))
 
 
@@ -64,7 +64,7 @@ def test_what_fits_first_fits_again(name: str, backend: str, every: dict[str, Pa
             alone.append(drawn(pipe, asked))
     with closing(opened(every[name], backend, limit)) as pipe:
         for asked, expected in zip(pictures, alone, strict=True):
-            planned = fit.needs(pipe.model, pipe.check(**asked))
+            planned = fit.plan_memory(pipe.model, pipe.check(**asked))
             assert planned.fits(planned.budget)
             assert np.array_equal(drawn(pipe, asked), expected)
         print(name, backend, f"{limit:,}", f"{pipe.model.residents.weights:,}")

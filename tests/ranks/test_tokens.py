@@ -46,7 +46,7 @@ def shared(
         parts = [network.tokens.rows(one[0])[None] for one in img]
         out = network.attend(*map(joined, parts, txt), text_last=text_last)
         image, text = (out[:, : mine.shape[1]], out[:, mine.shape[1] :]) if text_last else (out[:, S:], out[:, :S])
-        whole = network.tokens.whole(image)
+        whole = network.tokens.gathered(image)
         assert network.tokens.counts == []
         return joined(whole, text)
 

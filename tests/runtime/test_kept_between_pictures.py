@@ -64,12 +64,14 @@ def test_what_the_preset_memory_does(
     roomy.close()
     pipe = qwenimg.load(path, backend="cpu", preset="memory", precision="fp32")
     request = pipe.check("a red circle", **asked)
-    weights = next(stage.weights for stage in fit_options.needs(pipe.model, request).stages if stage.name == "denoise")
+    weights = next(
+        stage.weights for stage in fit_options.plan_memory(pipe.model, request).stages if stage.name == "denoise"
+    )
     told: list[str] = []
     pipe.runtime.notify = lambda stage, text: told.append(text)
-    free = fit_options.needs(pipe.model, request).largest.peak - weights // 4
+    free = fit_options.plan_memory(pipe.model, request).largest.peak - weights // 4
     monkeypatch.setattr(pipe.engine, "free_memory", lambda: free)
-    planned = fit_options.needs(pipe.model, request)
+    planned = fit_options.plan_memory(pipe.model, request)
     made = pipe("a red circle", **asked)
     pipe.close()
     print(f"{kind}: {planned.largest.peak} bytes planned of {free}; {told}")

@@ -30,7 +30,7 @@ def counted(
             mark(next((stage for start, stage in starts.items() if text.startswith(start)), last[0]))
 
         pipe = qwenimg.load(**load, backend="cpu", notify=told)
-        needs = fit_options.needs(pipe.model, pipe.check(**draw))
+        needs = fit_options.plan_memory(pipe.model, pipe.check(**draw))
         add = pipe.runtime.clock.add
 
         def timed(what: str, seconds: float) -> None:

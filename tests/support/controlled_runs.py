@@ -18,7 +18,7 @@ def with_nets(pipe: Pipeline, asked: dict[str, Any]) -> Any:
     """The plan of an image by the model with its networks."""
     request = pipe.check("a circle", **asked)
     pipe.controls.give(pipe.model, request)
-    return fit_options.needs(pipe.model, request)
+    return fit_options.plan_memory(pipe.model, request)
 
 
 def planned(pipe: Pipeline, asked: dict[str, Any]) -> list[tuple[str, str, bool, int]]:

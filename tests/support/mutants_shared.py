@@ -229,7 +229,7 @@ def reference_a_sample(patch: Patch) -> None:
 
 def velocity_of_other_tokens(patch: Patch) -> None:
     lib = patch.backend.lib
-    patch.around(patch.backend.ops.Tokens, "whole", lambda whole, tokens, x: lib.roll(whole(tokens, x), 1, 1))
+    patch.around(patch.backend.ops.Tokens, "gathered", lambda gathered, tokens, x: lib.roll(gathered(tokens, x), 1, 1))
 
 
 # The loop: what both backends share

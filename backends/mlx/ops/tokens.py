@@ -20,6 +20,6 @@ class Tokens:
         """Return those of this rank's tokens x [B L' C] that no rank before it has: all."""
         return x
 
-    def whole(self, x: Array) -> Array:
+    def gathered(self, x: Array) -> Array:
         """Return the tokens [B L C] of all ranks, for this one's."""
         return x

@@ -71,7 +71,7 @@ class Tokens(torch.nn.Module):
         ranks = self.ranks
         return x if ranks is None or ranks.rank == 0 else x[:, : self.counts[ranks.rank]]
 
-    def whole(self, x: Tensor) -> Tensor:
+    def gathered(self, x: Tensor) -> Tensor:
         """Return the tokens [B L C] of all ranks, for this one's."""
         if (ranks := self.ranks) is None:
             return x

@@ -176,7 +176,7 @@ class Flux2Transformer(mlx.nn.Module):
         for block in self.single_transformer_blocks:
             img, txt = block(img, txt, mod, joint)
             ops.async_eval(img)
-        img = self.tokens.whole(img)[:, : latents.shape[1]]
+        img = self.tokens.gathered(img)[:, : latents.shape[1]]
         return self.proj_out(self.norm_out(img, final, self.proj_out.dtype))
 
 

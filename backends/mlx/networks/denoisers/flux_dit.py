@@ -159,7 +159,7 @@ class FluxTransformer(mlx.nn.Module):
         for block, mod in zip(self.single_transformer_blocks, single_mods, strict=True):
             img, txt = block(img, txt, mod, joint_rope)
             ops.async_eval(img)
-        img = self.tokens.whole(img)[:, : latents.shape[1]]
+        img = self.tokens.gathered(img)[:, : latents.shape[1]]
         return self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
 
 

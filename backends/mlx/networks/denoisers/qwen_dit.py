@@ -134,7 +134,7 @@ class QwenImageTransformer(mlx.nn.Module):
         for block, mods, behind in zip(self.transformer_blocks, block_mods, changes, strict=True):
             img, txt = block(img, txt, mods, rope, index, mask, *behind)
             ops.async_eval(img)
-        return self.proj_out(self.norm_out(self.tokens.whole(img)[:, :L], final_mod, self.proj_out.dtype))
+        return self.proj_out(self.norm_out(self.tokens.gathered(img)[:, :L], final_mod, self.proj_out.dtype))
 
 
 # Runner

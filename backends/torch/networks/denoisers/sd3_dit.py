@@ -205,7 +205,7 @@ class SD3Transformer(torch.nn.Module):
             if layer not in skipped:
                 img, txt = block(img, txt, mods)
                 ops.async_eval(img)
-        img = self.tokens.whole(img)
+        img = self.tokens.gathered(img)
         tokens = self.proj_out(self.norm_out(img, final_mod, self.proj_out.dtype))
         return images.joined_patches(tokens, latents, PATCH)
 

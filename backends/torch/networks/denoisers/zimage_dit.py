@@ -149,7 +149,7 @@ class ZImageTransformer(torch.nn.Module):
         x = ops.joined(img, txt, self.stream)
         for block in self.layers:
             x = ops.async_eval(block(x, temb, rope))
-        img = self.tokens.whole(x[:, : img.shape[1]])
+        img = self.tokens.gathered(x[:, : img.shape[1]])
         return self.final_layer(img[:, : latents.shape[1]], temb)
 
 

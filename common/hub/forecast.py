@@ -20,7 +20,7 @@ from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.memory.memory_plan import MemoryPlan
 from qwenimg.common.pipeline import second_pass
 from qwenimg.common.pipeline.fit import seconds
-from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, needs
+from qwenimg.common.pipeline.fit_options import BITS, MEGABYTE, amount_text, plan_memory
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.precision import machines
@@ -62,7 +62,7 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class FitForecast:
     """One known model on a machine, with the options with which it fits best, or takes least if it never fits."""
 
     model: KnownModel
@@ -113,18 +113,18 @@ def times(model: DiffusionModel, request: Request, plan: MemoryPlan) -> Times:
     return Times(step=steps / second_pass.steps(model, request), picture=steps + decoding)
 
 
-def every(engine: OnPaper, below: int | None = None) -> list[Outlook]:
+def forecast_all(engine: OnPaper, below: int | None = None) -> list[FitForecast]:
     """Return the known models on `engine`, best first. below: only smaller models, in bytes."""
     chosen = _models() if below is None else [known for known in _models() if 0 < known.bytes < below]
     return sorted((one for known in chosen for one in of_model(known, engine)), key=order)
 
 
-def first(engine: OnPaper) -> Outlook:
+def first(engine: OnPaper) -> FitForecast:
     """Return the first row of `every` that is a model to download. Few models are opened: in the order in which they
     would be if all fitted, and their operations were computed at the highest rate of the device."""
     models = [known for known in _models() if known.repo is not None]
     bounds = {known.name: min(map(order, _bounds(known, engine))) for known in models}
-    best: Outlook | None = None
+    best: FitForecast | None = None
     for known in sorted(models, key=lambda known: bounds[known.name]):
         if best is not None and order(best) <= bounds[known.name]:
             break
@@ -139,7 +139,7 @@ def _models() -> list[KnownModel]:
     return [known for known in models if known is not catalog.BUILT_IN or builtin.present()]
 
 
-def _bounds(known: KnownModel, engine: OnPaper) -> list[Outlook]:
+def _bounds(known: KnownModel, engine: OnPaper) -> list[FitForecast]:
     """Return rows of `known` that come no later than those of `of_model`."""
     machine = machines.of_device(engine.device) if engine.on_gpu else None
     rates = [1e30]
@@ -149,7 +149,7 @@ def _bounds(known: KnownModel, engine: OnPaper) -> list[Outlook]:
         rates = [engine.rate(layer, dtype, False) for layer in LAYERS for dtype in DTYPES]
     size = (known.width, known.height)
     return [
-        Outlook(
+        FitForecast(
             model=known,
             options="",
             size=size,
@@ -169,7 +169,7 @@ def _operations() -> dict[str, list[float]]:
     return cast(dict[str, list[float]], read_json(data_folder(OPERATIONS)))
 
 
-def order(one: Outlook) -> tuple[float, ...]:
+def order(one: FitForecast) -> tuple[float, ...]:
     """Return the place of a model among others: those that fit first; of them quick ones, then those that take up to
     LONG, in each case first the model to pull first, then those that anybody may download, those with a gate and the
     built-in one, large ones before small ones; then slow ones, the fastest first."""
@@ -205,7 +205,7 @@ def instead(name: str, engine: OnPaper) -> str:
     return f"; the best for this machine: {best.model.name} ({size_text(best.model.bytes)}{_duration(best)})"
 
 
-def _duration(one: Outlook) -> str:
+def _duration(one: FitForecast) -> str:
     picture = one.times.texts()[1]
     return f", a picture in {picture}" if picture else ""
 
@@ -233,7 +233,7 @@ def editor(masked: bool, engine: Callable[[], OnPaper], options: Mapping[str, An
 def _fits(opening: Opening, engine: OnPaper) -> bool:
     """Return whether a picture fits on `engine` as a run would draw it."""
     with closing(plan_pipeline(opening, engine)[0]) as pipe:
-        plan = needs(pipe.model, pipe.check(PROMPT, **pipe.model.inputs.placeholder()), False)
+        plan = plan_memory(pipe.model, pipe.check(PROMPT, **pipe.model.inputs.placeholder()), False)
         return plan.fits(plan.budget)
 
 
@@ -244,22 +244,22 @@ def _best(names: Iterable[str], engine: OnPaper) -> str:
     return min(rows, key=order).model.name
 
 
-def of_model(known: KnownModel, engine: OnPaper) -> list[Outlook]:
+def of_model(known: KnownModel, engine: OnPaper) -> list[FitForecast]:
     """Return how `known` runs on `engine` with its default steps, and with few steps if it is a Qwen-Image that has a
     distilled LoRA."""
     pipe, _ = plan_pipeline(Opening(model=known.name), engine, published=True)
     with closing(pipe):
         has_few = known.family == "qwen-image" and FEW in pipe.model.few_steps
-        return [_outlook(known, pipe, few) for few in ((False, True) if has_few else (False,))]
+        return [_forecast(known, pipe, few) for few in ((False, True) if has_few else (False,))]
 
 
-def _outlook(known: KnownModel, pipe: Pipeline, few: bool) -> Outlook:
+def _forecast(known: KnownModel, pipe: Pipeline, few: bool) -> FitForecast:
     """Return how `known` runs in the most bits that fit. few: with the few steps of its distilled LoRA."""
     asked = without_missing_loras(pipe.resolve({"few_steps": FEW})) if few else {}
     request = pipe.check(PROMPT, **asked, **pipe.model.inputs.placeholder())
     best = fitting(pipe, request, counted=False, few=few)
     steps = pipe.model.plan(request).steps
-    return Outlook(
+    return FitForecast(
         model=known,
         options=" ".join(filter(None, (f"--few-steps {FEW}:{steps}" if few else "", best.options))),
         size=(request.width, request.height),
@@ -276,7 +276,7 @@ def fitting(pipe: Pipeline, request: Request, *, counted: bool, few: bool) -> Va
     bytes of its distilled LoRA if that is not in the cache."""
     tried: list[Variant] = []
     for options, model in _variants(pipe):
-        plan = needs(model, request, counted)
+        plan = plan_memory(model, request, counted)
         beside = few and not request.loras and model.runtime.quantize  # else it is merged into the weights
         peak = plan.largest.peak + (LORA_BYTES if beside else 0)
         tried.append(Variant(options=options, model=model, needs=plan, peak=peak))
@@ -305,7 +305,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))
             request = pipe.check(PROMPT, **pipe.model.inputs.placeholder())
-            plan = needs(model, request, counted=False)
+            plan = plan_memory(model, request, counted=False)
             fits = "fits" if plan.fits(plan.budget) else "does not fit"
             texts = times(model, request, plan).texts()
             lines.append((f"{policy} (auto)" if policy == auto else policy, size_text(plan.largest.peak), fits, *texts))
@@ -318,18 +318,18 @@ def without_missing_loras(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if name != "lora" or not missing}
 
 
-def shown(outlooks: Sequence[Outlook], all_rows: bool) -> tuple[Sequence[Outlook], list[str]]:
-    """Return the outlooks to print, the first ROWS unless `all_rows`, and a line about the others."""
-    if all_rows or len(outlooks) <= ROWS:
-        return outlooks, []
-    return outlooks[:ROWS], [f"{len(outlooks) - ROWS} more: --all lists them"]
+def shown(forecasts: Sequence[FitForecast], all_rows: bool) -> tuple[Sequence[FitForecast], list[str]]:
+    """Return the forecasts to print, the first ROWS unless `all_rows`, and a line about the others."""
+    if all_rows or len(forecasts) <= ROWS:
+        return forecasts, []
+    return forecasts[:ROWS], [f"{len(forecasts) - ROWS} more: --all lists them"]
 
 
-def rows(outlooks: Sequence[Outlook]) -> list[tuple[str, ...]]:
+def rows(forecasts: Sequence[FitForecast]) -> list[tuple[str, ...]]:
     """Return a table: model, size, steps, peak, fit, time of a picture and the command."""
     head = ("model", "size", "steps", "peak", "", "a picture", "command")
     lines: list[tuple[str, ...]] = [head]
-    for one in outlooks:
+    for one in forecasts:
         width, height = one.size
         fits, picture = "fits" if one.fits else "does not fit", one.times.texts()[1]
         lines.append(

@@ -10,7 +10,7 @@ from random_model import DIT, TEXT, write_random_model
 from support.policies import parse
 
 import qwenimg
-from qwenimg.common.memory import beside
+from qwenimg.common.memory import overhead
 from qwenimg.common.pipeline import fit_options
 from qwenimg.common.runtime.group import ALONE
 from qwenimg.common.weights import streaming
@@ -26,12 +26,12 @@ def test_the_array_that_codes_are_decoded_to_is_in_the_plan(tmp_path: Path) -> N
     always = max(size for name, size in sizes.items() if ".mlp." in name or "_mlp." in name)
     once = max(size for name, size in sizes.items() if "_mod." in name)
     print(f"a step decodes to {always} bytes, the modulation to {once}")
-    assert (beside.decoded(plan), beside.decoded(plan, once=True)) == (always, once)
-    assert beside.decoded(plan.stored(parse("bf16", on_gpu=False))) == always // 2
+    assert (overhead.decoded(plan), overhead.decoded(plan, once=True)) == (always, once)
+    assert overhead.decoded(plan.stored(parse("bf16", on_gpu=False))) == always // 2
     assert pipe.model._step_bytes(1, 8, 0, ALONE) == pipe.model._step_bytes(1, 0, 0, ALONE) + 8 * DIT.dim * 40
-    assert pipe.model._step_bytes(1, 0, 0, ALONE) == always + beside.packed(plan)
+    assert pipe.model._step_bytes(1, 0, 0, ALONE) == always + overhead.packed(plan)
     request = pipe.check("a", width=32, height=32, steps=1)
-    modulation = next(s for s in fit_options.needs(pipe.model, request).stages if s.name == "modulation")
+    modulation = next(s for s in fit_options.plan_memory(pipe.model, request).stages if s.name == "modulation")
     assert modulation.activations > once
     pipe.close()
 
@@ -44,7 +44,7 @@ def test_what_is_read_on_the_way_counts_only_at_the_end(tmp_path: Path, precisio
     pipe = qwenimg.load(tmp_path / "model", backend="cpu", precision=precision)
     plan = pipe.runtime.load_plan(pipe.model.checkpoint["text_encoder"])
     last = list(plan.entries.values())[-1]
-    found = beside.loading(plan, None)
+    found = overhead.loading(plan, None)
     print(
         f"{found} of {streaming.peak_weight_bytes(plan, None)} bytes; the last weight is {last.name}, of {last.nbytes}"
     )

@@ -22,11 +22,11 @@ from qwenimg.backends.torch.ops import cpu
 from qwenimg.common.base.config import data_folder
 from qwenimg.common.families.catalog import KNOWN
 from qwenimg.common.families.opening import Opening
-from qwenimg.common.hub import outlook
+from qwenimg.common.hub import forecast
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.memory import share
 from qwenimg.common.memory.estimate import TO_CARD, streaming_rate
-from qwenimg.common.pipeline.fit_options import needs
+from qwenimg.common.pipeline.fit_options import plan_memory
 from qwenimg.common.precision.machines import MACHINES, machine
 from qwenimg.common.runtime import rates
 from qwenimg.common.runtime.runtime import Change
@@ -107,7 +107,7 @@ def test_distilled_models_have_rows() -> None:
     for row in rows.values():
         assert row["fits"] and row["step_operations"] == pytest.approx(found["step_operations"] / 2)
     again = planned("qwen-image", "--on", "3060", "--few-steps", "lightning:8", "-q", 4)
-    assert again["peak_bytes"] + outlook.LORA_BYTES == rows["--few-steps lightning:8 -q 4"]["peak_bytes"], (
+    assert again["peak_bytes"] + forecast.LORA_BYTES == rows["--few-steps lightning:8 -q 4"]["peak_bytes"], (
         "it is not here"
     )
     assert planned("qwen-image", "--on", "h100")["few_steps"][0]["options"] == "--few-steps lightning:8"
@@ -122,10 +122,12 @@ def test_all_models_of_a_machine(machine: str, monkeypatch: pytest.MonkeyPatch) 
     found = planned("--on", *machine.split())["models"]
     assert {row["model"] for row in found} == KNOWN.keys() - {"sdxl-refiner"}
     assert [row["fits"] for row in found] == sorted((row["fits"] for row in found), reverse=True)
-    monkeypatch.setattr(outlook, "every", lambda engine, below: [])  # the other models, for each that takes long
+    monkeypatch.setattr(
+        forecast, "forecast_all", lambda engine, below: []
+    )  # the other models, for each that takes long
     for row in found:
         again = planned(row["model"], "--on", *machine.split(), *row["options"].split())
-        beside = outlook.LORA_BYTES if "--few-steps" in row["options"] and "-q" in row["options"] else 0
+        beside = forecast.LORA_BYTES if "--few-steps" in row["options"] and "-q" in row["options"] else 0
         assert (again["peak_bytes"] + beside, again["fits"]) == (row["peak_bytes"], row["fits"]), row
         assert again["picture_seconds"] == pytest.approx(row["picture_seconds"])
 
@@ -199,7 +201,7 @@ def test_policies_of_a_model_that_was_not_pulled() -> None:
 
 @pytest.mark.sample(0)
 def test_the_order_of_models() -> None:
-    names = [one.model.name for one in outlook.every(paper("h100"))]
+    names = [one.model.name for one in forecast.forecast_all(paper("h100"))]
     assert names.index("qwen-image") < names.index("sdxl") < names.index("sdxl-turbo") < names.index("sd15")
     assert names[-1] == "shapes-v1"
 
@@ -231,7 +233,7 @@ def test_the_row_of_a_converted_model_is_that_of_its_folder(tmp_path: Path) -> N
         )
         model = ours.model.variant(Change(quantize="8", converted=True, max_memory=limit))
         request = ours.check("a red circle", width=64, height=64)
-        found, expected = (needs(one, request) for one in (model, theirs.model))
+        found, expected = (plan_memory(one, request) for one in (model, theirs.model))
         print(limit, found.largest.peak, expected.largest.peak, found.streamed, expected.streamed)
         # Norms are written in 16 bit: 1 kB of 6.8 MB.
         assert found.largest.peak == pytest.approx(expected.largest.peak, rel=1e-3)
@@ -282,32 +284,32 @@ def test_fewer_bits_are_not_faster_on_old_macs() -> None:
 @pytest.mark.sample(1)
 def test_the_first_row_is_found_without_the_others(free: float, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = replace(on_paper("cpu", int(free)), rate=lambda layer, dtype, small: rate)
-    expected = next(one for one in outlook.every(engine) if one.model.repo is not None)
+    expected = next(one for one in forecast.forecast_all(engine) if one.model.repo is not None)
     opened: list[str] = []
-    of_model = outlook.of_model
-    monkeypatch.setattr(outlook, "of_model", lambda known, on: opened.append(known.name) or of_model(known, on))  # type: ignore[func-returns-value]
-    found = outlook.first(engine)
+    of_model = forecast.of_model
+    monkeypatch.setattr(forecast, "of_model", lambda known, on: opened.append(known.name) or of_model(known, on))  # type: ignore[func-returns-value]
+    found = forecast.first(engine)
     print(found.model.name, found.options, opened)
     assert found == expected and len(opened) <= 3
 
 
 @pytest.mark.sample(0)
 def test_the_operations_of_a_first_row_are_those_of_its_model() -> None:
-    written = json.loads(data_folder(outlook.OPERATIONS).read_text())
+    written = json.loads(data_folder(forecast.OPERATIONS).read_text())
     assert written == write_operations.counted(), "run python tools/write_operations.py"
 
 
 def test_ten_rows_and_all_of_them() -> None:
     every = json.loads(told("plan", "--on", "3060", "--json"))["models"]
     rows = re.findall(r"^.* qwenimg PROMPT -m (\S+).*$", told("plan", "--on", "3060"), re.MULTILINE)
-    assert rows == [row["model"] for row in every[: outlook.ROWS]] and len(rows) == 10
+    assert rows == [row["model"] for row in every[: forecast.ROWS]] and len(rows) == 10
     assert f"\n{len(every) - 10} more: --all lists them\n" in told("plan", "--on", "3060")
     whole = told("plan", "--on", "3060", "--all")
     assert whole.count("qwenimg PROMPT -m ") == len(every) > 25 and "more:" not in whole
 
 
 def test_a_model_that_is_not_here_is_answered_with_the_first_row() -> None:
-    first = outlook.first(for_hints("auto"))
+    first = forecast.first(for_hints("auto"))
     other = "sdxl" if first.model.name == "sd15" else "sd15"
     ran = cli("-m", other, "x")
     assert f"the best for this machine: {first.model.name} (" in ran.err or not first.fits
