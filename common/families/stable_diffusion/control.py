@@ -226,7 +226,7 @@ class ControlNetworks(ControlStages[ControlRun]):
     def open(self, request: Request, run: ControlRun, steps: Sequence[Stage]) -> list[ActiveControl]:
         """Open the networks of a request. steps: the later stages, of the UNet."""
         opened = {
-            name: self.residents.enter(stages[-1])[0] for name, stages in self.by_net(request, run, steps).items()
+            name: self.residents.acquire(stages[-1])[0] for name, stages in self.by_net(request, run, steps).items()
         }
         active = []
         for number, control in enumerate(request.controls):

@@ -117,7 +117,7 @@ class DiffusionModel(ABC):
         nothing."""
         before = [net.name for net in networks(self.nets.values())]
         bits = self.runtime.bits
-        self.nets = nets if bits is None else {name: net.quantised(bits) for name, net in nets.items()}
+        self.nets = nets if bits is None else {name: net.quantized(bits) for name, net in nets.items()}
         components = {net.name: net.component for net in networks(self.nets.values())}
         self.checkpoint = self.checkpoint.with_nets(components, before)
         if self.controls is not None:

@@ -10,7 +10,7 @@ from qwenimg.common.base.arguments import path_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.request.lora_text import Lora
-from qwenimg.common.request.option import number
+from qwenimg.common.request.option import as_number
 
 # Keywords that change nothing here: a file is found and checked when a picture is drawn
 _WITHOUT_EFFECT = ("low_cpu_mem_usage", "hotswap", "use_safetensors", "prefix", "local_files_only")
@@ -60,7 +60,7 @@ class Adapters:
         if any(isinstance(one, Mapping) for one in scales):
             raise UsageError("adapter_weights: a weight for each block is not built; give one number for an adapter")
         scaled = zip(several, scales, strict=True)
-        self.weights = {name: 1.0 if one is None else number(f"the weight of {name}", one) for name, one in scaled}
+        self.weights = {name: 1.0 if one is None else as_number(f"the weight of {name}", one) for name, one in scaled}
 
     def check(self, names: Sequence[object]) -> None:
         """Raise UsageError for a name that no loaded adapter has."""
@@ -80,7 +80,7 @@ class Adapters:
 
     def fuse(self, scale: object = 1.0) -> None:
         """Keep the active LoRAs at `scale` times their weights, also when they are unloaded."""
-        times = number("lora_scale", scale)
+        times = as_number("lora_scale", scale)
         self.fused += [Lora(one.source, one.scale * times) for one in self.active()]
         self.weights = {}
 

@@ -10,7 +10,7 @@ from qwenimg.common.base.errors import UnknownOption, UsageError, not_built
 from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.request import call_options
 from qwenimg.common.request.foreign_names import FEATURES
-from qwenimg.common.request.option import number
+from qwenimg.common.request.option import as_number
 from qwenimg.common.request.request import OPTIONS
 from qwenimg.diffusers.pipelines import Row
 
@@ -113,7 +113,7 @@ def options(name: str, row: Row, given: Mapping[str, Any], length: int) -> dict[
     if row.strength is not None:
         chosen.setdefault("strength", row.strength)
     if "cfg_normalization" in given:
-        chosen["cfg_normalization"] = number("cfg_normalization", float(given["cfg_normalization"]))
+        chosen["cfg_normalization"] = as_number("cfg_normalization", float(given["cfg_normalization"]))
     if "use_en_prompt" in given or name == "QwenImageLayeredPipeline":
         chosen.setdefault("caption", "en" if given.get("use_en_prompt") else "zh")
     if "skip_guidance_layers" in given:
@@ -128,14 +128,14 @@ def guidance(row: Row, given: Mapping[str, Any], off: float) -> dict[str, Any]:
     """Return the options of guidance. off: the scale at which the model has none."""
     negative = given.get("negative_prompt")
     if row.by_negative_prompt:
-        scale = number("true_cfg_scale", given.get("true_cfg_scale", row.true_cfg))
+        scale = as_number("true_cfg_scale", given.get("true_cfg_scale", row.true_cfg))
         guided = negative is not None and scale > 1
         chosen = {"negative_prompt": negative} if guided else {}
         if row.guidance is None:
             return chosen | {"guidance": scale if guided else 1.0}
-        own = number("guidance_scale", given.get("guidance_scale", row.guidance))
+        own = as_number("guidance_scale", given.get("guidance_scale", row.guidance))
         return chosen | {"guidance": own} | ({"true_cfg": scale} if guided else {})
-    scale = number("guidance_scale", given.get("guidance_scale", row.guidance))
+    scale = as_number("guidance_scale", given.get("guidance_scale", row.guidance))
     return {"guidance": max(scale, off)} | ({} if negative is None else {"negative_prompt": negative})
 
 
@@ -148,7 +148,7 @@ def lora_scale(given: Mapping[str, Any]) -> float:
             continue
         if not isinstance(values, Mapping) or set(values) - {"scale"}:
             raise UsageError(f"{name} is {clean(values, 40)}; only {{'scale': x}}, for LoRAs, is taken here")
-        scale *= number(f"scale of {name}", values.get("scale", 1.0))
+        scale *= as_number(f"scale of {name}", values.get("scale", 1.0))
     return scale
 
 

@@ -79,7 +79,7 @@ class UNetControlNet(UNetHalf):
         return Changes(down, ops.async_eval(mid))
 
 
-# Component
+# Runner
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Condition:
     branches: int
 
 
-class Component(LoadedNetwork[UNetControlNetConfig, UNetControlNet]):
+class Runner(LoadedNetwork[UNetControlNetConfig, UNetControlNet]):
     network, role = UNetControlNet, "transformer"
 
     @ops.computes
