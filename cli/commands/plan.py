@@ -260,7 +260,7 @@ def _converted(pipe: Pipeline, request: Request, counted: bool) -> _Row | None:
     return _row(model, request, title, memory, memory.fits(memory.budget))
 
 
-def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[Outlook]:
+def _others(pipe: Pipeline, engine: OnPaper, fits: Sequence[_Row]) -> list[FitForecast]:
     """Return smaller known models that fit, if this one does not; otherwise faster ones."""
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.forecast import forecast_all

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.hf_cache import told_name
+from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import closed_on_error, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.stable_diffusion.checkpoint import facts
@@ -71,7 +71,7 @@ def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
     _check_text(path, base)
     component = open_part(unet_controlnet_names.LAYOUTS, path, config_like(base), "ControlNet")
     order: Any = component.config.controlnet_conditioning_channel_order
-    net = ControlNet(name="", component=component, mask=_mask(Path(told_name(path))), picture=order)
+    net = ControlNet(name="", component=component, mask=_mask(Path(display_name(path))), picture=order)
     with closed_on_error(net):
         _check_fit(path, component.config, base)
     return net
