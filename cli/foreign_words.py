@@ -6,6 +6,7 @@ recognized only by its own letters.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 from qwenimg.common.base.errors import not_built
@@ -156,8 +157,11 @@ FEATURES = by_name({
 FILE_ENDINGS = by_name({
     "no workflow is run; --from repeats the recipe of a picture, also of ComfyUI's": ".json",
     "give it as -m FILE or --lora FILE; or: qwenimg info FILE": ".safetensors .gguf .ckpt",
-    'give it as -i FILE, or: qwenimg edit FILE "TEXT"': ".png .jpg .jpeg .webp",
+    'give it as -i FILE, or: qwenimg edit FILE "TEXT"': ".png .jpg .jpeg .webp .bmp .gif .tif .tiff",
     "give it as --prompt-file FILE": ".txt .jsonl .csv",
+    "give an upscaler as --upscale-with FILE; or: qwenimg info FILE": ".pth",
+    "qwenimg info FILE says what it is, and what uses it":
+        ".pt .bin .onnx .zip .7z .rar .tar .gz .yaml .yml .toml .heic .avif .svg .pdf .mp4 .mov .webm",
 })  # fmt: skip
 
 
@@ -169,6 +173,8 @@ def advice(word: str) -> str | None:
     ending = next((one for one in FILE_ENDINGS if word.lower().endswith(one)), None)
     if ending is not None and not any(letter.isspace() for letter in word):
         return f"that is a file and no prompt: {FILE_ENDINGS[ending]}"
+    if os.sep in word and not any(letter.isspace() for letter in word) and os.path.lexists(word):
+        return "that is a file or a folder and no prompt: qwenimg info PATH says what it is, and what uses it"
     missing = not_built(word) if word.islower() and not word.startswith("-") else None
     return None if missing is None else f"`qwenimg {word}`: {missing}"
 

@@ -12,6 +12,7 @@ import click
 from qwenimg.cli import places
 from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import shown_path
 from qwenimg.common.families.opening import Opening
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 @places.declared("prediction", metavar=None, help="What a Stable Diffusion file's UNet predicts.")
 @places.with_opening
 def info(file: Path, as_json: bool, opening: Opening) -> None:
-    """Print the recipe in an image, or the contents of a model: a folder, a .safetensors file or a name (shapes)."""
+    """Print the recipe in an image, or what any other file is: a model, a part of one, a LoRA, an upscaler, a workflow.
+    The last line names the command that uses it, or says why none does. FILE may be a folder or a name (shapes)."""
     file = _found(file)
     if _is_picture(file):
         _show_picture(file, as_json)
@@ -75,8 +77,10 @@ def _show_picture(path: Path, as_json: bool) -> None:
     recipe = dict(recipe_from_texts(texts, path)) if "qwenimg" in texts else None
     texts.pop("qwenimg", None)
     foreign = read_foreign(texts, path) if recipe is None else None
+    repeats = recipe is not None or (foreign is not None and foreign.refused is None)
     if as_json:
-        click.echo(json.dumps({"kind": "picture", "recipe": recipe, "foreign": _described(foreign), "text": texts}))
+        about = {"recipe": recipe, "foreign": _described(foreign), "text": texts, "use": _use(path, repeats)}
+        click.echo(json.dumps({"kind": "picture", **about}))
         return
     for key, value in (recipe or {}).items():
         click.echo(_shown(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
@@ -86,6 +90,14 @@ def _show_picture(path: Path, as_json: bool) -> None:
         _show_foreign(foreign)
     for key, value in texts.items():
         click.echo(_xmp(value) if key == XMP else _shown(f"text {key}", value))
+    click.echo(f"use it: {_use(path, repeats)}")
+
+
+def _use(path: Path, repeats: bool) -> str:
+    """Return the commands that use a picture. repeats: its recipe can be drawn again."""
+    shown = shown_path(path, 80)
+    again = f"qwenimg --from {shown} (draws it again), " if repeats else ""
+    return f'{again}qwenimg edit {shown} "TEXT", qwenimg upscale {shown}'
 
 
 def _xmp(value: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,8 +47,10 @@ def mcp(folder: Path, deadline: float, **given: Any) -> int:
     from qwenimg.cli.assistants.server import serve
     from qwenimg.cli.assistants.tools import Tools
 
-    place = Folder(folder)
+    if os.path.lexists(folder):
+        Folder(folder)  # for its error, before a model is opened; a new one is made after
     with qwenimg.open_pipeline(opening_of(places.taken(given)), _say) as pipe:
+        place = Folder(folder)
         streams.say(f"qwenimg: {pipe.model_name} for an assistant; pictures in {shown_path(place.path)}")
         if sys.stdin.isatty():
             streams.say("qwenimg: this waits for an assistant's messages on standard input; Ctrl-C ends it")

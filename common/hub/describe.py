@@ -16,28 +16,82 @@ from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, kinds, listed, summary, weights_summary
-from qwenimg.common.families.file_kind import is_lora
+from qwenimg.common.families.file_kind import FLAGS, is_lora
 from qwenimg.common.families.registry import Opened
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import open_header
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.hub import other_files
 from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
 from qwenimg.common.precision import precision
 from qwenimg.common.quant.gguf_blocks import GGUFBlocks
+from qwenimg.common.request.parts import PARTS
 from qwenimg.common.upscaling import network_file
 from qwenimg.common.weights import keys, left_out, quantize
 from qwenimg.common.weights.loras.peft_config import ADAPTER
 from qwenimg.common.weights.plan import Source
 
-UNUSABLE = "cannot be drawn with: "
+UNUSABLE = other_files.NO_USE
+_ANSWERS = (other_files.USE, UNUSABLE)
 
 
 def describe(path: Path, prediction: Prediction | None = None) -> Description:
-    """Describe a model's folder, one component's folder, or one file. `prediction` overrides the detected one of a
-    Stable Diffusion file. Raises ModelError if nothing can be said at all."""
+    """Describe a model's folder, one component's folder, or one file: what it is, and the command that uses it or why
+    none does. `prediction` overrides the detected one of a Stable Diffusion file. Raises ModelError if nothing can be
+    said at all."""
+    try:
+        description = _known(path, prediction)
+    except ModelError:
+        if is_folder(path):
+            registry.check_not_modular(path)  # it has an error of its own
+        other = None if is_file(path / "config.json") else other_files.describe(path)
+        if other is None:
+            raise
+        return other
+    if not any(line.startswith(_ANSWERS) for line in description.lines):
+        if description.faults:
+            description.lines.append(f"{UNUSABLE}see its faults")
+        else:
+            lacks = any(line.startswith("lacks: ") for line in description.lines)
+            description.lines.append(f"{_use(path)}{', with what it lacks' if lacks else ''}")
+    return description
+
+
+def _use(path: Path) -> str:
+    """Return the line with the command that uses a model, one of its parts or a control network."""
+    shown = shown_path(path, 80)
+    if is_folder(path) and (is_file(path / "model_index.json") or not is_file(path / "config.json")):
+        return f"{other_files.USE}qwenimg PROMPT -m {shown}"
+    option = _part_of(path)
+    if option == "control":
+        return f"{other_files.USE}qwenimg PROMPT -m MODEL --control {shown}=PICTURE"
+    if option is None:
+        return f"{UNUSABLE}it is a part of a model; give the model's folder"
+    model = "" if option == "model" else "-m MODEL "
+    return f"{other_files.USE}qwenimg PROMPT {model}{FLAGS[option]} {shown}"
+
+
+def _part_of(path: Path) -> str | None:
+    """Return the option that takes a file or a component's folder; None for a component that none takes."""
+    if is_folder(path):
+        network, _ = _expected(path, "")
+        for family in registry.FAMILIES:
+            if network in family.control_networks:
+                return "control"
+            option = next((name for name, one in family.parts.items() if one is network), None)
+            if option is not None:
+                option = PARTS[option].again or option if option in PARTS else option
+                return "transformer" if option == family.denoiser else option
+        return None
+    with _opened([path]) as headers:
+        kind = registry.identify(headers[0])
+    return None if kind is None else kind.option
+
+
+def _known(path: Path, prediction: Prediction | None) -> Description:
     if is_folder(path) and is_file(path / "model_index.json"):
         return _folder(path)
     if is_folder(path) and is_file(path / "config.json"):
@@ -144,7 +198,8 @@ def _expected(folder: Path, wanted: str) -> tuple[Network, Any]:
     """Return the network of the component in `folder`, and its configuration. Raise ModelError."""
     path = folder / "config.json"
     data = read_json(path)
-    networks = [network for family in registry.FAMILIES for network in family.networks]
+    every = (family.networks + family.control_networks for family in registry.FAMILIES)
+    networks = [network for some in every for network in some]
     networks.sort(key=lambda network: network.name != wanted)
     for network in networks:
         if data.get(network.key) == network.kind:
@@ -180,7 +235,12 @@ def _file(path: Path, prediction: Prediction | None) -> Description:
         if headers[0].format == "GGUF":
             lines[0:2] = [f"layout: GGUF, {layout}", *_gguf(headers[0])]
         lines += _formats(headers)
-        if kind is None and not lines[-1].startswith(UNUSABLE):
+        if kind is None and (other := other_files.described_weights(tensors)) is not None:
+            title, does = other
+            lines = [line for line in lines if not line.startswith(UNUSABLE)]
+            lines[0] = lines[0].replace(layout, title)
+            lines.append(f"{UNUSABLE}{does}")
+        elif kind is None and not lines[-1].startswith(UNUSABLE):
             lines.append(f"{UNUSABLE}its tensors are those of no model that this version knows")
         return Description(lines=lines)
 

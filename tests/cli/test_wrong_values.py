@@ -29,6 +29,7 @@ NEEDED = {  # what a command cannot do without
     "convert": [MISSING, "out"],
     "selftest": ["-m", MISSING],
     "serve": ["-m", MISSING],
+    "mcp": ["--folder", MISSING, "-m", MISSING],
     "batch": ["-", "-o", "out", "-m", MISSING],
     "models": [],
     "mcp": ["--folder", ".", "-m", MISSING],

@@ -191,7 +191,8 @@ def test_info_says_what_codes_take(model: Path, tmp_path: Path) -> None:
     counts = [re.findall(r"(\S+) M parameters", one.out.decode()) for one in (made, plain)]
     assert made.code == plain.code == 0 and b"fault" not in made.out and counts[0] == counts[1] and len(counts[0]) == 3
     files = sum(path.stat().st_size for path in (tmp_path / "q").rglob("*.safetensors"))
-    last = made.out.decode().splitlines()[-1]
+    last, use = made.out.decode().splitlines()[-2:]
+    assert use == f"use it: qwenimg PROMPT -m {tmp_path / 'q'}"
     held = last.rpartition(" ")[0].rpartition("at once ")[2]
     assert f"{size_text(files)} in files" in last
     pipe = qwenimg.load(tmp_path / "q", "cpu", "bf16")

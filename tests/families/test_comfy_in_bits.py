@@ -189,7 +189,7 @@ def test_info_and_plan(wide: Callable[[str], Path], tmp_path: Path) -> None:
     for words, made in weights.items():
         save_file(made, tmp_path / "a.safetensors")
         ran = cli("info", str(tmp_path / "a.safetensors"))
-        (line,) = [line for line in ran.out.decode().splitlines() if line.startswith("cannot be drawn with: ")]
+        (line,) = [line for line in ran.out.decode().splitlines() if line.startswith("not used here: ")]
         assert ran.code == 0 and words in line, line
     for path in (coded, plain):
         assert cli("plan", str(path)).code == 0

@@ -134,7 +134,8 @@ def test_info(made: Made, tmp_path: Path) -> None:
     assert about.lines[1] == "type: dev: it is told its guidance"
     assert [line.partition(":")[0] for line in about.lines[3:7]] == ["transformer", CLIP, T5, "vae"]
     save_file(one_file(made.folder, "vae"), tmp_path / "less.safetensors")
-    assert describe(tmp_path / "less.safetensors").lines[-1].startswith(f"lacks: {CLIP}, {T5};")
+    lacks, use = describe(tmp_path / "less.safetensors").lines[-2:]
+    assert lacks.startswith(f"lacks: {CLIP}, {T5};") and use.endswith("less.safetensors, with what it lacks")
     kind = registry.identify_file(made.file)
     assert kind is not None and (kind.flag, kind.title) == ("-m", "a whole Flux.1 model")
 
