@@ -32,7 +32,6 @@ NEEDED = {  # what a command cannot do without
     "mcp": ["--folder", MISSING, "-m", MISSING],
     "batch": ["-", "-o", "out", "-m", MISSING],
     "models": [],
-    "mcp": ["--folder", ".", "-m", MISSING],
     "upscale": [MISSING, "--with", MISSING],
     "pull": ["./none"],
     "rm": ["./none"],
