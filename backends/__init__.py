@@ -34,7 +34,7 @@ _INSTALL = "in the clone of qwenimg: pip install '.[{}]' (README.md: Install)"
 
 
 def installed(name: str) -> bool:
-    """Return whether the package behind backend `name` can be imported. Imports nothing."""
+    """Return whether the package that backend `name` needs can be imported. Imports nothing."""
     return importlib.util.find_spec(_PACKAGES[name]) is not None
 
 

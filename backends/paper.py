@@ -38,11 +38,9 @@ def for_hints(name: str) -> OnPaper:
 
 
 def on_paper(name: str, memory: int | None, machine: Machine | None = None) -> OnPaper:
-    """Return backend `name` on paper.
-
-    machine: one that is not here. memory: bytes that are free, or that `machine` has; None: the bytes of this machine,
-    or those that `machine` comes with. Raises UsageError and BackendMissing.
-    """
+    """Return backend `name` on paper. machine: another machine's name. memory: free bytes, or the memory of `machine`;
+    None: this machine's free bytes, or the memory that `machine` has by default. Raises UsageError and
+    BackendMissing."""
     if not known(name):
         raise UsageError(f"backend {clean(name, 40)!r} is not one of {', '.join(NAMES)}")
     if machine is not None:

@@ -43,7 +43,7 @@ class Stream:
         return model
 
     def renew(self, plan: LoadPlan) -> None:
-        """Take the entries of another plan with the same parameters, whose values may differ."""
+        """Take the entries of another plan with the same parameters and possibly other values."""
         self.blocks = streaming.streamed_blocks(plan)
         self.branches, self._checked = streaming.branches(plan), set[str]()
         plain = _shared() and all(
@@ -53,7 +53,7 @@ class Stream:
         self._ahead = ReadAhead(partial(_read, self.blocks, self._buffer))
 
     def _hook(self, block: mlx.nn.Module, path: str) -> None:
-        """Give `block` a class of its own, whose call streams: MLX has no hooks."""
+        """Replace the class of `block` by a subclass whose call streams: MLX has no hooks."""
         plain: Any = type(block)
         reference = weakref.ref(self)
 

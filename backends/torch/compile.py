@@ -45,11 +45,9 @@ def missing(on_gpu: bool) -> str:
 def compile(
     model: torch.nn.Module, paths: re.Pattern[str], folder: Path, backend: str = "inductor", autotune: bool = False
 ) -> str:
-    """Compile the modules at `paths` when they are first called. Return a line for the user, or nothing.
-
-    folder: where compiled code is kept for later runs, unless the environment names another. autotune: use torch's mode
-    `AUTOTUNE`, whose first run takes longer.
-    """
+    """Compile the modules at `paths` at their first call. Return a message for the user, or "". folder: keeps compiled
+    code for later runs, unless the environment names another. autotune: use torch's mode `AUTOTUNE`, with a slower
+    first run."""
     line = ""
     if not os.environ.get(CACHE):  # before the import, which would name a folder that is cleared
         try:

@@ -76,8 +76,8 @@ class TorchEngine:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def meet(self, place: RankPlace, store: Any = None) -> None:
-        """Meet the other ranks. place: that of this rank. store: that of rank 0, if it is open. Raises UsageError
-        and RankLost."""
+        """Connect to the other ranks. place: of this rank. store: rank 0's, if it is open. Raises UsageError and
+        RankLost."""
         if not self.on_gpu and place.neighbours > 1:
             self._neighbours = place.neighbours
             torch.set_num_threads(max(1, torch.get_num_threads() // self._neighbours))

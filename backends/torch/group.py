@@ -24,7 +24,7 @@ BYTES = 256  # of a message
 
 
 class TorchGroup:
-    """The ranks of a run as one of them sees them, and the ranks with which it shares tokens."""
+    """The ranks of a run, seen from one of them, and the ranks with which it shares tokens."""
 
     by_tokens = True
 

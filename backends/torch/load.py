@@ -57,7 +57,7 @@ def put(model: torch.nn.Module, entry: Entry, tensors: Sequence[torch.Tensor]) -
 
 
 def branch(model: torch.nn.Module, plan: LoadPlan, device: torch.device) -> None:
-    """Give every linear layer whose weight is in `plan` its LoRA branch, or none."""
+    """Set the LoRA branch of every linear layer with its weight in `plan`; remove it where there is none."""
     for name, entry in plan.entries.items():
         layer, leaf = _owner(model, name)
         if not isinstance(layer, Linear) or leaf != "weight":

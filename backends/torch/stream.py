@@ -48,7 +48,7 @@ class Stream:
         return model
 
     def renew(self, plan: LoadPlan) -> None:
-        """Take the entries of another plan with the same parameters, whose values may differ."""
+        """Take the entries of another plan with the same parameters and possibly other values."""
         self.blocks = streaming.streamed_blocks(plan)
         self.branches = streaming.branches(plan)
         self.source = _Files(self.blocks) if self.device.type == CPU else _Host(self.blocks, self.device)

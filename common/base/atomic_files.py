@@ -93,7 +93,7 @@ def write_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Check that `size` bytes can be written beside `path`, before any work is done: allocate them and free them again,
+    """Check, before any work is done, that `size` bytes can be written in the folder of `path`: allocate and free them,
     so that quotas and limits count too. Raises UsageError and DoesNotFit."""
     temp = None
     try:
@@ -113,7 +113,8 @@ def check_space(path: Path, size: int) -> None:
 
 
 def _open_temp(path: Path) -> tuple[int, Path]:
-    """Create a file `.<name>.<pid>.qwenimg.part` beside `path`; `<pid>-1` and so on for threads and reused pids."""
+    """Create a file `.<name>.<pid>.qwenimg.part` in the folder of `path`; `<pid>-1` and so on for threads and reused
+    pids."""
     name = os.fsencode(path.name)[:200].decode(errors="ignore")  # a name has at most 255 bytes
     for attempt in itertools.count():
         owner = f"{os.getpid()}-{attempt}" if attempt else str(os.getpid())

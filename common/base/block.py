@@ -26,8 +26,8 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedBlocks:
-    """The blocks of a denoiser that a call can skip. Like the one in front of them, each takes the stream first and
-    returns it, alone or first of several arrays."""
+    """The blocks of a denoiser that a step cache can skip. Each takes the stream first, as the block before them does,
+    and returns it, alone or as the first of several arrays."""
 
     after: str  # the path of the block in front of them, whose update predicts how much theirs differ
     paths: tuple[str, ...]

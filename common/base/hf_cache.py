@@ -28,7 +28,7 @@ SMALL = 4096  # bytes of a note or a ref
 
 
 def snapshots(storage: Path) -> list[Path]:
-    """List the folders of the revisions in the cache: first the one of `main`, then the others, the newest first."""
+    """List the folders of a repository's revisions in the cache: `main` first, then by age, the newest first."""
     main = read_small(storage / "refs" / "main").decode("ascii", "replace").strip()
     try:
         folders = [f for f in (storage / "snapshots").iterdir() if COMMIT.fullmatch(f.name) and f.is_dir()]
@@ -64,8 +64,8 @@ def cached_name(path: Path) -> str | None:
 
 
 def display_name(path: Path) -> str:
-    """Return the name by which people know the folder or file `path`: a folder in the cache by its place on the hub, a
-    transformer's folder with that of its model, and all else by its own name."""
+    """Return a readable name of the folder or file `path`: the repository's for a folder in the cache, the model
+    folder's for its `transformer` folder, else its own."""
     whole = absolute(path)
     if is_folder(whole) and (cached := cached_name(whole)) is not None:
         return cached
@@ -73,7 +73,7 @@ def display_name(path: Path) -> str:
 
 
 def repo_of(storage: str) -> str:
-    """Return the repository whose folder in the cache is called `storage`: the inverse of `storage_folder`."""
+    """Return the repository of the cache folder called `storage`; the inverse of `storage_folder`."""
     return storage.removeprefix("models--").replace("--", "/")
 
 

@@ -12,10 +12,9 @@ _END = 100  # of them at its end, where it says what to do
 
 
 def clean(text: object, limit: int = 200) -> str:
-    """Return `text` in printable characters only and at most `limit` long, so that a file cannot write to the terminal.
-
-    `text` is any object, and the cost is that of `limit` characters: a name of megabytes, a list of millions, lists in
-    lists or an integer of thousands of digits, which Python refuses to convert, are not written out."""
+    """Return `text` as printable characters, at most `limit` of them, so that a file cannot write to the terminal.
+    `text` is any object; no more than `limit` characters of it are formatted, so a long name, a deep list or a huge
+    integer (which Python refuses to convert) costs no more."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in _start(text, limit + 1))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 

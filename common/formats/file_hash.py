@@ -32,8 +32,7 @@ def sha256(file: OpenFile) -> str:
 
 
 def data_sha256(file: OpenFile) -> str:
-    """Return the hash of the data behind the header of a safetensors file, which stays the same when only metadata
-    change."""
+    """Return the hash of the data of a safetensors file without its header; it does not change with the metadata."""
     return _kept_hash(file, 8 + int.from_bytes(file.read(0, 8), "little"))
 
 

@@ -86,8 +86,8 @@ def _numbered(folder: Path, names: list[str]) -> tuple[Path, ...]:
 
 
 def _is_stale(path: Path, names: list[str]) -> bool:
-    """Return whether `path` is an index of shards none of which exist, while other files hold the whole model: the
-    remains of a model written again into fewer shards."""
+    """Return whether `path` is an index whose shards are all missing while other files hold the model: left over from a
+    model that was saved again in fewer shards."""
     if path.suffix != ".json":
         return False
     try:
@@ -100,7 +100,7 @@ def _is_stale(path: Path, names: list[str]) -> bool:
 
 
 def _all_shards(names: list[str]) -> list[str]:
-    """Return every shard of the one model in the folder, or nothing if one is missing."""
+    """Return every shard of the one model in the folder; nothing if a shard is missing."""
     matches = [match for name in names if (match := SHARD.fullmatch(name))]
     ends = {match[0].rpartition("-of-")[2] for match in matches}
     count = int(ends.pop().removesuffix(".safetensors")) if len(ends) == 1 else 0

@@ -60,7 +60,7 @@ def architecture(header: Header) -> str:
 
 
 def may_be(header: Header, architectures: Collection[str]) -> bool:
-    """Return whether a file with this header may have one of these `architectures`: it names one of them, or none."""
+    """Return whether the header names one of `architectures`, or no architecture at all."""
     return architecture(header) in ("", *architectures)
 
 

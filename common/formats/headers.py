@@ -1,4 +1,4 @@
-"""The header of a weight file in any format that is read, told by its first bytes and never by its name."""
+"""The header of a weight file. The format is recognised by the first bytes, never by the name."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _wide(extra: bytes, *values: int) -> list[int]:
 
 
 def _span(file: OpenFile, offset: int, size: int) -> Span:
-    """Return the place of the bytes of a part, behind its own header."""
+    """Return the begin and end of an archive member's bytes, which follow its local header."""
     if offset + 30 > file.size:
         raise PickleFault("is cut short: download it again")
     head = struct.unpack("<4s5H3I2H", file.read(offset, 30))

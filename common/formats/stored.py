@@ -84,8 +84,8 @@ def raw(piece: TensorSlice) -> np.ndarray:
 
 
 def into(piece: TensorSlice, array: np.ndarray) -> np.ndarray:
-    """Read a piece into an `array` of as many bytes, and return that array. Raises ModelError if the file changed or
-    ended early."""
+    """Fill `array` with the bytes of a piece and return it; both have the same size. Raises ModelError if the file
+    changed or ended early."""
     if array.size:
         piece.file.fill(_bytes(array), piece.begin)
     piece.file.check_unchanged()

@@ -74,8 +74,8 @@ _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
 
 
 def read(data: bytes, start: int = 0) -> tuple[Any, int]:
-    """Return the value of the pickle at `start` of `data`, and the position behind it: tables, lists, tuples, texts,
-    numbers and `TensorRecord`s. Raises PickleFault."""
+    """Return the value of the pickle that begins at `start`, and the position after its end. A value is a table, list,
+    tuple, text, number or `TensorRecord`. Raises PickleFault."""
     machine = _Machine(data, start)
     try:
         return machine.run(), machine.at

@@ -43,7 +43,8 @@ class Graph:
     seen: set[str] = field(default_factory=set)  # kinds of nodes that were followed
 
     def chain(self, node: Node, *keys: str) -> Iterator[Node]:
-        """Yield the nodes behind `node`, each from the first of `keys` that leads on. Raises NotPlain for a circle."""
+        """Yield the nodes upstream of `node`, each by the first of `keys` that has a link. Raises NotPlain for a
+        circle."""
         for _ in range(MAX_HOPS):
             behind = next((source for key in keys if (source := self.linked(node, key))), None)
             if behind is None:
@@ -53,7 +54,7 @@ class Graph:
         raise NotPlain(f"its {keys[0]} runs in a circle")
 
     def linked(self, node: Node, key: str) -> Node | None:
-        """Return the node behind the input `key` of `node`, or None."""
+        """Return the node linked to the input `key` of `node`, or None."""
         link = node.inputs.get(key)
         return self.nodes.get(str(link[0])) if isinstance(link, list) and link else None
 

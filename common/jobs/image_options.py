@@ -96,13 +96,13 @@ def parse(values: Mapping[str, Any], *, files: bool = True) -> Options:
 
 
 def typed(values: Options, *, files: bool = True) -> Options:
-    """Return `values` with those that their texts hold, such as LoRAs. files: as for `parse`. Raises UsageError."""
+    """Return `values` with texts parsed to typed values, such as LoRAs. files: as for `parse`. Raises UsageError."""
     parsed = [name for name in values if name in TEXT_OPTIONS and TEXT_OPTIONS[name].parse is not None]
     return values | {name: TEXT_OPTIONS[name].converted(values[name], files=files) for name in parsed}
 
 
 def plain(options: Options) -> Options:
-    """Return `options` as JSON has them, of which `typed` makes them again."""
+    """Return `options` as JSON values; `typed` reads them back."""
     return {name: TEXT_OPTIONS[name].plain(value) if name in TEXT_OPTIONS else value for name, value in options.items()}
 
 

@@ -68,8 +68,8 @@ class Job:
 
     @property
     def outputs(self) -> list[Path]:
-        """The files of the image: one, or those of the layers and then of the views, or none for standard output.
-        Raises UsageError for a name that cannot be that of layers."""
+        """The paths of the image: one file, or the layers and then the views; none for standard output. Raises
+        UsageError for a name that layers cannot have."""
         if self.path is None:
             return []
         if not self.layers:
@@ -100,7 +100,7 @@ class Inputs:
     noise_rows: int = 1
 
     def size(self, job: Job) -> tuple[int, int]:
-        """Return width and height of the file of a `completed` job: with `only_masked` those of the first image."""
+        """Return width and height of the file of a `completed` job; with `only_masked`, the first image's."""
         first = next((one for one in (*self.images, *(one.picture for one in self.controls)) if one is not None), None)
         if job.get("only_masked") is None or first is None:
             return enlarged(job.get("width"), job.get("height"), job.get("hires"))

@@ -50,7 +50,7 @@ def check_forms(options: Options, pattern: str | None, latents: Path | None, sav
 
 
 def check_cache(jobs: Sequence[Job]) -> None:
-    """Check that some image has a step cache, whose effect is to be measured. Raises UsageError."""
+    """Raise UsageError if no image uses a step cache, so that there is nothing to measure."""
     if not any(job.get("step_cache") or job.get("cached_calls") for job in jobs):
         raise UsageError("--step-cache-check compares what --step-cache draws; give both")
 
@@ -84,8 +84,8 @@ def read_noise(path: Path, jobs: Sequence[Job]) -> NDArray[np.float32]:
 
 
 def check_pictures(files: InputFiles, options: Options, *, controlled: bool) -> None:
-    """Check that a mask and a strength have a picture. controlled: there is a control, whose picture a mask may be for.
-    Raises UsageError."""
+    """Check that a mask and a strength come with a picture. controlled: a control is given, whose picture a mask may
+    belong to. Raises UsageError."""
     strength = options.get("strength")
     if options.get("only_masked") is not None and files.mask is None:
         raise UsageError("--only-masked draws what a mask covers: give one, as in -i PICTURE --mask MASK")
@@ -99,8 +99,8 @@ def check_pictures(files: InputFiles, options: Options, *, controlled: bool) -> 
 
 
 def read_pictures(files: InputFiles, controls: Sequence[Control] = ()) -> tuple[Inputs, list[str]]:
-    """Read the pictures of a job, and return them with a line for each conversion. controls: those whose pictures are
-    among `files`. Without images and controls the mask stays a file. Raises ModelError."""
+    """Read the pictures of a job; return them and a line for each conversion. controls: the controls whose pictures are
+    in `files`. Without images and controls the mask stays a file. Raises ModelError."""
     if not (files.images or files.controls):
         return Inputs(mask=files.mask if isinstance(files.mask, Path) else None), []
     from qwenimg.common.pictures import input, pixels

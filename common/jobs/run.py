@@ -100,7 +100,7 @@ def completed(pipe: Pipeline, job: Job, inputs: Inputs, views: tuple[str, ...] =
 
 
 def check_files(jobs: Sequence[Job], output: Output) -> None:
-    """Check the names of the files of `completed` jobs, whose layers are known. Raises UsageError."""
+    """Check the file names of `completed` jobs, whose layers are known. Raises UsageError."""
     for job in jobs:
         if job.layers and job.path is None:
             raise UsageError(f"-o -: standard output takes one picture, this model makes {job.layers} layers")
@@ -133,8 +133,8 @@ def passing(jobs: Sequence[Job], check: Callable[[Job], object]) -> tuple[list[J
 
 
 def estimated(pipe: Pipeline, job: Job, inputs: Inputs, *, metadata: bool = True, by: int = 1) -> Estimate:
-    """Return the estimate for a `completed` job, whose image is written `by` times as large. Raises QwenimgError if it
-    cannot be generated or written."""
+    """Return the estimate for a `completed` job; `by`: the factor by which its image is enlarged. Raises QwenimgError
+    if it cannot be generated or written."""
     from qwenimg.common.pipeline import encode
 
     if job.path is not None:
@@ -273,7 +273,7 @@ def _encoded(output: Output, pixels: NDArray[np.uint8], recipe: Recipe | None, s
 
 
 def control_outputs(job: Job) -> list[Path | None]:
-    """Return the file of each control's picture beside the image: `a.canny.png` beside `a.png`; None for one without a
+    """Return the path of each control's preprocessed picture, such as `a.canny.png` for `a.png`; None without a
     preprocessor."""
     assert job.path is not None
     paths: list[Path | None] = []

@@ -98,8 +98,8 @@ def float32_error(engine: Engine) -> float:
 
 
 def error(engine: Engine, dtype: str, operation: str, shapes: Shapes = ()) -> float:
-    """Return an operation's relative error (L2) against float64 on the same inputs, which are exact in `dtype`. shapes:
-    of the inputs, if not the usual ones."""
+    """Return the relative L2 error of an operation against float64. The inputs are exact in `dtype`. shapes: of the
+    inputs; by default the usual ones."""
     exact, usual = OPERATIONS[operation]
     if operation == "conv2d" and not engine.on_gpu:
         usual = SMALL_CONV

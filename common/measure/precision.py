@@ -244,7 +244,7 @@ def _compared(one: _Drawn, reference: _Drawn | None, compared: Sequence[PolicyRu
 
 
 def relative(array: Any, best: Any) -> float:
-    """Return the L2 norm of `array` - `best`, relative to that of `best`."""
+    """Return the L2 norm of `array` - `best` divided by the L2 norm of `best`."""
     wide = best.astype(np.float64)
     return float(np.linalg.norm(array - wide)) / max(float(np.linalg.norm(wide)), 1e-300)
 
@@ -263,8 +263,8 @@ def chosen(text: str | None, kind: DenoiserKind) -> list[str]:
 
 
 def recommend(runs: Sequence[PolicyRun]) -> tuple[str, str]:
-    """Return the best policy, and why: of the policies near the reference and about as fast as the fastest, the one
-    with the least error. Plain float16 is never recommended: a single image does not show that it never overflows."""
+    """Return the recommended policy and the reason: among those near the reference and about as fast as the fastest,
+    the most accurate. Plain float16 is never recommended: one image does not show that it never overflows."""
     complete = [run for run in runs if not run.fault and run.policy != "fp16-plain"]
     if not complete:
         return "", "no policy gave a picture here"

@@ -17,7 +17,7 @@ Row = tuple[str, ...]
 
 
 def lines(report: PrecisionReport) -> list[str]:
-    """Return the report as text, with the blocks whose activations are nearest to float16's maximum."""
+    """Return the report as text; of the blocks, those with activations nearest to float16's maximum."""
     blocks = sorted(report.blocks, key=lambda block: -_order(block))
     against = next(iter(report.compared))
     head, rows = _block_rows(report, blocks[:SHOWN], against)
@@ -47,7 +47,7 @@ def conclusions(report: PrecisionReport) -> list[str]:
 
 
 def beyond(report: PrecisionReport) -> list[str]:
-    """Return a line for each part of the model whose activations float16 cannot hold, or hardly."""
+    """Return a line for each part of the model with activations above float16's maximum or close to it."""
     lines = []
     for part in dict.fromkeys(block.part for block in report.blocks):
         worst = max((block for block in report.blocks if block.part == part), key=_order)

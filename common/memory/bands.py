@@ -1,8 +1,5 @@
-"""The memory of a VAE beside its weights: with the whole image, or with layers that run over bands of its rows.
-
-In bands, one image between two layers is kept, for a card in the host's memory, and a convolution reads and writes one
-band of rows.
-"""
+"""The memory of a VAE besides its weights: with the whole image at once, or in bands of rows. In bands, one image
+between two layers is in memory (on a card: in the host's memory), and a convolution reads and writes one band."""
 
 from __future__ import annotations
 

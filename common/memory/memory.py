@@ -65,7 +65,8 @@ def ram_peak() -> int | None:
 
 
 def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, workspace: Workspace) -> int:
-    """Return the peak bytes of decoding latents of height x width, without weights: those of its widest convolution."""
+    """Return the peak bytes of decoding latents of height x width without weights: the inputs and outputs of its widest
+    convolution."""
     sizes = convolutions(config, height, width)
     return int(max(workspace.conv_inputs * i + workspace.conv_outputs * o for i, o in sizes) * itemsize)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """The bytes of one stage beyond those of the idle framework."""
+    """The bytes of one stage, on top of the idle framework."""
 
     name: str  # encode, text, modulation, denoise, refine or decode
     title: str  # the part of the model that takes them, for messages: `the transformer`

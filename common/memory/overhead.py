@@ -1,4 +1,4 @@
-"""Memory beside the stored weights: arrays of decoded weights, and tensors on their way from a file."""
+"""Memory on top of stored weights: decoded weights, repacked matrices, and tensors while they are loaded."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def number(file: str, name: str) -> float | None:
 
 
 def keep(file: str, values: Mapping[str, float]) -> None:
-    """Keep numbers by their names, beside others that are there."""
+    """Store numbers by name in `file`, next to those already there."""
     with suppress(QwenimgError, OSError, RuntimeError, ValueError):
         old = {name: value for name, value in _read(file).items() if name not in values}
         data = dict([*old.items(), *values.items()][-MOST:])

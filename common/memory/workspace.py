@@ -1,4 +1,4 @@
-"""The memory of a backend's kernels on a kind of device, beside the arrays of the networks."""
+"""The memory that a backend's kernels take on a kind of device, besides the networks' arrays."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Layouts:
 
 
 def without_prefix(header: Header, prefix: str) -> dict[str, Shape]:
-    """Return the shapes of the tensors behind `prefix` in an open file, by the rest of their names. Raises
+    """Return the shapes of the tensors after `prefix` in an open file, by the rest of their names. Raises
     ModelError."""
     shapes = comfy.value_shapes(header)
     return {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}

@@ -28,7 +28,7 @@ def affine(name: str, width: int) -> Manifest:
 
 
 def under(prefix: str, *parts: Mapping[str, Shape]) -> Manifest:
-    """Return all of `parts`, each key behind `prefix` and a dot."""
+    """Return all of `parts`, each key after `prefix` and a dot."""
     return {f"{prefix}.{key}": shape for part in parts for key, shape in part.items()}
 
 

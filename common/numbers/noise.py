@@ -73,7 +73,7 @@ def check_seed(seed: int) -> None:
 
 
 def low_bits_warning(seed: int) -> str | None:
-    """Return a warning about a seed of more than 32 bits, of which the generator uses the low 32, or None."""
+    """Return a warning if a seed has more than 32 bits: the generator uses the low 32. Else None."""
     if seed <= _LOW_BITS:
         return None
     return f"seed {seed} has more than 32 bits; it gives the same noise as seed {seed & _LOW_BITS}"

@@ -50,12 +50,10 @@ def text_positions(shapes: Sequence[Shape], length: int, layered: bool = False) 
 
 
 def picture_positions(length: int, pictures: Sequence[tuple[int, int, int]]) -> NDArray[np.int64]:
-    """Return the positions (time, row, column) of `length` tokens of a language model, [S 3]. `pictures` are (first
-    token, rows, columns) of those that are pictures, in their order.
-
-    Text has the same number on all axes. A picture has that number as its time, and its rows and columns count from it;
-    the next text goes on behind its longer side (P. Wang et al., "Qwen2-VL", 2024).
-    """
+    """Return the positions (time, row, column) of `length` tokens of a language model with pictures, [S 3]. `pictures`:
+    (first token, rows, columns) of each picture, in order. A text token has one number on all three axes. A picture has
+    one time, and its rows and columns count up from it; the text after it continues from the picture's longer side (P.
+    Wang et al., "Qwen2-VL", 2024)."""
     positions = np.empty((length, 3), np.int64)
     token = number = 0
     for start, rows, columns in [*pictures, (length, 0, 0)]:
@@ -107,8 +105,8 @@ def text_rope(length: int, head_dim: int, theta: float) -> tuple[NDArray[np.floa
 def sectioned_rope(
     positions: NDArray[np.int64], sections: Sequence[int], theta: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return cosine and sine, each [S, sum(sections)], of positions [S A]: one series of frequencies, of which axis a
-    has the next `sections[a]`."""
+    """Return cosine and sine [S sum(sections)] for positions [S A]. The frequencies are one series; axis a takes the
+    next `sections[a]` of them."""
     count = sum(sections)
     frequencies = np.array([theta ** (-i / count) for i in range(count)])
     angles = np.repeat(positions, sections, axis=1) * frequencies

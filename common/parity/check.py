@@ -201,7 +201,7 @@ class RedrawnImage:
 
     @property
     def unjudged(self) -> list[str]:
-        """The stations whose outputs were not judged."""
+        """The stations whose outputs were not compared."""
         return [one.name for one in self.stations if one.output_error is not None and one.allowed is None]
 
 

@@ -36,8 +36,8 @@ def recorded(kind: str, dtype: str) -> float | None:
 
 
 def limit(kind: str, dtype: str) -> float:
-    """Return the largest K that passes for a block of a model. In 16 bit it is the same for all kinds: what blocks have
-    beyond is the rounding of their stream, which is allowed beside it."""
+    """Return the largest K that passes for a block of a model. In 16 bits it is the same for all kinds of blocks: the
+    rounding of their stream is allowed separately."""
     if dtype != "float32":
         return OWN_INPUTS * LIMIT[dtype]
     return max(LIMIT[dtype], MARGIN * (recorded(kind, dtype) or 0.0))

@@ -13,8 +13,7 @@ from qwenimg.common.runtime.traced import Values
 
 
 def are_inside(part: ComponentPolicy, recorded: Recorded) -> bool:
-    """Return whether token ids are in the block's tables, numbers beside them in a row of tokens, and other indices in
-    its arguments."""
+    """Return whether token ids are within the block's tables, and other indices within its arguments."""
     given: list[Any] = list(_flat(recorded.arguments))
     arrays = [one for one in given if isinstance(one, Drawn | Values)]
     shapes = [one.shape if isinstance(one, Drawn) else one.array.shape for one in arrays]

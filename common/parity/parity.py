@@ -4,7 +4,7 @@ Two backends are not compared with each other: their difference does not tell wh
 they share, and shrinks if both round alike. The reference runs in float64 on weights and inputs that were rounded to
 the tested dtype first, so that the error is that of the arithmetic and not of the storage.
 
-The law behind the limits: relative error = K * u * sqrt(blocks), with u the unit roundoff. A transformer block's output
+The law after the limits: relative error = K * u * sqrt(blocks), with u the unit roundoff. A transformer block's output
 measures K = 1.4 to 2.0 in float32 and 0.64 in bfloat16 and float16; the limits are three times that. In float32 they
 test correctness. In 16 bits most faults are smaller than the roundings, so there the limits and the ratio of the
 backends' errors test the precision policy: a forgotten float32 accumulation doubles the ratio.

@@ -87,8 +87,8 @@ class BlockRecorder:
         return self.trace.done <= self.until and (seen is None or seen[0] < self.trace.done)
 
     def take(self, call: Call) -> None:
-        """Keep the call, without changes by control networks, which are functions behind its other arguments: the block
-        is computed again without them."""
+        """Keep the call without the arguments of control networks, which are functions: the block is computed again
+        without them."""
         name = self._name(call.path, call.block)
         call = replace(call, arguments=tuple(one for one in call.arguments if not _has_function(one)))
         stand_ins: Any = None  # descriptions of random arrays, no arrays of a backend
@@ -331,10 +331,9 @@ def _sampled(call: Call, name: str) -> Iterator[Argument]:
 
 
 def _varied(call: Call, name: str) -> tuple[Argument, ...] | None:
-    """Return the arguments, those with many equal rows replaced by random arrays; None if there is no such one.
-
-    Attention adds up what such rows give as often as they are there, so that its roundings all go one way: on right
-    machines errors are 4 to 10 times those of other texts, and the gain does not show it."""
+    """Return the arguments with padded texts (many equal rows) replaced by random arrays; None if there is no such
+    argument. Equal rows round the same way, and attention adds their errors up: on correct machines these are 4 to 10
+    times the errors of other texts, and the gain does not predict them."""
     drawn = {
         i: drawn_like(argument, seed_of(f"{name} argument {i}"))
         for i, argument in enumerate(call.arguments)
@@ -344,7 +343,7 @@ def _varied(call: Call, name: str) -> tuple[Argument, ...] | None:
 
 
 def _repeats(argument: object) -> TypeGuard[Values]:
-    """Return whether an argument [B L C] has a text of which many rows, and not all, are equal."""
+    """Return whether many but not all rows of an argument [B L C] are equal (padding)."""
     if not isinstance(argument, Values) or argument.array.ndim != 3:
         return False
     return MOST_EQUAL < equal_rows(argument) < int(argument.array.shape[1])

@@ -1,4 +1,4 @@
-"""The options with which a recorded model was opened, and their comparison with those of a check."""
+"""The options with which a recorded model was opened, compared with the options of a check."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _check_options(recorded: Model, given: Mapping[str, Any]) -> None:
 
 
 def check_files(recorded: Model, others: Collection[str], files: Loras, loras: Sequence[Lora]) -> None:
-    """Raise ModelError for parts in `others`, the components whose files are not the recorded ones, and for LoRAs of
-    other files or strengths."""
+    """Raise ModelError if components (`others`) have other files than the recorded ones, or LoRAs other files or
+    strengths."""
     for part, name in recorded.parts.items():
         if not components_of([part]).isdisjoint(others):
             option = f"--{part.replace('_', '-')}"
@@ -77,8 +77,9 @@ def check_files(recorded: Model, others: Collection[str], files: Loras, loras: S
 def networks(
     recorded: Sequence[RecordedControl], names: Sequence[str], controls: Controls, find: Callable[[str], Path | None]
 ) -> tuple[str, ...]:
-    """Return what the network of each recorded control is called here: one of `names` with its files, or else the one
-    that `find` has. Raises UsageError for one that is missing or too much, and ModelError for other files."""
+    """Return, for each recorded control, the name of its network on this machine: one of `names` with the recorded
+    files, else what `find` finds. Raises UsageError for a missing or a superfluous name, and ModelError for other
+    files."""
     for name in names:
         if not recorded:
             raise UsageError("the passport was recorded without --control; leave it out")

@@ -68,8 +68,8 @@ class Drawn:
 
 
 def drawn_like(values: Values, seed: int, axis: int = -1) -> Drawn | None:
-    """Return the description of a random array like `values`, whose channels are along `axis`; None for an array that
-    is too small or not of floating-point numbers."""
+    """Return the description of a random array like `values`, with channels along `axis`; None if it is too small or
+    not floating point."""
     array = values.array
     if array.dtype.kind != "f" or array.ndim < 2 or array.size < FEWEST or not np.isfinite(array).all():
         return None

@@ -54,7 +54,7 @@ class Passed:
 
 
 def judged(recorded: Sequence[Station], now: Sequence[Station]) -> list[Passed]:
-    """Return each recorded station compared with the one of the same name. Stations without a record fail."""
+    """Compare each recorded station with the station of the same name now. A station without a record fails."""
     here = {station.name: station for station in now}
     passed = [_judged(station, here) for station in recorded]
     known = {station.name for station in recorded}

@@ -2,7 +2,7 @@
 
 Stations are at places where machines agree, however many branches of guidance they compute in a batch: the calls of the
 text encoders and of what sees pictures in them, of the denoiser with guidance applied, and of the VAE, the rows of the
-denoiser's time, and the changes by control networks behind each of its blocks.
+denoiser's time, and the changes by control networks after each of its blocks.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Times:
 
 
 class _Model:
-    """A model whose denoiser is a station at each call."""
+    """A model that records a station at each call of its denoiser."""
 
     def __init__(self, model: DiffusionModel, tape: Tape):
         self._model, self._tape = model, tape
@@ -191,8 +191,8 @@ class _Run:
 
 
 class _Controlling:
-    """The changes by control networks. The station has projections of those behind each block, of one stream for all
-    blocks that is drawn from a seed: patches depend on the stream."""
+    """Records the changes by control networks: seeded random projections of each block's change, of one stream for all
+    blocks, since patches depend on the stream."""
 
     def __init__(self, control: Controlling, width: int, tape: Tape, engine: Engine):
         self._control, self._width, self._tape, self._engine = control, width, tape, engine
@@ -205,7 +205,7 @@ class _Controlling:
         return changes
 
     def _projected(self, changes: Sequence[Any], stream: Array) -> NDArray[np.float64]:
-        """Return projections of the sum of the changes behind one block."""
+        """Return the projections of the summed changes after one block."""
         values = (projected(self._engine.numpy(change(stream)).astype(np.float64), 0) for change in changes)
         return sum(values, np.zeros(PROJECTIONS))
 

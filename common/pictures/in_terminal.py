@@ -1,4 +1,4 @@
-"""Pixels as the codes by which terminals show pictures: those of kitty, of iTerm2, and sixel."""
+"""Pixels as escape codes that show pictures in a terminal: kitty's, iTerm2's, and sixel."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BAND = 6  # rows of pixels of a line of sixel
 
 
 def kitty(pixels: Uint8, rows: int, number: int) -> bytes:
-    """Return the codes that show pixels [h, w, 3] in `rows` rows of text, and leave the cursor where it is. number:
-    that of the picture; one of the same number is replaced. Source: kitty's "Terminal graphics protocol"."""
+    """Return the escape codes that show pixels [h, w, 3] in `rows` rows of text and leave the cursor in place. number:
+    the picture's id; a picture with the same id is replaced. Source: kitty's "Terminal graphics protocol"."""
     text = base64.b64encode(encode_png(pixels, {}, None))
     chunks = [text[begin : begin + CHUNK] for begin in range(0, len(text), CHUNK)]
     out = io.BytesIO()

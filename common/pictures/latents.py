@@ -72,7 +72,7 @@ def read_latents(path: Path) -> Float32:
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix of `path`. Raises UsageError for one that is none of SUFFIXES."""
+    """Return the suffix of `path`. Raises UsageError unless it is in SUFFIXES."""
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
         raise UsageError(f"{shown_path(path)}: latents are stored as .npy or .safetensors; choose such a name")

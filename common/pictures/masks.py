@@ -56,7 +56,8 @@ def _along_rows(mask: Uint8, weights: NDArray[np.float64], reach: int) -> Uint8:
 
 
 def filled(picture: Uint8, hole: Uint8) -> Uint8:
-    """Return a picture [H, W, C] whose masked part, where `hole` [H, W] is bright, has the blurred colours around."""
+    """Return a picture [H, W, C] whose masked part (`hole` [H, W] bright) is filled with the blurred colours around
+    it."""
     from PIL import Image, ImageFilter
 
     around = Image.fromarray(np.dstack((picture[..., :3], 255 - hole))).convert("RGBa")
@@ -70,8 +71,8 @@ def filled(picture: Uint8, hole: Uint8) -> Uint8:
 
 
 def area(mask: Uint8, padding: int, width: int, height: int) -> Box | None:
-    """Return the part of a picture with all of its mask [H, W] and `padding` pixels around it, extended to the
-    proportions of width x height as far as the picture goes; None for a mask that is black all over."""
+    """Return the box around the mask [H, W] with `padding` pixels on each side, widened to the proportions of width x
+    height within the picture; None if the mask is black."""
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     if not len(columns):
         return None

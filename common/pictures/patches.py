@@ -1,6 +1,6 @@
 """Pictures as a vision tower takes them: in a size of whole blocks of patches, normalized, one row for each patch.
 
-The arithmetic is that of transformers' Qwen2VLImageProcessor on Pillow, to the last bit.
+The arithmetic equals that of transformers' Qwen2VLImageProcessor on Pillow, to the last bit.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def check_aspect(width: int, height: int) -> None:
 
 
 def whole_blocks(width: int, height: int, block: int, form: PictureForm) -> tuple[int, int]:
-    """Return the size nearest to width x height in blocks of `block` pixels a side, with as many pixels as `form` has.
-    Raises UsageError for a picture that is too long."""
+    """Return the size nearest to width x height in multiples of `block` pixels, with a number of pixels that `form`
+    allows. Raises UsageError for too elongated a picture."""
     check_aspect(width, height)
     sides = [round(side / block) * block for side in (width, height)]
     if math.prod(sides) > form.most:

@@ -22,8 +22,8 @@ BLANK_CLIPPED = 0.99  # share of values at exactly 0 or 255
 def to_uint8(pixels: npt.NDArray[Any]) -> Uint8:
     """Convert pixels [C, H, W] in -1..1, C 3 or 4, to [H, W, C] in 0..255, rounded half to even, clamped.
 
-    The arithmetic is that of diffusers' VaeImageProcessor, in float32. Raises NumericsError if a value is not finite.
-    """
+    The arithmetic equals that of diffusers' VaeImageProcessor, in float32. Raises NumericsError if a value is not
+    finite."""
     assert pixels.ndim == 3 and pixels.shape[0] in (3, 4), pixels.shape
     broken = pixels.size - int(np.isfinite(pixels).sum())
     if broken:
@@ -83,9 +83,8 @@ def composed(layers: Sequence[Uint8]) -> Uint8:
 
 
 def fit(pixels: Uint8, width: int, height: int) -> Uint8:
-    """Resample [H, W] or [H, W, C] to `width` x `height` like diffusers; return it unchanged if it has that size.
-
-    Colours with alpha are weighted by it, so that those of transparent pixels are not mixed into others."""
+    """Resample [H, W] or [H, W, C] to `width` x `height` as diffusers does; return it unchanged if it has that size.
+    Colours are weighted by alpha, so that transparent pixels do not bleed into others."""
     from PIL import Image
 
     if pixels.shape[:2] == (height, width):
@@ -118,7 +117,7 @@ def psnr(a: Uint8, b: Uint8) -> float:
 
 
 def decibels(error: float) -> float:
-    """Return the PSNR of a mean square error, whose full scale is 255 squared; infinite for 0."""
+    """Return the PSNR in dB for a mean square error on a scale of 0..255; infinite for 0."""
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 

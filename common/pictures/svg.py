@@ -17,6 +17,6 @@ def drawing(width: int, height: int, body: str) -> str:
 def text(
     x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", colour: str = INK, more: str = ""
 ) -> str:
-    """Return a text whose middle is at height `y`. anchor: start, middle or end."""
+    """Return a text element centred vertically on `y`. anchor: start, middle or end."""
     place = f'x="{x:.1f}" y="{y:.1f}" dominant-baseline="middle" text-anchor="{anchor}"'
     return f'<text {place} font-size="{size}" fill="{colour}"{more}>{html.escape(words)}</text>'

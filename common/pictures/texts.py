@@ -118,7 +118,8 @@ def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
 
 
 def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, first byte and length of a WebP's EXIF and XMP, which stand behind its pixels. Raises ModelError."""
+    """Yield kind, first byte and length of a WebP's EXIF and XMP chunks, which come after the pixels. Raises
+    ModelError."""
     at = 12
     for _ in range(MAX_SEGMENTS):
         if at + 8 > file.size:

@@ -38,7 +38,7 @@ def seen(
 
 
 def hole(request: Request, width: int, height: int) -> NDArray[np.bool_]:
-    """Return the request's mask [height, width], True where the image is made anew."""
+    """Return the request's mask [height, width]: True where the image is generated."""
     assert request.mask is not None
     inside = pixels.fit(request.mask, request.width, request.height) >= pixels.HALF
     return np.asarray(pixels.extend(inside, width, height), np.bool_)

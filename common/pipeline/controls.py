@@ -68,8 +68,8 @@ class Controls:
         return replace(request, prompt=self.prompt(request.prompt, request.controls)) if request.controls else request
 
     def give(self, model: DiffusionModel, request: Request) -> None:
-        """Give `model` the networks of a request, in place of those of an earlier one. Raises ModelError and
-        UsageError."""
+        """Open the control networks of a request and set them on `model`, in place of earlier ones. Raises ModelError
+        and UsageError."""
         if not self.are_given(model, request):
             model.control(self.nets(request))
 
@@ -123,7 +123,7 @@ class Controls:
         return fingerprint(self._open(name).files)
 
     def hashes(self, request: Request) -> dict[str, object]:
-        """Return the fingerprint of each network's files, by what a message calls them. Raises ModelError and
+        """Return the fingerprint of each control network's files, by its name in messages. Raises ModelError and
         UsageError."""
         return {f"--control {clean(name, 60)}": self.fingerprint(name) for name in self.nets(request)}
 

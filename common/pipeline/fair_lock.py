@@ -26,7 +26,7 @@ BUSY = "this pipeline is busy with another picture"
 
 @dataclass(eq=False)
 class Turn:
-    """A place in the line. `thread` is the one that runs it; `gate` opens when the place moves to the head."""
+    """A place in the queue. `thread` runs it; `gate` opens when the place reaches the head."""
 
     thread: int = field(default_factory=get_ident)
     gate: Lock = field(default_factory=Lock)
@@ -101,7 +101,7 @@ class FairLock(Generic[E]):
 
     @contextmanager
     def _placed(self, timeout: float, *, overtakes: bool) -> Iterator[Turn]:
-        """Stand in line, at its end or behind its head, and hold the turn when it comes."""
+        """Wait in the queue, at its end (or right after its head), and hold the lock when its turn comes."""
         self.check_process()
         turn = Turn()
         turn.gate.acquire()

@@ -81,8 +81,8 @@ class FitOptions:
         self._planned: dict[tuple[Change, Size | None], OptionChange] = {}
 
     def all_changes(self) -> list[OptionChange]:
-        """Return each change of weights that takes less than the one before, whether it fits or not. If the request
-        does not fit, the other changes that fit follow."""
+        """Return each change of weights that takes less memory than the one before, whether it fits or not; if the
+        request does not fit, also the other changes that do."""
         unchanged, listed = self._plan(Change()), list[OptionChange]()
         for kind in self._kinds:
             least = unchanged.peak

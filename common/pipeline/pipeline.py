@@ -142,7 +142,7 @@ class Pipeline:
     def stream(
         self, prompt: str, *, wait: bool | float = False, **asked: Unpack[CallOptions]
     ) -> Generator[Step | Result, None, None]:
-        """Yield each `Step` when it is done, and the `Result` last; arguments are those of a call.
+        """Yield each `Step` when it is done, and the `Result` last; arguments as for a call.
 
         The pipeline is taken from the first `next` until the stream ends or is closed; `wait` waits in that `next`."""
         timeout = coerce.timeout(wait)

@@ -132,7 +132,7 @@ def _on_white(pixels: NDArray[Any]) -> NDArray[Any]:
 
 
 def difference(weights: NDArray[np.float64], latents: NDArray[np.float32], pixels: NDArray[Any]) -> float:
-    """Return the RMS of the difference between colours by `weights` and those of `pixels`, in levels of 255."""
+    """Return the RMS difference between colours computed with `weights` and `pixels`, in levels of 255."""
     colours = np.clip(_applied(weights, latents[0]), -1, 1)
     return FULL * float(np.sqrt(np.mean((colours - means(latents, pixels)) ** 2)))
 

@@ -22,7 +22,7 @@ class Followers(Protocol):
     """The other ranks, which follow rank 0."""
 
     def draw(self, request: Request, hashes: Mapping[str, Any]) -> None:
-        """Let them compute the steps of `request`. hashes: those of its LoRAs and control networks."""
+        """Let the other ranks compute the steps of `request`. hashes: of its LoRAs and control networks."""
         ...
 
     def compile(self, on: bool) -> None:
@@ -42,7 +42,7 @@ class RankPipeline(Pipeline):
     """The pipeline of one rank. On rank 0 it is called like any other, once it has `followers`."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        """Create a pipeline of an opened model; the arguments are those of `Pipeline`."""
+        """Create a pipeline of an opened model. Arguments as for `Pipeline`."""
         super().__init__(*given, **named)
         self.device = f"{self.engine.group.size} x {self.engine.device}"  # type: ignore[union-attr]
         self.followers: Followers | None = None

@@ -57,16 +57,16 @@ class Step:
         return self.read()
 
     def preview(self) -> NDArray[np.uint8]:
-        """Return the picture as far as it is known after this step: uint8 [H/8, W/8, 3], a pixel for each latent.
-        Each call copies latents from the device; without a call nothing is computed. Raises UsageError without
-        `Pipeline.fit_preview` before the stream."""
+        """Return a small picture of the estimate after this step: uint8 [H/8, W/8, 3], one pixel per latent. Each call
+        copies latents from the device; without a call nothing is computed. Raises UsageError if `Pipeline.fit_preview`
+        was not called before the stream."""
         return self.see()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Result:
-    """An image, or one in layers. `latents` are float32 [F, C, H/8, W/8], before the VAE's statistics: F is 1, or one
-    more than the layers, whose composite is the first."""
+    """An image, or an image in layers. `latents`: float32 [F, C, H/8, W/8] before the VAE's statistics; F is 1, or 1 +
+    the number of layers, the composite first."""
 
     pixels: NDArray[np.uint8]  # [H, W, 3], or [H, W, 4] with alpha; of layers all of them, one over the other
     layers: tuple[NDArray[np.uint8], ...] = ()  # [H, W, 4] each, the lowest first; () for a model without
@@ -89,7 +89,7 @@ class Result:
         return self.png()
 
     def warn(self, lines: Iterable[str]) -> None:
-        """Add warnings to those of the recipe, each once."""
+        """Add warnings to the recipe's, each once."""
         self.warnings.extend(line for line in dict.fromkeys(lines) if line not in self.warnings)
         self.recipe["warnings"] = self.warnings
 

@@ -37,7 +37,7 @@ def check_size(model: DiffusionModel, request: Request) -> None:
 
 
 def is_drawn(model: DiffusionModel, width: int, height: int) -> bool:
-    """Return whether the latents have FEWEST values or more, the least that torch's generator vectorizes."""
+    """Return whether the latents have at least FEWEST values, the fewest that torch's vectorized generator draws."""
     rows, columns = sizes.render_size(width, height, model.multiple)
     return rows * columns // model.scale**2 * model.channels >= FEWEST
 
@@ -62,7 +62,7 @@ def picture_warnings(
 
 
 def met(model: DiffusionModel, request: Request, entries: Container[str]) -> frozenset[str]:
-    """Return the `needs` of options that a run has. entries: those of its recipe."""
+    """Return which `needs` of options a run meets. entries: of its recipe."""
     has = {
         "control": bool(request.controls),
         "guidance": model.guidance.is_on(request),

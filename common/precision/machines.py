@@ -110,8 +110,8 @@ LIST = "list"  # a value of `--on` in place of a name
 
 
 def of_device(device: str) -> Machine | None:
-    """Return the machine that a driver calls `device` (NVIDIA H100 80GB HBM3, Apple M4 Max), or None. A laptop's card
-    is none of them: it has another rate than the card of its name."""
+    """Return the machine that a driver calls `device` (NVIDIA H100 80GB HBM3, Apple M4 Max), or None if it is unknown.
+    A laptop GPU is unknown: its rate differs from the desktop card with the same name."""
     if "laptop" in device.lower():
         return None
     longest = sorted(MACHINES.values(), key=lambda one: -len(one.name))

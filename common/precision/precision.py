@@ -84,7 +84,7 @@ class DenoiserKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """A dtype per component, that of its weights, and the computations in other dtypes: the FP32 places that can be
+    """The dtype of each component's weights, and the computations in other dtypes: the FP32 places that can be
     switched, attention, and all products. An FP32 place is float32 *at least*."""
 
     name: str
@@ -135,7 +135,8 @@ class Precision:
         return at_least_float32(dtype) if place and getattr(self, place) else dtype
 
     def computes(self, component: str, path: str) -> Compute | None:
-        """Return how the layer at `path` computes; None: in its weight's dtype, and attention in that of its values."""
+        """Return how the layer at `path` computes. None: in its weight's dtype; for attention, in the dtype of its
+        values."""
         if self.stored_dtype(component) not in ("bfloat16", "float16"):
             return None
         attends = path.endswith("attend")

@@ -54,7 +54,7 @@ class Choice:
 
     @property
     def wishes(self) -> Preset:
-        """The wishes of the preset beside a policy; `auto` has none."""
+        """What the preset chooses besides the policy (tiling, quantization, compiling); `auto` chooses nothing."""
         return PRESETS.get(self.preset, _OWN)
 
     def recorded(self) -> dict[str, str]:
@@ -72,11 +72,9 @@ def check(preset: str) -> None:
 def choose(
     preset: str, precision: str, kind: DenoiserKind, device: Device, weights: Callable[[Precision], int], free: int
 ) -> Choice:
-    """Return the policy for a kind of denoiser on `device`: that of `preset`, or of `precision` if it names one.
-
-    `auto` and overrides (`auto,vae=bf16`) start from the preset's. weights: returns the bytes of the largest part of
-    the model that is in memory at once under a policy; free: bytes on the device. Raises UsageError for the policy.
-    """
+    """Return the policy for this kind of denoiser on `device`, from `preset`, or from `precision` if that names one.
+    `auto` and overrides (`auto,vae=bf16`) start from the preset's policy. weights: returns, for a policy, the bytes of
+    the largest part of the model in memory at once; free: bytes free on the device. Raises UsageError."""
     assert preset in NAMES, preset
     base, *overrides = precision.split(",")
     if base.strip().lower() != AUTO:

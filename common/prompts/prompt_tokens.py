@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The ids that a text encoder reads, the number of tokens at the prompt's end that condition no image, and of pads
-    behind it, which the ids have too."""
+    """A prompt's token ids for a text encoder, pads included; how many tokens at its end were cut off (they condition
+    no image); and the number of pads."""
 
     ids: tuple[int, ...]
     lost: int

@@ -81,7 +81,7 @@ def first_change(prompt: str) -> str | None:
 
 
 def texts(prompt: str, calls: int) -> tuple[TimedText, ...]:
-    """Return the texts of `prompt` in a run of so many calls, in their order. Raises UsageError for too many."""
+    """Return the texts of `prompt` in a run of `calls` calls, in order. Raises UsageError for too many."""
     nodes = _parse(prompt)
     timed, different = list[TimedText](), dict[str, str]()  # one string for all calls that have it
     for last in sorted(_ends(nodes, calls)):
@@ -129,7 +129,7 @@ def _text(nodes: Nodes, call: int, calls: int) -> str:
 
 @dataclass
 class _Bracket:
-    """An opening bracket, and what has been read behind it."""
+    """An open bracket, and the text read since."""
 
     index: int
     separators: list[int] = field(default_factory=list)
@@ -184,7 +184,7 @@ def _changes(tokens: Sequence[str]) -> dict[int, list[int]]:
 
 
 def _kind(tokens: Sequence[str], bracket: _Bracket, end: int) -> str:
-    """Return what a bracket is that closes at `end`: a "change", "plain" brackets, or "raw" text."""
+    """Return the kind of the bracket that closes at `end`: "change", "plain" or "raw" (text)."""
     separators = bracket.separators
     kinds = {tokens[index] for index in separators}
     if bracket.raw or len(kinds) > 1:

@@ -79,7 +79,7 @@ def _pieces(file: Path, raw: bytes) -> Pieces:
 
 
 def _check_options(file: Path, raw: bytes, options: dict[int, tuple[str, int, int]]) -> dict[int, Value]:
-    """Return the fields of `raw`. Raise ModelError for an option with another value than the one that is read."""
+    """Return the fields of `raw`. Raises ModelError if an option has a value that this reader does not support."""
     fields = dict(_fields(raw))
     for number, (name, default, expected) in options.items():
         if fields.get(number, default) != expected:

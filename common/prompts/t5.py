@@ -3,7 +3,7 @@
 Unusual here:
 
 - files are only data: normalizer, pre-tokenizer and model are those of T5 (`unigram`), so a file cannot bring others;
-- behind the words comes `</s>`, and then `<pad>` up to a fixed length. Both are part of the conditioning;
+- after the words comes `</s>`, and then `<pad>` up to a fixed length. Both are part of the conditioning;
 - text that spells a special token, such as `</s>` or one of the hundred `<extra_id_0>`, becomes that token, as in
   transformers. The extra ones follow the pieces, counted backwards, and `spiece.model` does not name them.
 """
@@ -89,7 +89,7 @@ def _spiece_model(file: Path) -> Pieces:
 
 
 def _is_metaspace(part: Any) -> bool:
-    """Return whether each word gets a `▁`. With the scheme "first", words behind a special token would not."""
+    """Return whether every word gets a `▁`. With the scheme "first", words after a special token would not."""
     options = {
         "type": ("Metaspace",),
         "replacement": (SPACE,),

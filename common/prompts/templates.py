@@ -114,7 +114,7 @@ class _Level:
 
 
 def _opened(levels: list[_Level], text: str, place: int) -> int:
-    """Begin a choice behind its brace. Return the place after its number. Raises UsageError."""
+    """Read the number after an opening brace, begin a choice, and return the position after it. Raises UsageError."""
     if len(levels) > MAX_DEPTH:
         raise UsageError(f"the prompt has choices in choices, deeper than {MAX_DEPTH}; make it flatter")
     match = _COUNT.match(text, place)
@@ -165,7 +165,7 @@ def _signs(text: str) -> list[re.Match[str]]:
 
 
 def _pairs(signs: Sequence[re.Match[str]]) -> dict[int, int]:
-    """Return the number of the closing sign for that of each opening one which has one, of braces and brackets."""
+    """Return, for each opening brace or bracket that is closed, the index of its closing sign."""
     pairs: dict[int, int] = {}
     waiting: list[int] = []
     braces = 0

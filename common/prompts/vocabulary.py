@@ -136,7 +136,7 @@ def refuse(file: Path, reason: str) -> NoReturn:
 
 
 def refuse_value(file: Path, name: str, value: Any) -> NoReturn:
-    """Raise ModelError for a part with which the ids would not be those of the published tokenizer."""
+    """Raise ModelError for a tokenizer part that would give other ids than the published tokenizer."""
     refuse(file, f"{name} is not that of the published tokenizer ({shown(value)})")
 
 

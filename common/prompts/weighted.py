@@ -74,8 +74,8 @@ def _append(parts: list[tuple[str, float]], text: str, weight: float) -> None:
 
 
 def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompt: str) -> list[list[Chunk]]:
-    """Split `prompt` for each tokenizer into as many chunks as any of them needs, so that the states can be joined.
-    Raises UsageError for a prompt that is too long or not Unicode text."""
+    """Split `prompt` for each tokenizer into chunks; all get as many as the longest needs, so that the states can be
+    joined. Raises UsageError for a prompt that is too long or not Unicode text."""
     rows = [chunks(tokenizer, prompt) for tokenizer in tokenizers]
     count = max(map(len, rows))
     return [row + [_chunk(tokenizer, [])] * (count - len(row)) for tokenizer, row in zip(tokenizers, rows, strict=True)]

@@ -36,8 +36,8 @@ REFITS = {2: 2, 3: 2, 4: 2, 5: 2}
 
 
 class Affine(NamedTuple):
-    """Codes of `bits` bits, of which `group` along a row share a scale and a bias; of rows that are rotated in groups
-    of `rotation` values, 0 without."""
+    """Affine quantization in `bits` bits; each `group` of values along a row shares a scale and a bias. rotation: the
+    size of the groups in which rows were rotated before, 0 for none."""
 
     bits: int
     group: int
@@ -45,7 +45,7 @@ class Affine(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the tensors beside the codes."""
+        """Names of the tensors stored with the codes."""
         return ("scales", "biases")
 
     def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
@@ -74,7 +74,7 @@ class Affine(NamedTuple):
         return QuantizedTensor(codes, scales, biases)
 
     def fits(self, shape: Shape) -> bool:
-        """Return whether a weight of this shape can be quantized so: a matrix whose rows are whole groups."""
+        """Return whether a weight of this shape can be quantized: a matrix whose rows divide into groups."""
         return len(shape) == 2 and shape[1] % self.group == 0 and not (self.rotation and shape[1] % self.rotation)
 
     def nbytes(self, shape: Shape, scale: int = 2) -> int:
@@ -88,7 +88,7 @@ BITS8, BITS6, BITS4 = Affine(8, 64), Affine(6, 64), Affine(4, 32, rotation=16)
 
 
 def exact16(weight: QuantizedTensor) -> QuantizedTensor:
-    """Return the weight with scales and biases in float16 if that changes none of them."""
+    """Return the weight with float16 scales and biases if that changes no value, else the weight as it is."""
     import numpy as np
 
     if weight.biases is None:
@@ -199,11 +199,8 @@ def _sum(grouped: np.ndarray) -> np.ndarray:
 
 
 def _narrow(weight: QuantizedTensor) -> QuantizedTensor:
-    """Return the weight with scales and biases in float16 unless one overflows, or one in use falls among its
-    subnormals.
-
-    float16 has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse.
-    """
+    """Return the weight with float16 scales and biases, unless one overflows or one in use would be subnormal. float16
+    has three bits more than bfloat16, whose scales make 8-bit weights 1.3 times worse."""
     import numpy as np
 
     assert weight.biases is not None

@@ -25,7 +25,7 @@ E8M0_BIAS = 127
 
 
 class BlockFloat(NamedTuple):
-    """Floats of a few bits, of which a group along a row shares a scale."""
+    """Floats of 4 or 8 bits; each group along a row shares a scale."""
 
     mode: str  # of MODES, which has the bits and the group
 
@@ -39,7 +39,7 @@ class BlockFloat(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the tensors beside the codes."""
+        """Names of the tensors stored with the codes."""
         return ("scales",)
 
     def shape(self, pieces: Sequence[TensorSlice]) -> Shape:
@@ -65,7 +65,7 @@ class BlockFloat(NamedTuple):
         return QuantizedTensor(codes, scales)
 
     def fits(self, shape: Shape) -> bool:
-        """Return whether a weight of this shape can be quantized so: a matrix whose rows are whole groups."""
+        """Return whether a weight of this shape can be quantized: a matrix whose rows divide into groups."""
         return len(shape) == 2 and shape[1] % self.group == 0
 
     def nbytes(self, shape: Shape, scale: int = 1) -> int:

@@ -90,8 +90,8 @@ def _image(value: object, name: str = "image") -> tuple[object, list[str]]:
 
 
 def noise_hashes(options: Mapping[str, Any]) -> list[str]:
-    """Return the hashes of the noise from which a call's images were made, as far as these are files or PIL images
-    with a recipe."""
+    """Return the hashes of the noise from which a call's images were made, for files and PIL images that carry a
+    recipe."""
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.recipe import recipe_from_texts
 

@@ -54,7 +54,7 @@ class Control:
             raise UsageError(f"{told}: starts at {self.start:g}, behind its end at {self.end:g}")
 
     def __str__(self) -> str:
-        """Return the text of which `parse` makes this control, but for its picture."""
+        """Return the text that `parse` reads back as this control, without the picture's pixels."""
         window = (self.start, self.end) != (0, 1)
         scale = f":{number_text(self.scale)}" if window or self.scale != 1 or ":" in self.file else ""
         steps = f":{number_text(self.start)}-{number_text(self.end)}" * window
@@ -94,7 +94,7 @@ def check(controls: list[object] | tuple[Control, ...]) -> None:
 
 
 def named(network: str, file: str, scale: float, start: float, end: float) -> Control:
-    """Return the control whose picture is the text `file`, which may have a preprocessor before it. Raises
+    """Return the control for `network` with the picture `file`, optionally prefixed by a preprocessor (canny@). Raises
     UsageError."""
     preprocessor, file = _preprocessor(f"{network}={file}", file, _is_file(True))
     return Control(network, file, preprocessor, scale, start, end)

@@ -20,7 +20,7 @@ _TEXT = re.compile(r"(?P<name>[a-z][a-z-]*)(?::(?P<steps>[0-9]{1,3}))?", re.ASCI
 
 @dataclass(frozen=True, kw_only=True)
 class FewSteps:
-    """One way to generate in a few steps. Sampler, schedule and guidance are those that it was distilled for."""
+    """A way to generate in few steps: sampler, schedule and guidance as the distilled LoRA or model needs them."""
 
     steps: tuple[int, ...]  # the numbers of steps that it supports, the usual one first
     sampler: str
@@ -50,7 +50,8 @@ def parse(text: str) -> tuple[str, int | None]:
 
 
 def resolve(asked: Mapping[str, Any], known: Mapping[str, FewSteps]) -> dict[str, Any]:
-    """Return the options of a call with the settings of its `few_steps`, one of the `known` rows. Raises UsageError."""
+    """Return the options of a call with `few_steps` replaced by its sampler, schedule, guidance, steps and LoRAs. The
+    call's own options take precedence; its LoRAs are added. Raises UsageError."""
     rest = {name: value for name, value in asked.items() if value is not None and name != "few_steps"}
     text = asked.get("few_steps")
     if not text:

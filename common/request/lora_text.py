@@ -32,7 +32,7 @@ class Lora:
             raise UsageError(f"--lora {clean(self, 80)}: a strength is a finite number, usually 0 to 1")
 
     def __str__(self) -> str:
-        """Return the text of which `parse` makes this LoRA."""
+        """Return the text that `parse` reads back as this LoRA."""
         plain = self.scale == 1 and ":" not in self.source
         return self.source if plain else f"{self.source}:{number_text(self.scale)}"
 
@@ -64,7 +64,7 @@ def number_text(value: float) -> str:
 
 
 def mode(text: str) -> Mode:
-    """Return how LoRAs are applied: merged into the weights, computed beside them, or auto. Raises UsageError."""
+    """Return how LoRAs are applied: merged into the weights, computed as branches, or auto. Raises UsageError."""
     if text not in _MODES:
         raise UsageError(f"--lora-mode {clean(text, 40)!r} is not one of {', '.join(modes())}")
     return _MODES[text]

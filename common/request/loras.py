@@ -62,7 +62,7 @@ def _inside(folder: Path) -> Path:
 
 @dataclass(kw_only=True, eq=False)
 class _Opened:
-    """An open file whose modules match the model, at every strength that was requested."""
+    """An open LoRA file that matches the model, with its deltas at every strength requested so far."""
 
     file: LoraFile
     deltas: Deltas
@@ -84,7 +84,8 @@ Key: TypeAlias = "tuple[tuple[_Opened, float, str], ...]"
 
 
 class Loras:
-    """The LoRAs of one model. `names` returns those of its layers: they are many, and not every run has a LoRA."""
+    """The LoRAs of one model. `names` returns the names of its layers; it is called only when a LoRA is used, since
+    there are many."""
 
     def __init__(self, names: Callable[[], Names]):
         self._names = names
@@ -146,7 +147,7 @@ class Loras:
 
 
 def in_cache(source: str) -> bool:
-    """Return whether `source` is a hub id whose file is in the cache; no path is opened."""
+    """Return whether `source` is a hub id with its file in the cache. Opens no path."""
     if not _HUB.fullmatch(source) or os.path.lexists(source):
         return False
     try:

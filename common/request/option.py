@@ -180,7 +180,7 @@ def options_of(cls: Any) -> dict[str, Option]:
 
 
 def inserted(options: Mapping[str, Option], more: Mapping[str, Option]) -> dict[str, Option]:
-    """Return `options` and each of `more` behind the option that it follows."""
+    """Return `options` with each of `more` placed after the option that it names in `after`."""
     names = list(options)
     for name, one in more.items():
         names.insert(names.index(one.after) + 1, name)
@@ -209,8 +209,8 @@ def _kind(annotation: str) -> type | None:
 
 
 def recorded(options: Iterable[Option], value: Callable[[Option], Any], there: frozenset[str]) -> dict[str, Any]:
-    """Return the values of options for an image's recipe, but for those that are parsed: these may have paths. `value`:
-    returns that of an option. `there`: the `needs` that the run has."""
+    """Return the values of options for an image's recipe, except options that are parsed from text: these may contain
+    paths. `value`: returns an option's value. `there`: the `needs` that the run meets."""
     values = [(one, value(one)) for one in options if one.parse is None]
     return {
         one.name: value

@@ -323,7 +323,7 @@ OPTIONS = inserted(options_of(Request), FAMILY_OPTIONS)
 
 
 def request_of(values: Mapping[str, Any]) -> Request:
-    """Return the request whose options, by their names, have `values`. Raises UsageError."""
+    """Return the request with these option `values`, by name. Raises UsageError."""
     family = {name: value for name, value in values.items() if name in FAMILY_OPTIONS}
     fields = {OPTIONS[name].field if name in OPTIONS else name: values[name] for name in values.keys() - family.keys()}
     return Request(**fields, family_options=FamilyOptions(**family))
@@ -331,7 +331,7 @@ def request_of(values: Mapping[str, Any]) -> Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """The values of options that a call leaves out: those of a known model, or these."""
+    """Values of options that a call leaves out: a known model's own, or these."""
 
     width: int = 1024
     height: int = 1024
@@ -344,7 +344,7 @@ class Defaults:
     edited: int = 0  # pixels of an image in the proportions of another; 0: as many as that one has
 
     def values(self, *, masked: bool) -> dict[str, Any]:
-        """Return the values of options; masked: those of an image with a mask."""
+        """Return the values of options; masked: for an image with a mask."""
         names = ("width", "height", "steps", "guidance", "negative_prompt", "strength")
         values = {name: getattr(self, name) for name in names}
         return values | ({"strength": self.mask_strength} if masked else {})

@@ -10,7 +10,7 @@ MOST = 999
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """Return the numbers of `text` in order; none of an empty text. Raises UsageError."""
+    """Return the layer numbers in `text`, in order; an empty text has none. Raises UsageError."""
     numbers = parse_ranges(text) if text else ()
     if numbers is None or (numbers and numbers[-1] > MOST):
         raise UsageError(f"skip-layers is {clean(text, 60)!r}; expected numbers of layers from 0, as 7-9 or 7,8,9")

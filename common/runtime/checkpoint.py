@@ -104,7 +104,7 @@ class Checkpoint:
 
     @property
     def denoisers(self) -> list[Component]:
-        """The transformer or the UNet; with a refiner, only that of the base."""
+        """The transformer or the UNet; with a refiner, the base's UNet only."""
         return [part for part in self.components.values() if part.role == "transformer"]
 
     @property
@@ -126,7 +126,7 @@ class Checkpoint:
         return replace(self, components=others | dict(nets))
 
     def with_deltas(self, deltas: Deltas) -> Checkpoint:
-        """Return the checkpoint with `deltas`, those of LoRAs, and no others, added to its weights."""
+        """Return the checkpoint with these LoRA deltas, in place of any earlier ones."""
         components = {
             name: part if part.role == "vae" else replace(part, plan=part.plan.with_deltas(deltas.get(name, {})))
             for name, part in self.components.items()

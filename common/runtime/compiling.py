@@ -59,9 +59,8 @@ def kinds(checkpoint: Checkpoint | None) -> int:
 
 
 def decide(mode: str, compiler: Compiler, seconds: float, *, kinds: int = 1, wanted: bool = False) -> Decision:
-    """Decide for a run whose steps take about `seconds` without compiling, by a denoiser with `kinds` kinds of blocks.
-
-    wanted: a preset asks for it if it saves anything. Raises UsageError and BackendMissing."""
+    """Decide whether to compile for a run whose steps take about `seconds` uncompiled, with `kinds` kinds of blocks to
+    compile. wanted: the preset asks to compile if that saves time. Raises UsageError and BackendMissing."""
     check(mode)
     check_seconds(seconds=seconds)
     if mode == "on" and compiler.missing:

@@ -64,11 +64,11 @@ class WritingEncoder(PictureEncoder, Protocol):
     """A text encoder that sees a picture and writes about it. It keeps the text so far."""
 
     def begin(self, ids: Sequence[int], places: Sequence[Any], slots: Sequence[Array]) -> Array:
-        """Return the score [V] of each token as the next one behind a new text, evaluated; arguments as of `encode`."""
+        """Start a new text: return the scores [V] of the next token, evaluated. Arguments as for `encode`."""
         ...
 
     def follow(self, token: int) -> Array:
-        """Return the scores [V] behind the text with one more token, evaluated."""
+        """Append one token and return the scores [V] of the next, evaluated."""
         ...
 
 
@@ -148,8 +148,8 @@ class Engine(Protocol):
         ...
 
     def refill(self, opened: Any, plan: LoadPlan, names: Iterable[str], branches: Iterable[str]) -> None:
-        """Read the parameters `names` of `opened` again, and for `branches` only the LoRA branch, from another `plan`
-        of the same parameters, which is kept for those that are not always in memory."""
+        """Read the parameters `names` of `opened` again from `plan`, which has the same parameters; for `branches` read
+        only the LoRA branch. The plan replaces the old one for streamed parameters."""
         ...
 
     def watch(self, opened: Any, blocks: Iterable[Block], look: Look) -> None:
@@ -191,7 +191,8 @@ class Engine(Protocol):
         ...
 
     def rescale(self, guided: Array, conditional: Array, share: float) -> Array:
-        """Move the deviation of `guided` by `share` towards that of `conditional`, both [B, C, h, w]."""
+        """Move the standard deviation of `guided` by the fraction `share` towards the standard deviation of
+        `conditional`, both [B, C, h, w]."""
         ...
 
     def shortened(self, guided: Array, conditional: Array, most: float) -> Array:

@@ -19,7 +19,7 @@ Array: TypeAlias = Any  # of the backend
 
 
 class RankLost(QwenimgError):
-    """An exchange with the other ranks that failed, since one of them has ended."""
+    """An exchange failed because another rank has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Sharing:
         return self.branches * self.tokens
 
     def part(self, tokens: int) -> int:
-        """Return the most tokens that a rank has of so many."""
+        """Return the most tokens that a rank gets of `tokens`."""
         return -(-tokens // self.tokens)
 
     def exchanged(self, width: int, tokens: int) -> int:
@@ -54,7 +54,7 @@ class Sharing:
         return 0 if self.tokens == 1 else 24 * width * self.part(tokens)
 
     def operations(self, branches: Iterable[float]) -> float:
-        """Return the operations of a rank of the set that has the most, for those of each branch."""
+        """Return the operations of the busiest rank, for the operations of each branch."""
         each = list(branches)
         firsts = range(0, len(each), self.branches)
         return sum(max(each[first : first + self.branches]) for first in firsts) / self.tokens
@@ -143,8 +143,8 @@ def unpack(data: Iterable[int]) -> list[float]:
 
 
 def sharing(group: Ranks | None, branches: int, heads: int) -> Sharing:
-    """Return how the ranks of `group` share a network of `heads` attention heads, which predicts so many `branches`.
-    heads: 0 for a network whose tokens cannot be shared. Raises UsageError."""
+    """Return how the ranks of `group` divide a network with `heads` attention heads that runs `branches` branches of
+    guidance. heads: 0 if its tokens cannot be divided. Raises UsageError."""
     if group is None:
         return ALONE
     ranks = group.size

@@ -67,7 +67,7 @@ def _fault_above(folder: Path) -> str:
 
 
 def _is_shared(status: os.stat_result) -> bool:
-    """Return whether others than the owner may write there. A group whose only user is this one does not count."""
+    """Return whether anyone but the owner may write there. A group whose only member is this user does not count."""
     return bool(status.st_mode & stat.S_IWOTH) or bool(
         status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
     )

@@ -22,7 +22,7 @@ class ReadAhead(Generic[T]):
         self._next = (path, self._thread.submit(self._read, path))
 
     def has(self, path: str) -> bool:
-        """Return whether `path` is the one that is being read, or was last."""
+        """Return whether `path` is the current or the last file read."""
         return self._next is not None and self._next[0] == path
 
     def take(self, path: str) -> T:

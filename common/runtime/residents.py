@@ -57,7 +57,7 @@ class Occupancy:
 
     def _chosen(self, stage: Stage, opened: Component | None, left: int) -> tuple[Component, Split]:
         """Return the first split that fits into `left` bytes with all weights in memory, else the first that fits with
-        streamed blocks, else the one with the least memory."""
+        streamed blocks, else the split with the least memory."""
         ways = [(self._form(stage.component, opened, left - split.needed), split) for split in stage.splits]
         fits = [(form, split) for form, split in ways if self.runtime.weight_bytes(form) + split.needed <= left]
         whole = [(form, split) for form, split in fits if not self.runtime.streamed_bytes(form)]
@@ -83,15 +83,15 @@ class Occupancy:
         return self._weights_without("")
 
     def without(self, name: str) -> int:
-        """Return the bytes in memory without those of the component `name`."""
+        """Return the bytes in memory, not counting component `name`."""
         return self._weights_without(name) + self.results
 
     def _weights_without(self, name: str) -> int:
         return sum(self.runtime.weight_bytes(part) for other, part in self.opened.items() if other != name)
 
     def _left(self, stage: Stage) -> int:
-        """Return the bytes for the component of `stage` and its activations, without the least that those of its
-        partners need that are not in memory."""
+        """Return the bytes left for the component of `stage` and its activations, after reserving the least that
+        partners still to be opened need."""
         missing = {one.resident: one.component for one in stage.partners if one.resident not in self.opened}
         least = sum(self.runtime.weight_bytes(self.runtime.with_streaming(one, 0)) for one in missing.values())
         results = sum(max(split.results for split in one.splits) for one in stage.partners)
@@ -151,7 +151,7 @@ class Residents:
         return plan
 
     def begin(self) -> None:
-        """Begin a run, whose stages leave their results in memory from now on."""
+        """Begin a run. Results of its stages count as memory in use from now on."""
         self._memory.results = 0
 
     def acquire(self, stage: Stage) -> tuple[Any, Split]:

@@ -40,7 +40,7 @@ def plannable(max_memory: int) -> int:
 
 
 def limit_for(planned: int) -> int:
-    """Return the least --max-memory of which a plan may use `planned` bytes."""
+    """Return the smallest --max-memory under which a plan may use `planned` bytes."""
     return min(planned + UNPLANNED, ceil(planned / (1 - UNPLANNED_SHARE)) + 1)
 
 
@@ -160,7 +160,7 @@ class Runtime:
         return self.max_memory is not None or self.choice.wishes.tiled
 
     def budget(self, loaded: int) -> int:
-        """Return the bytes that a run may take, of which `loaded` are taken already."""
+        """Return the bytes that a run may use in all; `loaded` of them are in use already."""
         free = self.machine_budget(loaded)
         return free if self.max_memory is None else min(free, plannable(self.max_memory))
 
@@ -201,7 +201,7 @@ class Runtime:
         return component if plan is whole else replace(component, plan=plan)
 
     def keep_prompts(self) -> None:
-        """Keep encoded prompts on the disk, and use those that are there."""
+        """Store encoded prompts on disk, and read those stored before."""
         self.prompts = TextStore(self.notify)
 
     # Loading

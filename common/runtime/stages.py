@@ -25,7 +25,7 @@ class Split:
 
     @property
     def needed(self) -> int:
-        """The bytes beside the weights that must be free for this split."""
+        """The bytes that must be free for this split, besides the weights."""
         return self.activations if self.required is None else self.required
 
 
@@ -48,5 +48,5 @@ class Stage:
 
     @property
     def frees_for(self) -> int:
-        """The bytes beside the weights for which other components are freed."""
+        """The bytes, besides the weights, for which other components are freed."""
         return self.splits[0].needed if self.wanted is None else self.wanted

@@ -35,7 +35,7 @@ _SUFFIX = ".safetensors"
 
 
 def folder() -> Path:
-    """Return the folder, among those of this program."""
+    """Return the folder of stored texts, in this program's own cache."""
     return own_cache.folder() / "prompts"
 
 

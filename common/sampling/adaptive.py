@@ -154,7 +154,7 @@ def _step_3(x: Array, denoise: DenoiseFunction, here: float, h: float, first: Ar
 
 
 def _linear_step(x: Array, here: float, h: float, first: Array, second: Array, node: float) -> Array:
-    """Return x after a step whose noise is linear in lambda: `first` at its start, `second` at the share `node` of
-    it."""
+    """Return x after a step whose noise prediction is linear in lambda, with value `first` at the start and `second` at
+    the fraction `node` of the step."""
     weight = math.exp(-(here + h)) * (math.expm1(h) / h - 1.0) / node
     return _step_1(x, here, h, first) - weight * (second - first)

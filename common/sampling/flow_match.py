@@ -174,7 +174,7 @@ def flow_schedule(
 
     The levels of `levels.spacing`, shifted towards 1 (P. Esser et al., "Scaling Rectified Flow Transformers for
     High-Resolution Image Synthesis", 2024), then stretched so that the last one is `shift_terminal`; `spread` then
-    places those between the first and the last anew. They are computed in float32 as in diffusers and equal its levels
+    places those between the first and the last again. They are computed in float32 as in diffusers and equal its levels
     bit for bit, with one exception: a single step with a terminal starts at 1, where diffusers divides 0 by 0. Raises
     UsageError for steps outside 1 .. 1000, and for a size so far from the trained ones that float32 holds no schedule.
     """

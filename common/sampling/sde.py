@@ -127,7 +127,7 @@ def dpmpp_3m_sde(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: 
 
 
 def _parabola(h: float, steps: Sequence[float]) -> list[float]:
-    """Return the weights of the newest difference of `denoised` and of the one before it."""
+    """Return the weights of the two newest differences of `denoised`, the newest first."""
     phi_2 = _line(h)
     if len(steps) == 1 or math.isinf(sum(steps)):
         return [phi_2 * h / steps[0], 0.0][: len(steps)]
@@ -161,7 +161,7 @@ def sa_solver(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noi
 
 
 def lcm(x: Array, schedule: Schedule, denoise: DenoiseFunction, noise: Noise) -> States:
-    """Sample by multistep consistency sampling: `denoised`, noised anew (S. Luo et al., "Latent Consistency Models",
+    """Sample by multistep consistency sampling: `denoised`, noised again (S. Luo et al., "Latent Consistency Models",
     2023).
 
     The weight of x itself in the consistency function, below 1e-5 on the levels of these models, is left out.

@@ -1,4 +1,4 @@
-"""All samplers, by our names and by those of other programs."""
+"""All samplers, with our names and the names that other programs use."""
 
 from __future__ import annotations
 

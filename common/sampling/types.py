@@ -65,7 +65,7 @@ class DenoiseFunction(Protocol):
         ...
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        """Return `denoised` with guidance, and that of the unconditional branch (for CFG++)."""
+        """Return `denoised` with guidance, and `denoised` of the unconditional branch (for CFG++)."""
         ...
 
 

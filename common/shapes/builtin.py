@@ -89,8 +89,7 @@ def unknown_words(prompts: Iterable[str], where: str = "") -> str | None:
 
 
 def other_sizes(sizes: Iterable[tuple[int, int]]) -> str | None:
-    """Return a line with those of the different (width, height) that are smaller, larger or longer than its training
-    sizes, or None."""
+    """Return a line that lists the (width, height) pairs smaller, larger or longer than its training sizes, or None."""
     areas = [width * height for width, height in TRAINED_SIZES]
     longest = max(width / height for width, height in TRAINED_SIZES)
 

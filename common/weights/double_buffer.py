@@ -43,10 +43,10 @@ class PlacedArray(NamedTuple):
 
 
 class DoubleBuffer(Generic[Memory]):
-    """Two pieces of memory that take turns. `make` returns memory of so many bytes, and the same bytes for numpy."""
+    """Two buffers used in turn. make(size) returns a buffer of `size` bytes, and the same bytes as a numpy array."""
 
     def __init__(self, blocks: Blocks, make: Callable[[int], tuple[Memory, Bytes]]):
-        """Place the arrays of `blocks`, every entry of which is `straight`."""
+        """Lay out the arrays of `blocks`. Every entry must satisfy `streaming.is_read_in_place`."""
         self._make, self._turn = make, 0
         self._parts = {path: _placed(block) for path, block in blocks.items()}
         self._size = max(parts[-1][-1].end for parts in self._parts.values())
@@ -70,7 +70,7 @@ class DoubleBuffer(Generic[Memory]):
 
 
 def _placed(block: list[Entry]) -> list[list[PlacedArray]]:
-    """Return the arrays of each entry, placed one behind the other."""
+    """Return the arrays of each entry, laid out one after the other."""
     begin, placed = 0, []
     for entry in block:
         parts = []

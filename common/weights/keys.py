@@ -154,7 +154,7 @@ def weights_of(header: Header) -> Named:
 
 
 def check_architecture(header: Header, architectures: frozenset[str], component: str, hint: str = "") -> None:
-    """Raise ModelError, with `hint`, if a GGUF file names an architecture that is none of these."""
+    """Raise ModelError, with `hint`, if a GGUF file names an architecture outside `architectures`."""
     if not gguf.may_be(header, architectures):
         name = gguf.architecture(header)
         hint = hint or (f"expected {' or '.join(sorted(architectures))}" if architectures else "give another file")

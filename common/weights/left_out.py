@@ -1,4 +1,4 @@
-"""Tensors that files of models have beside the weights, and that no network here uses: told, and left out."""
+"""Tensors in model files that no network here uses: they are reported and not loaded."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ _UNUSED = ("logit_scale", "scaled_fp8")  # behind a text encoder's prefix
 
 
 def part_of(key: str) -> str | None:
-    """Return the one of PARTS whose prefix `key` has; None for another name."""
+    """Return the part (of PARTS) whose prefix `key` has; None for any other name."""
     return PARTS[0] if _TEXT.match(key) else PARTS[1] if key.startswith(VAES) else None
 
 
 def plain(role: str, key: str) -> str | None:
-    """Return the name of a tensor without the prefix of its part. role: that of the part, text, transformer or vae.
-    None for a tensor of another part in the file of a whole model."""
+    """Return the name of a tensor without its part's prefix, or None if it belongs to another part of a whole-model
+    file. role: text, transformer or vae."""
     text = _TEXT.match(key)
     if role == "text" and text is not None:
         rest = key[text.end() :]

@@ -73,10 +73,10 @@ class Delta(Protocol):
         """The rank of its factors."""
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return two factors, float32 [rank in] and [out rank], whose product is the delta."""
+        """Return the factors down [rank in] and up [out rank], float32; the delta is up @ down."""
 
     def added(self, weight: np.ndarray) -> np.ndarray:
-        """Return the delta, float32, in the shape of `weight`, to whose values it is added."""
+        """Return the delta to add to `weight`, float32, in its shape."""
 
 
 class Source(NamedTuple):
@@ -142,7 +142,7 @@ class Entry:
 
     @property
     def is_branched(self) -> bool:
-        """True if its deltas are a branch beside the weight, which stays as it is."""
+        """True if its deltas are computed as a branch (y += up(down(x))), without changing the weight."""
         if self.table or len(self.shape) != 2 or not all(delta.is_product for delta in self.deltas):
             return False
         modes = {delta.mode for delta in self.deltas}
@@ -155,7 +155,7 @@ class Entry:
 
     @property
     def branch(self) -> tuple[Delta, ...]:
-        """The deltas that are computed beside the weight."""
+        """The deltas that are computed as a branch."""
         return self.deltas if self.is_branched else ()
 
     @property
@@ -190,15 +190,15 @@ class LoadPlan:
     known: frozenset[str] = frozenset()  # all tensors of the files that belong to it, used or not
 
     def stored(self, precision: Precision, role: str | None = None) -> LoadPlan:
-        """Return the plan with every parameter in the dtype that `precision` has for its `role`: text, transformer
-        or vae, by default that of the component's name. Quantized weights stay quantized, and compute in that dtype."""
+        """Return the plan with every parameter stored in the dtype that `precision` has for `role`: text, transformer
+        or vae, by default the component's name. Quantized weights stay quantized and compute in that dtype."""
         part = role or self.component
         stored = self.mapped(lambda entry: replace(entry, storage=entry.storage_under(precision, part), role=part))
         return replace(stored, precision=precision)
 
     def with_deltas(self, deltas: Mapping[str, tuple[Delta, ...]]) -> LoadPlan:
-        """Return the plan with exactly `deltas`, by parameter, added to its weights: fused in float32 when they are
-        read, and rounded once; or as branches beside them."""
+        """Return the plan with `deltas` (by parameter) in place of any earlier ones: added in float32 when weights are
+        read, and rounded once; or computed as branches."""
         assert deltas.keys() <= self.entries.keys(), f"in no file: {deltas.keys() - self.entries.keys()}"
         return self.mapped(lambda entry: replace(entry, deltas=deltas.get(entry.name, ())))
 
@@ -265,7 +265,7 @@ def stored_uses(manifest: Manifest) -> ParamUses:
 
 
 def uses_for_export(stored: Manifest, uses: ParamUses) -> ParamUses:
-    """Return uses for writing every parameter of `stored` again: the forward's where it takes all values, else the
+    """Return the uses for exporting all stored parameters: the forward's use where it takes every value, else the
     stored shape."""
     stored_uses = {name: ParamUse(shape) for name, shape in stored.items()}
     return stored_uses | {name: use for name, use in uses.items() if use.decode is None}

@@ -63,8 +63,8 @@ def parse(text: str) -> dict[str, Policy]:
 
 
 def keep(plan: LoadPlan, tables: frozenset[str]) -> LoadPlan:
-    """Return `plan` with the weights quantized that are quantized in its files, but for `tables`, whose rows are
-    looked up and not multiplied."""
+    """Return `plan` with the weights that are quantized in its files kept quantized. `tables` are decoded: their rows
+    are looked up, not multiplied."""
 
     def of_file(entry: Entry) -> QuantStorage[QuantFormat] | None:
         storage = entry.source.quant_storage

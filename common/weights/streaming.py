@@ -50,14 +50,15 @@ def streamed_blocks(plan: LoadPlan) -> Blocks:
 
 
 def branches(plan: LoadPlan) -> dict[str, LoadPlan]:
-    """Return the weights of streamed blocks that have a LoRA branch beside them, as a plan by block."""
+    """Return the weights of streamed blocks that have a LoRA branch, as a plan for each block."""
     beside = {path: {e.name for e in block if e.is_branched} for path, block in streamed_blocks(plan).items()}
     return {path: plan.only(names.__contains__) for path, names in beside.items() if names}
 
 
 @found_once
 def peak_weight_bytes(plan: LoadPlan, moved: Moved) -> int:
-    """Return the most bytes of weights in memory at once: of streamed blocks, one in use and one being read."""
+    """Return the most bytes of weights in memory at once: all that stay, and of the streamed blocks one in use and one
+    being read."""
     always = sum(entry.nbytes for entry in plan.entries.values() if entry.residency is ALWAYS)
     return always + in_flight_bytes(plan, moved)
 
@@ -77,8 +78,8 @@ def bytes_per_pass(plan: LoadPlan) -> int:
 
 
 def is_read_in_place(entry: Entry, moved: Moved) -> bool:
-    """Return whether `entry` is read into the memory that computes, without conversion: the file stores its final form,
-    or the same values in 16 bits for 32."""
+    """Return whether `entry` is read straight into the memory that computes, without conversion: the file has its final
+    form, or its values in 16 bits for a float32 parameter."""
     if entry.fused or (moved is not None and len(entry.shape) == 4 and entry.storage.dtype in moved):
         return False
     if isinstance(entry.storage, Packed):
@@ -89,8 +90,8 @@ def is_read_in_place(entry: Entry, moved: Moved) -> bool:
 
 
 def stream_to_fit(plan: LoadPlan, streamable: re.Pattern[str] | None, budget: int, moved: Moved) -> LoadPlan:
-    """Return `plan` with the fewest blocks streamed that bring its weights down to `budget` bytes; if none do, with
-    those that leave the fewest bytes."""
+    """Return `plan` with as few streamed blocks as bring its weights within `budget` bytes. If no choice does, take the
+    one with the fewest bytes."""
     whole = peak_weight_bytes(plan, moved)
     choices = [] if whole <= budget else _choices(plan, streamable, moved)
     if not choices:
@@ -126,7 +127,7 @@ def with_streams_of(plan: LoadPlan, other: LoadPlan) -> LoadPlan:
 
 @dataclass(frozen=True)
 class _Size:
-    """The bytes of a block in memory, those of its arrays while they are read ahead, and whether it needs no
+    """The bytes of a block in memory, the bytes of its arrays while they are read ahead, and whether it needs no
     conversion."""
 
     kept: int
@@ -152,8 +153,8 @@ def _kept(block: Iterable[Entry]) -> int:
 
 
 def _two(sizes: list[_Size]) -> int:
-    """Return the bytes of the largest block in use beside the largest that is read ahead: into a second piece of memory
-    as large as the first, if no block needs conversion."""
+    """Return the bytes of two buffers: the largest block in use, and the largest read ahead. Both have the larger size
+    if no block needs conversion."""
     in_use = max((size.kept for size in sizes), default=0)
     if all(size.straight for size in sizes):
         return 2 * in_use
@@ -161,7 +162,7 @@ def _two(sizes: list[_Size]) -> int:
 
 
 def _streamable(candidates: Blocks) -> Blocks:
-    """Return the blocks that are large enough, and whose weights need no quantization when they are read again."""
+    """Return the blocks that are large enough to stream, and need no quantization when they are read again."""
     largest = max(map(_kept, candidates.values()), default=0)
     return {
         path: block

@@ -81,8 +81,8 @@ def fused(weight: np.ndarray, deltas: tuple[Delta, ...]) -> np.ndarray:
 
 
 def read_branch(entry: Entry) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the branch beside `entry`, float32: down [R in] and up [out R], all of its deltas along one rank; None
-    if there is none. Of a layer that rotates its input, down is rotated too. Raises ModelError."""
+    """Return the branch of `entry` as float32 down [R in] and up [out R]: all of its deltas joined along the rank. None
+    without deltas. If the layer rotates its input, so is down. Raises ModelError."""
     import numpy as np
 
     factors = [delta.factors() for delta in entry.branch if delta.strength]

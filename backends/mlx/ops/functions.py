@@ -253,8 +253,8 @@ def pad_right_bottom(x: Array) -> Array:
 
 
 def averaged_patches(x: Array, channels: int, frames: int) -> Array:
-    """Return an image with half the sides, [B 2h 2w C] -> [B h w channels]: each channel is the mean of as many
-    neighbours in the order (c, frame, dy, dx), where only the last of the frames is x, and the others are zeros."""
+    """Return an image with half the sides, [B 2h 2w C] -> [B h w channels]: each channel is the mean of equal groups of
+    values in the order (c, frame, dy, dx). x is the last of the frames; earlier ones are zeros."""
     y = images.patches(x)
     y = y.reshape(*y.shape[:3], -1, 1, 4)
     y = mx.pad(y, [(0, 0)] * 4 + [(frames - 1, 0), (0, 0)]) if frames > 1 else y
@@ -262,8 +262,8 @@ def averaged_patches(x: Array, channels: int, frames: int) -> Array:
 
 
 def spread_channels(x: Array, channels: Sequence[int]) -> Array:
-    """Return an image with twice the sides, [B h w C] -> [B 2h 2w C']: `channels` [4C'] are those of x that become
-    the pixels of a patch, in the order (c, dy, dx)."""
+    """Return an image with twice the sides, [B h w C] -> [B 2h 2w C']. `channels` [4C'] selects the channel of x for
+    each pixel of a patch, in the order (c, dy, dx)."""
     return images.unpatched(x[..., mx.array(channels)])
 
 
@@ -275,8 +275,8 @@ def guide(conditional: Array, unconditional: Array, scale: float) -> Array:
 
 
 def rescale(guided: Array, conditional: Array, share: float) -> Array:
-    """Return `guided` with its standard deviation moved by `share` towards that of `conditional`, both [B C h w], in
-    float32 (S. Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    """Return `guided` with its standard deviation moved by the fraction `share` towards `conditional`'s, both [B C h
+    w], in float32 (S. Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
     g, c = at_least_float32(guided), at_least_float32(conditional)
     ratio = mx.std(c, axis=(1, 2, 3), keepdims=True, ddof=1) / mx.std(g, axis=(1, 2, 3), keepdims=True, ddof=1)
     return g * (share * ratio + (1 - share))

@@ -29,11 +29,8 @@ def _scaled(compute: Compute, product: Callable[[Array, Array], Array], x: Array
 
 
 def rotate(x: Array, group: int) -> Array:
-    """Return x [... in] times the rotation of each `group` of its values (`common/quant/rotated.py`).
-
-    A GPU multiplies by the whole matrix, and rounds once. A CPU multiplies by its two Kronecker factors, whose sums are
-    shorter.
-    """
+    """Return x [... in] with each `group` of its values rotated (`common/quant/rotated.py`). A GPU multiplies by the
+    rotation's matrix and rounds once. A CPU multiplies by its two Kronecker factors, with shorter sums."""
     if on_gpu():
         return mx.matmul(x.reshape(*x.shape[:-1], -1, group), _rotation(group).astype(x.dtype)).reshape(x.shape)
     first = 2 ** (group.bit_length() // 4 * 2)
@@ -285,7 +282,7 @@ class GroupNorm(mlx.nn.Module):
         return mx.mean(rows.reshape(x.shape[0], self.groups, -1), axis=2)
 
     def by(self, whole: Moments) -> Callable[[Array], Array]:
-        """Return this norm as a function of a part of an image whose moments are `whole`."""
+        """Return this norm for a part of an image, as a function; `whole`: the moments of the whole image."""
         return partial(self._by, whole.mean, whole.scale(self.eps))
 
     def _by(self, mean: np.ndarray, scale: np.ndarray, x: Array) -> Array:
@@ -300,12 +297,12 @@ class GroupNorm(mlx.nn.Module):
         return seen("group_norm", self.path, _by_channel(out)(normed, self.weight, self.bias))
 
     def _each_channel(self, values: Array) -> Array:
-        """Return values of groups [B groups] as those of their channels, [B 1 1 C]."""
+        """Repeat values of groups [B groups] for their channels, [B 1 1 C]."""
         return mx.repeat(values, self.weight.shape[0] // self.groups, axis=1)[:, None, None]
 
 
 class TokenNorm(GroupNorm):
-    """A group norm whose result is tokens."""
+    """A group norm that returns tokens."""
 
     def __call__(self, x: Array) -> Array:
         """Return the norm of [B h w C] as tokens [B L C]."""

@@ -6,7 +6,7 @@ from mlx.core import array as Array
 
 
 class Tokens:
-    """The division of the image's tokens among ranks, of which there is one."""
+    """The division of an image's tokens among ranks. On MLX there is one rank."""
 
     def part(self, x: Array) -> Array:
         """Return this rank's tokens of x [B L C]: all."""
@@ -17,7 +17,7 @@ class Tokens:
         return table
 
     def once(self, x: Array) -> Array:
-        """Return those of this rank's tokens x [B L' C] that no rank before it has: all."""
+        """Return this rank's tokens of x [B L' C] that no earlier rank has: all."""
         return x
 
     def gathered(self, x: Array) -> Array:

@@ -113,8 +113,8 @@ def residual(x: Tensor, update: Tensor) -> Tensor:
 
 
 def _castable(update: Tensor, x: Tensor) -> Tensor:
-    """Return `update` in a dtype whose sum with x has x's dtype. A narrower `update` stays as it is, without a pass
-    to cast it."""
+    """Return `update` in a dtype for which x + update keeps x's dtype. A narrower `update` is returned as it is,
+    without a cast."""
     return update if torch.promote_types(update.dtype, x.dtype) == x.dtype else update.to(x.dtype)
 
 
@@ -245,16 +245,16 @@ def pad_right_bottom(x: Tensor) -> Tensor:
 
 
 def averaged_patches(x: Tensor, channels: int, frames: int) -> Tensor:
-    """Return an image with half the sides, [B C 2h 2w] -> [B channels h w]: each channel is the mean of as many
-    neighbours in the order (c, frame, dy, dx), where only the last of the frames is x, and the others are zeros."""
+    """Return an image with half the sides, [B C 2h 2w] -> [B channels h w]: each channel is the mean of equal groups of
+    values in the order (c, frame, dy, dx). x is the last of the frames; earlier ones are zeros."""
     y = F.pixel_unshuffle(x, 2).unflatten(1, (-1, 1, 4))
     y = F.pad(y, (0, 0, 0, 0, 0, 0, frames - 1, 0)) if frames > 1 else y
     return y.flatten(1, 3).unflatten(1, (channels, -1)).mean(2)
 
 
 def spread_channels(x: Tensor, channels: Sequence[int]) -> Tensor:
-    """Return an image with twice the sides, [B C h w] -> [B C' 2h 2w]: `channels` [4C'] are those of x that become
-    the pixels of a patch, in the order (c, dy, dx)."""
+    """Return an image with twice the sides, [B C h w] -> [B C' 2h 2w]. `channels` [4C'] selects the channel of x for
+    each pixel of a patch, in the order (c, dy, dx)."""
     return F.pixel_shuffle(x[:, torch.tensor(channels, device=x.device)], 2)
 
 
@@ -266,8 +266,8 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
 
 
 def rescale(guided: Tensor, conditional: Tensor, share: float) -> Tensor:
-    """Return `guided` with its standard deviation moved by `share` towards that of `conditional`, both [B C h w], in
-    float32 (S. Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
+    """Return `guided` with its standard deviation moved by the fraction `share` towards `conditional`'s, both [B C h
+    w], in float32 (S. Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed", 2023)."""
     g, c = at_least_float32(guided), at_least_float32(conditional)
     ratio = torch.std(c, dim=(1, 2, 3), keepdim=True) / torch.std(g, dim=(1, 2, 3), keepdim=True)
     return g * (share * ratio + (1 - share))

@@ -227,7 +227,7 @@ class Conv2d(Blank, torch.nn.Conv2d):
         """Convolve x, which is in `dtype`, with the weight in `dtype`.
 
         A CPU computes some output channels at a time where a large weight meets a small image: oneDNN lays a weight out
-        anew in every call, and a large block of memory for it is new each time (8x8, 1280 of 2560 channels: 0.6 of the
+        again in every call, and a large block of memory for it is new each time (8x8, 1280 of 2560 channels: 0.6 of the
         time, the same bits).
         """
 
@@ -341,7 +341,7 @@ class GroupNorm(torch.nn.Module):
         return moments(grouped.shape[-1], mean.squeeze(-1).cpu().numpy(), squares.cpu().numpy())
 
     def by(self, whole: Moments) -> Callable[[Tensor], Tensor]:
-        """Return this norm as a function of a part of an image whose moments are `whole`."""
+        """Return this norm for a part of an image, as a function; `whole`: the moments of the whole image."""
         return partial(self._by, whole.mean, whole.scale(self.eps))
 
     def _by(self, mean: np.ndarray, scale: np.ndarray, x: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ class GroupNorm(torch.nn.Module):
 
 
 class TokenNorm(GroupNorm):
-    """A group norm whose result is tokens."""
+    """A group norm that returns tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of [B C h w] as tokens [B L C], contiguous for a card's products in 16 bit. A CPU takes

@@ -18,7 +18,7 @@ from qwenimg.backends.torch.ops.attention import Attend, attention
 
 
 class TokenExchange(Protocol):
-    """The ranks that share tokens, as one of them sees them."""
+    """The ranks that share tokens, seen from one of them."""
 
     rank: int
     size: int
@@ -66,8 +66,8 @@ class Tokens(torch.nn.Module):
         return table if (ranks := self.ranks) is None else _own(table, 0, ranks)
 
     def once(self, x: Tensor) -> Tensor:
-        """Return those of this rank's tokens x [B L' C] that no rank before it has: not the text's behind the image's,
-        of which each has all."""
+        """Return this rank's tokens of x [B L' C] that no earlier rank has: without the text, of which every rank has
+        all."""
         ranks = self.ranks
         return x if ranks is None or ranks.rank == 0 else x[:, : self.counts[ranks.rank]]
 

@@ -49,13 +49,13 @@ class LossScaler:
             raise ValueError(f"the loss scale {self.scale:g} is not between {self.least:g} and {self.largest:g}")
 
     def finite(self) -> None:
-        """Count a step whose gradients were finite."""
+        """Count a step with finite gradients."""
         self.good += 1
         if self.good >= self.interval and self.scale < self.largest:
             self.scale, self.good, self.growths = self.scale * 2, 0, self.growths + 1
 
     def overflow(self) -> None:
-        """Count a step whose gradients were not finite, and lower the scale."""
+        """Count a step with gradients that are not finite, and lower the scale."""
         self.good, self.back_offs = 0, self.back_offs + 1
         if self.scale / 2 < self.least:
             self.collapsed = True

@@ -44,7 +44,7 @@ def image_and_text_rope(config: Flux2Config, grids: Sequence[Grid], length: int)
 def time_rows(
     config: Flux2Config, timestep: float, dtype: TimeDtype, guidance: float | None = None
 ) -> NDArray[np.float64]:
-    """Return the sinusoid [1, channels] of a schedule's timestep (0..1000); with that of the guidance, of which the
-    transformer has an embedding if `guidance_embeds`, [2, channels]."""
+    """Return the sinusoids [1 or 2, channels] of a schedule's timestep (0..1000) and, with `guidance_embeds`, of the
+    guidance."""
     values = [timestep] if guidance is None else [timestep, 1000.0 * guidance]
     return np.stack([timestep_features(value, config.timestep_guidance_channels, dtype=dtype) for value in values])

@@ -8,7 +8,7 @@ What is unusual about it:
   feed-forward, and one layer takes the results of both;
 - the feed-forward is SiLU of the first half times the second half;
 - no layer has a bias, and no vector of the whole text is an input;
-- RoPE turns adjacent pairs by (image, row, column, text token); reference images are tokens behind the image's own.
+- RoPE turns adjacent pairs by (image, row, column, text token); reference images are tokens after the image's own.
 
 Source: the reference class of diffusers and the published sizes of FLUX.2 and FLUX.2 klein.
 """

@@ -1,8 +1,7 @@
 """Flux.2's transformer in files: its authors' names, and diffusers'.
 
-Unusual about its authors' names, beside those of `flux_blocks_names`: in blocks of one stream every layer is one tensor
-in diffusers' names too, and all blocks have the same modulation.
-"""
+Unusual about its authors' names, besides those in `flux_blocks_names`: in blocks of one stream every layer is one
+tensor in diffusers' names too, and all blocks have the same modulation."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def place(name: str) -> Place:
 
 
 def _config(stored: StoredShapes, like: Flux2Config) -> Flux2Config:
-    """Return the configuration for stored shapes; the axes of positions are those of `like`. Raises ModelError."""
+    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`. Raises ModelError."""
     hidden = stored.shape("transformer_blocks.0.ff.linear_out.weight", 2)[1]
     data = asdict(like) | {
         **flux_blocks_names.sizes(stored),

@@ -41,7 +41,7 @@ _FEED_FORWARD = {"linear1": "net.0.proj", "linear2": "net.2"}  # by mflux's name
 
 @dataclass(frozen=True, kw_only=True)
 class FluxConfig:
-    """The fields of `transformer/config.json`; the defaults are those of the published 12 B models."""
+    """The fields of `transformer/config.json`. Defaults: the published 12 B models."""
 
     patch_size: int = 1
     in_channels: int = 64

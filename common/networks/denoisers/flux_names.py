@@ -1,6 +1,6 @@
 """Flux.1's transformer in files: its authors' names, and diffusers'.
 
-Unusual about its authors' names, beside those of `flux_blocks_names`: in blocks of one stream q, k and v are rows of
+Unusual about its authors' names, besides those in `flux_blocks_names`: in blocks of one stream q, k and v are rows of
 one tensor, and the feed-forward's rows, four times as many, follow.
 """
 
@@ -76,7 +76,7 @@ def _xlabs(path: str) -> list[Place]:
 
 
 def _config(stored: StoredShapes, like: FluxConfig) -> FluxConfig:
-    """Return the configuration for stored shapes; the axes of positions are those of `like`. Raises ModelError."""
+    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`. Raises ModelError."""
     data = asdict(like) | {
         **flux_blocks_names.sizes(stored),
         "out_channels": stored.shape("proj_out.weight", 2)[0],

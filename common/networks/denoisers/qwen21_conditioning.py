@@ -21,8 +21,8 @@ POSITIONS = 8192  # of text and of images among the text: the published model's 
 
 
 class TokenRun(NamedTuple):
-    """A run of tokens: those of a stretch of text, or of one reference. Each token sees all earlier runs, and of its
-    own run the earlier tokens if `causal`, else all."""
+    """A run of tokens: a stretch of text, or one reference image. Each token attends to all earlier runs and to its own
+    run (only to its earlier tokens if `causal`)."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class TokenRun(NamedTuple):
 
 
 class PromptLayout(NamedTuple):
-    """The tokens in front of an image, in the order of the prompt, and the positions (frame, row, column) of both."""
+    """The tokens before an image, in the order of the prompt, and the positions (frame, row, column) of both."""
 
     runs: tuple[TokenRun, ...]
     context: NDArray[np.int64]  # [P 3]
@@ -76,7 +76,7 @@ def _image(frame: int, grid: Grid) -> NDArray[np.int64]:
 
 
 def tables(config: Qwen21Config, layout: PromptLayout) -> tuple[Table, Table]:
-    """Return (cos, sin) [L, D/2] for the image, and [P, D/2] for the tokens in front of it."""
+    """Return (cos, sin) [L, D/2] for the image, and [P, D/2] for the tokens before it."""
     axes = config.axes_dims_rope
     return rope.rope_table(layout.image, axes, ROPE_THETA), rope.rope_table(layout.context, axes, ROPE_THETA)
 

@@ -43,8 +43,8 @@ def key_mask(lengths: Sequence[int], image_tokens: int) -> NDArray[np.bool_] | N
 
 
 def zero_index(config: QwenDiTConfig, shapes: Sequence[Shape]) -> NDArray[Any] | None:
-    """Return [L]: 0 for tokens of the generated image, 1 for those of images that it is conditioned on, which a model
-    with `zero_cond_t` sees at timestep 0; None if every token has the step's own timestep."""
+    """Return [L] for a model with `zero_cond_t`: 0 for tokens of the generated image, 1 for tokens of reference images,
+    which the model sees at timestep 0. None if every token has the step's own timestep."""
     if not config.zero_cond_t or len(shapes) == 1:
         return None
     counts = [frames * rows * columns for frames, rows, columns in shapes]

@@ -4,7 +4,7 @@ What is unusual about it:
 - it is a shorter Qwen-Image transformer with a text path, a timestep and blocks of its own;
 - the latents of a picture, and for inpainting those of its mask, are embedded and added to the start of its image
   stream;
-- it predicts nothing: behind each block a linear layer makes a residual for several blocks of the transformer.
+- it predicts nothing: after each block a linear layer makes a residual for several blocks of the transformer.
 
 Source: the published config of InstantX's Qwen-Image-ControlNet-Union (canny, soft edge, depth and pose: 5 layers);
 -Inpainting has 6 layers and 4 channels more, a mask in patches.
@@ -28,7 +28,7 @@ CLASS_NAME = "QwenImageControlNetModel"
 
 @dataclass(frozen=True, kw_only=True)
 class QwenControlNetConfig(QwenDiTConfig):
-    """The fields of its `config.json`; the defaults are those of the published union of four kinds of pictures."""
+    """The fields of its `config.json`. Defaults: the published union of four kinds of pictures."""
 
     num_layers: int = field(default=5, metadata={"max": 1000})
     extra_condition_channels: int = field(default=0, metadata={"min": 0, "max": 4096})

@@ -2,8 +2,8 @@
 
 What is unusual about it:
 - it has neither text nor timestep: it embeds the latents of a picture once;
-- behind each block of the transformer a patch of two linear layers changes the image stream by the stream itself and
-  the picture, each behind an RMSNorm, so that each branch of guidance has changes of its own.
+- after each block of the transformer a patch of two linear layers changes the image stream by the stream itself and
+  the picture, each after an RMSNorm, so that each branch of guidance has changes of its own.
 
 Its files have no configuration: it is read from their tensors. Source: DiffSynth-Studio's published
 Qwen-Image-Blockwise-ControlNet-Canny, -Depth and -Inpaint (4 channels more, a mask in patches).
@@ -24,7 +24,7 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class QwenPatchesConfig:
-    """The sizes; the defaults are those of the published patches for canny edges and depth."""
+    """The sizes. Defaults: the published patches for canny edges and depth."""
 
     dim: int = 3072
     picture_channels: int = 64  # of one packed token of a picture, and of its mask

@@ -15,8 +15,8 @@ _PERIOD = 10000.0
 
 
 def window(config: SD3Config, rows: int, columns: int) -> NDArray[np.int64]:
-    """Return the rows of the table of positions [1, L] for an image of so many rows and columns of tokens: those in
-    the middle. Raises UsageError for an image that is larger than the table."""
+    """Return the indices [1, L] of the middle `rows` x `columns` rows of the position table. Raises UsageError for an
+    image larger than the table."""
     size = config.pos_embed_max_size
     if max(rows, columns) > size:
         pixels = size * PATCH * 8

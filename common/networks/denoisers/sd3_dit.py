@@ -44,7 +44,7 @@ _TEXT_ONLY = ("attn.to_add_out.", "ff_context.")  # of a block, what the last on
 
 @dataclass(frozen=True, kw_only=True)
 class SD3Config:
-    """The fields of `transformer/config.json`; the defaults are those of SD 3 medium."""
+    """The fields of `transformer/config.json`. Defaults: SD 3 medium."""
 
     sample_size: int = field(default=128, metadata={"max": 2048})
     patch_size: int = PATCH
@@ -90,7 +90,7 @@ class SD3Config:
 
 def manifest(config: SD3Config) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in diffusers layout; the table of positions has
-    `.weight` behind its key (see `rename`)."""
+    `.weight` after its key (see `rename`)."""
     dim = config.dim
     blocks = (
         {f"transformer_blocks.{i}.{k}": v for k, v in _block(config, i).items()} for i in range(config.num_layers)

@@ -179,7 +179,7 @@ class UNetConfig:
 
     @property
     def up(self) -> tuple[Level, ...]:
-        """The up blocks. Each residual block also gets a result of the down blocks, behind its other channels."""
+        """The up blocks. Each residual block also gets a result of the down blocks, after its other channels."""
         widths, levels, last = self.block_out_channels, [], len(self.block_out_channels) - 1
         for i, kind in zip(range(last, -1, -1), self.up_block_types, strict=True):
             width, before, skipped = widths[i], widths[min(i + 1, last)], widths[max(i - 1, 0)]
@@ -227,7 +227,7 @@ def manifest(config: UNetConfig) -> Manifest:
 
 
 def half(config: UNetConfig) -> Manifest:
-    """Return the shapes of the tensors up to the mid block: those that a ControlNet has too."""
+    """Return the shapes of the tensors up to the mid block, which a ControlNet has too."""
     time = config.time_width
     parts = [
         params.conv("conv_in", config.block_out_channels[0], config.in_channels, 3, 3),

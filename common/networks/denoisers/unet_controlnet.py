@@ -33,7 +33,7 @@ _UP = {"DownBlock2D": "UpBlock2D", "CrossAttnDownBlock2D": "CrossAttnUpBlock2D"}
 
 @dataclass(frozen=True, kw_only=True)
 class UNetControlNetConfig(UNetConfig):
-    """The fields of `config.json` after `fields`: those of the UNet, whose up blocks mirror the down blocks."""
+    """The UNet's fields in `config.json` after `fields`; the up blocks mirror the down blocks."""
 
     conditioning_channels: int = field(default=3, metadata={"max": 4})  # of the picture
     conditioning_embedding_out_channels: tuple[int, ...] = (16, 32, 96, 256)

@@ -15,7 +15,7 @@ Table = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def padded(tokens: int) -> int:
-    """Return the length of so many tokens with their pads."""
+    """Return the number of `tokens` with their pads."""
     return tokens + -tokens % MULTIPLE
 
 
@@ -37,5 +37,6 @@ def image_and_text_rope(config: ZImageConfig, rows: int, columns: int, length: i
 
 
 def time_row(timestep: float, dtype: TimeDtype) -> NDArray[np.float64]:
-    """Return the sinusoid [1, 256] of a schedule's timestep (0..1000): the model is told how far it is from noise."""
+    """Return the sinusoid [1, 256] of 1 - t/1000 for a schedule's timestep t (0..1000): the model's time runs from
+    noise to image."""
     return timestep_features(1000.0 - timestep, TIME_CHANNELS, dtype=dtype)[None]

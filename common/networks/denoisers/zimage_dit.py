@@ -7,7 +7,7 @@ What is unusual about it:
 - blocks have two scales and two gates through a tanh, and no shift; each update goes through an RMSNorm of its own;
 - modulation comes from 256 channels: without SiLU before it in the blocks, with one in the final layer;
 - the channels of a patch come last, in the order (dy, dx, c);
-- RoPE turns adjacent pairs by (frame, row, column); text counts along the frames, and the image comes behind it.
+- RoPE turns adjacent pairs by (frame, row, column); text counts along the frames, and the image comes after it.
 
 Source: the published configurations of Z-Image and Z-Image-Turbo.
 """
@@ -143,7 +143,7 @@ def _block(config: ZImageConfig) -> Manifest:
 
 
 def cached_blocks(config: ZImageConfig) -> CachedBlocks:
-    """Return all blocks but the first of those that image and text go through together."""
+    """Return the layers that image and text share, without the first."""
     paths = tuple(f"layers.{i}" for i in range(1, config.n_layers))
     return CachedBlocks(after="layers.0", paths=paths, adds=True)
 

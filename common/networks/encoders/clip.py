@@ -39,7 +39,7 @@ _OF_PICTURES = ("vision_model.", "visual_projection.", "logit_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPConfig:
-    """The fields of `text_encoder/config.json`; the defaults are those of ViT-L in SD 1.5.
+    """The fields of `text_encoder/config.json`. Defaults: ViT-L in SD 1.5.
 
     `projection_dim` is None for a model without projection, although its file may give a number: see `text_fields`.
     """
@@ -122,8 +122,7 @@ def manifest(config: CLIPConfig) -> Manifest:
 
 
 def rename(key: str) -> str | None:
-    """Return the manifest key of a file's key in either style; None for a buffer, and for what a whole CLIP has for
-    pictures."""
+    """Return the manifest key of a file's key in either style; None for a buffer and for CLIP's vision half."""
     name = key.removeprefix(_PREFIX)
     return None if name in _NOT_NEEDED or name.startswith(_OF_PICTURES) else name
 

@@ -41,8 +41,8 @@ def from_llama_cpp(key: str, names: Mapping[str, str] = LLAMA_CPP) -> str:
 
 
 def manifest(config: Any, attention: Manifest) -> Manifest:
-    """Return the shape of every tensor of a language model, by its key behind the file's prefix. attention: those of
-    one layer's attention; config: has the sizes."""
+    """Return the shape of every tensor of a language model, by its key after the file's prefix. attention: the shapes
+    of one layer's attention; config: its sizes."""
     layer = params.merge(
         params.norm("input_layernorm", config.hidden_size),
         params.under("self_attn", attention),

@@ -3,7 +3,7 @@
 What is unusual about it:
 - each head of q and k goes through an RMSNorm before RoPE, which is plain and in half-split layout;
 - the width of a head is a field of its own, so q is wider than the stream; fewer key than query heads; no bias;
-- the conditioning is the states before the last layer, or those behind several layers side by side, as the family
+- the conditioning is the states before the last layer, or those after several layers side by side, as the family
   says; later layers and the final norm are in the files and not loaded;
 - where prompts are padded, pads see the real tokens only, and all their states condition an image too;
 - the keys start with `model.` in published files, and with nothing where the model was saved alone; in GGUF the names
@@ -36,7 +36,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config:
-    """The fields of `text_encoder/config.json`; the defaults are those of Qwen3-4B."""
+    """The fields of `text_encoder/config.json`. Defaults: Qwen3-4B."""
 
     hidden_size: int = 2560
     intermediate_size: int = 9728
@@ -88,7 +88,7 @@ def fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest(config: Qwen3Config) -> Manifest:
-    """Return the shape of every tensor of the language model, by its key behind the file's prefix (see `rename`)."""
+    """Return the shape of every tensor of the language model, by its key after the file's prefix (see `rename`)."""
     return language_model.manifest(config, _attention(config))
 
 

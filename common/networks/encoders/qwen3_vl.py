@@ -1,10 +1,10 @@
 """Qwen3-VL's language model, the text encoder of Qwen-Image-2.1: configuration and manifest.
 
-What is unusual about it, beside Qwen3 (`qwen3`), whose layers it has:
+What is unusual about it, besides Qwen3 (`qwen3`), whose layers it has:
 - the configuration is nested under `text_config`;
 - the keys start with `model.language_model.` in transformers' files, and with `model.` in others;
 - its RoPE has three axes, which are equal for text alone;
-- the conditioning is the states behind the last layer, without the final norm, or those behind `taps`.
+- the conditioning is the states after the last layer, without the final norm, or those after `taps`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNS = (*TOWER, "model.language_model.", "language_model.")  # of names that Q
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLConfig(Qwen3Config):
-    """The language part of `text_encoder/config.json`; the defaults are those of Qwen3-VL-8B."""
+    """The language part of `text_encoder/config.json`. Defaults: Qwen3-VL-8B."""
 
     hidden_size: int = 4096
     intermediate_size: int = 12288

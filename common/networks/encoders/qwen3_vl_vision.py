@@ -1,13 +1,13 @@
 """Qwen3-VL with its vision tower, a text encoder that sees pictures: configuration, manifest, and what of a picture is
 made once.
 
-What is unusual about it, beside the language model (`qwen3_vl`):
+What is unusual about it, besides the language model (`qwen3_vl`):
 - a picture is patches of 16 x 16 pixels; each block of 2 x 2 patches becomes one slot, an input of the language model;
 - the patch kernel has two taps in time, and both see the same picture;
 - a learned table of 48 x 48 positions is stretched over the picture, corner to corner, and added to the patches;
 - every layer attends to the whole picture; norms are LayerNorms, and the feed-forward is not gated;
-- behind some layers of the tower, and behind the last one, a merger makes slots; those of the former are added to the
-  states of the language model at the slots, behind its first layers ("deepstack");
+- after some layers of the tower, and after the last one, a merger makes slots; those of the former are added to the
+  states of the language model at the slots, after its first layers ("deepstack");
 - RoPE turns halves, by rows in the first half of the angles and by columns in the second;
 - the language model's RoPE has the three axes interleaved: of three neighbouring angles the first is of the time, the
   second of the row and the third of the column of a slot, as long as each has angles left, and then of the time.
@@ -65,7 +65,7 @@ _FIXED = {"hidden_act": "gelu_pytorch_tanh", "in_channels": CHANNELS}
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLVisionConfig(TowerConfig, Qwen3VLConfig):
-    """The configuration of both parts; the defaults are those of Qwen3-VL-8B."""
+    """The configuration of both parts. Defaults: Qwen3-VL-8B."""
 
     mrope_section: tuple[int, ...] = field(default=(24, 20, 20), metadata=NESTED)
     vision_depth: int = field(default=27, metadata={"max": 1000} | NESTED)
@@ -122,7 +122,7 @@ def described(config: Qwen3VLVisionConfig) -> dict[str, object]:
 
 
 def manifest(config: Qwen3VLVisionConfig) -> Manifest:
-    """Return the shape of every tensor: those of the language model, and the vision tower's behind `visual.`."""
+    """Return the shape of every tensor: those of the language model, and the vision tower's after `visual.`."""
     width = config.vision_width
     block = params.merge(
         params.affine("norm1", width),

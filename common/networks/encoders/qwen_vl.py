@@ -36,7 +36,7 @@ _NOT_NEEDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVLConfig:
-    """The language part of `text_encoder/config.json`; the defaults are those of Qwen2.5-VL-7B."""
+    """The language part of `text_encoder/config.json`. Defaults: Qwen2.5-VL-7B."""
 
     hidden_size: int = 3584
     intermediate_size: int = 18944
@@ -61,7 +61,7 @@ class QwenVLConfig:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """None: the states behind the final norm condition an image."""
+        """None: the states after the final norm condition an image."""
         return ()
 
     @property
@@ -76,7 +76,7 @@ def language_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest(config: QwenVLConfig) -> Manifest:
-    """Return the shape of every tensor of the language model, by its key behind the file's prefix (see `rename`)."""
+    """Return the shape of every tensor of the language model, by its key after the file's prefix (see `rename`)."""
     return language_model.manifest(config, _attention(config))
 
 

@@ -1,11 +1,11 @@
 """Qwen2.5-VL whole: it sees a picture and writes about it, one token after another. The text encoder of
 Qwen-Image-Layered, if its files have all of it.
 
-What is unusual about it, beside the vision tower (`qwen_vl_vision`):
+What is unusual about it, besides the vision tower (`qwen_vl_vision`):
 - the head `lm_head` is a matrix of its own, not the table of embeddings, and without a bias; only the state of the last
-  token behind the final norm goes through it;
+  token after the final norm goes through it;
 - the keys and values of all tokens so far are kept, so that each further token runs through the layers alone;
-- a written token has the position behind the longest side of the picture and the text so far, not its number;
+- a written token has the position after the longest side of the picture and the text so far, not its number;
 - `generation_config.json` has the tokens that end a text, and by how much a score is lowered that a token in the text
   has again.
 """
@@ -33,7 +33,7 @@ PENALTY = 1.05  # of the published model
 
 @dataclass(frozen=True, kw_only=True)
 class QwenCaptionConfig(QwenVLVisionConfig):
-    """The configuration of all parts, and how a text is written; the defaults are those of Qwen2.5-VL-7B."""
+    """The configuration of all parts, and how a text is written. Defaults: Qwen2.5-VL-7B."""
 
     repetition_penalty: float = field(default=PENALTY, metadata=NESTED)
     eos_token_id: tuple[int, ...] = field(default=(), metadata=NESTED)  # (): the tokenizer's

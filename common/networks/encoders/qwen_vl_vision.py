@@ -1,7 +1,7 @@
 """Qwen2.5-VL with its vision tower, the text encoder of Qwen-Image-Edit: configuration, manifest, and what of a picture
 is made once.
 
-What is unusual about it, beside the language model (`qwen_vl`):
+What is unusual about it, besides the language model (`qwen_vl`):
 - a picture is patches of 14 x 14 pixels; each block of 2 x 2 patches becomes one slot, an input of the language model;
 - the patch kernel has two taps in time, and both see the same picture;
 - most layers attend within windows of 8 x 8 patches, from the top left; those at the right and bottom may be smaller.
@@ -9,7 +9,7 @@ What is unusual about it, beside the language model (`qwen_vl`):
 - q, k, v come from one layer; the feed-forward is gated, with biases; norms are RMS norms;
 - RoPE turns halves, by rows in the first half of the angles and by columns in the second;
 - the language model's RoPE has three axes: time, rows and columns of slots; text has the same number on all three, and
-  goes on behind the longer side of a picture.
+  goes on after the longer side of a picture.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Group = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVLVisionConfig(TowerConfig, QwenVLConfig):
-    """The configuration of both parts; the defaults are those of Qwen2.5-VL-7B."""
+    """The configuration of both parts. Defaults: Qwen2.5-VL-7B."""
 
     mrope_section: tuple[int, ...] = field(default=(16, 24, 24), metadata=NESTED)
     vision_depth: int = field(default=32, metadata={"max": 1000} | NESTED)
@@ -110,7 +110,7 @@ def described(config: QwenVLVisionConfig) -> dict[str, object]:
 
 
 def manifest(config: QwenVLVisionConfig) -> Manifest:
-    """Return the shape of every tensor: those of the language model, and the vision tower's behind `visual.`."""
+    """Return the shape of every tensor: those of the language model, and the vision tower's after `visual.`."""
     width, slot = config.vision_width, config.vision_width * config.merge_size**2
     block = params.merge(
         params.norm("norm1", width),

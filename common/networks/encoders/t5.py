@@ -6,7 +6,7 @@ What is unusual about it:
   the first block, and all blocks use the one bias that is made from it;
 - all heads together are `num_heads` times `d_kv` wide, which need not be the width of the stream; no layer has a bias;
 - the feed-forward is gated by GELU in its tanh approximation. The product of gate and values exceeds float16, and so
-  does the residual stream behind it: in float16 both are float32, with the layer between them (`policy`);
+  does the residual stream after it: in float16 both are float32, with the layer between them (`policy`);
 - padding is not masked: the padded positions attend, and are part of the conditioning;
 - files may hold the table of tokens a second time, and the decoder, which is not needed. In GGUF the names are
   llama.cpp's.
@@ -71,7 +71,7 @@ _LLAMA_CPP_BLOCK = re.compile(r"enc\.blk\.(?P<block>\d+)\.(?P<part>[a-z_]+)\.wei
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config:
-    """The fields of `config.json` that the encoder needs; the defaults are those of T5-XXL."""
+    """The fields of `config.json` that the encoder needs. Defaults: T5-XXL."""
 
     vocab_size: int = field(default=32128, metadata={"max": 2**20})
     d_model: int = 4096
@@ -176,7 +176,7 @@ def policy(precision: Precision) -> Precision:
 def buckets(config: T5Config, length: int) -> NDArray[np.int64]:
     """Return the bucket of each query's distance to each key, [length length].
 
-    Half of the buckets are for keys behind the query. Of each half, the first half are for one distance each, and the
+    Half of the buckets are for keys after the query. Of each half, the first half are for one distance each, and the
     others for ranges between them and `relative_attention_max_distance` that grow by one factor."""
     each = np.array([_bucket(config, distance) for distance in range(length)], np.int64)
     distances = np.arange(length)[None, :] - np.arange(length)[:, None]

@@ -1,6 +1,6 @@
 """Qwen-Image-2.1's VAE (AutoencoderKLQwenImage21): configuration and manifest.
 
-What is unusual about it, beside the blocks that it shares with Qwen-Image's (`qwen_vae`):
+What is unusual about it, besides the blocks that it shares with Qwen-Image's (`qwen_vae`):
 - its kernels are stored without an axis of time, and its `time_conv`s are of no use either;
 - pixels have four channels, the last of which is alpha; a latent stands for 16 x 16 pixels;
 - each level has a shortcut around all of it. Down, it is a mean over pixels, channels and two frames, of which the

@@ -1,7 +1,7 @@
 """Qwen-Image's VAE (AutoencoderKLQwenImage, Wan's video VAE): configuration, manifest, and the 2-D network inside it.
 
 What is unusual about it:
-- it is a causal video VAE. A still image is one frame, in front of which every causal convolution sees zeros: only the
+- it is a causal video VAE. A still image is one frame, before which every causal convolution sees zeros: only the
   last temporal tap of each kernel counts, and the `time_conv`s never run. So a 2-D network is loaded and run, with
   about a third of the stored parameters;
 - its norm divides by the length over channels at each pixel: no statistics over space, so everything but the mid

@@ -1,6 +1,6 @@
 """Wan's names of the tensors of a VAE with levels, as ComfyUI has that of Qwen-Image-2.1: strings only.
 
-Layers are numbered within a level, its sampler behind its residual blocks.
+Layers are numbered within a level, its sampler after its residual blocks.
 """
 
 from __future__ import annotations

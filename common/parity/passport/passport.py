@@ -124,8 +124,8 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCall:
-    """The keywords of the recorded call, without LoRAs, controls and mask, which are files. `pictures`: how many of
-    those in `sample.SEEN` the model sees or the mask belongs to; `strength`: that of a mask."""
+    """The keywords of the recorded call, without the files: LoRAs, controls and mask. `pictures`: how many pictures of
+    `sample.SEEN` the model sees or the mask belongs to; `strength`: with a mask."""
 
     prompt: str
     width: int = field(metadata=_COUNT)

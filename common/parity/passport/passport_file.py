@@ -138,8 +138,8 @@ def _json(value: Any, arrays: _Arrays) -> Any:
 
 
 def _result_json(result: RecordedResult, arrays: _Arrays) -> dict[str, Any]:
-    """Return a result as JSON. Float64 is stored as its difference from the backend's result, in float32, which is
-    precise enough beside an error."""
+    """Return a result as JSON. Float64 values are stored as differences from the backend's result, in float32, which is
+    precise enough to measure an error."""
     values, lacks = (STORED[result.dtype], "F32") if result.seed is None else ("F64", "F64")
     stored = arrays.name(result.values, values)
     return {

@@ -1,5 +1,5 @@
-"""The control networks of one model, and their stages in a run: each stays in memory beside those before it and beside
-the denoiser, which calls it in every step."""
+"""The control networks of one model and their stages in a run: each stays in memory together with the earlier ones and
+the denoiser, which calls them in every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class ControlStages(ABC, Generic[Run]):
     def stages_of(
         self, request: Request, net: ControlNet, run: Run, co_resident: frozenset[str], later: tuple[Stage, ...]
     ) -> list[Stage]:
-        """Return the stages of one network, beside those in `co_resident` and before the stages in `later`."""
+        """Return the stages of one control network. `co_resident`: networks in memory with it; `later`: stages that
+        follow."""
 
     def give(self, nets: Mapping[str, Controller]) -> None:
         """Replace the networks and LoRAs, by their names in requests."""

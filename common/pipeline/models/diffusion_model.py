@@ -1,4 +1,4 @@
-"""The interface between a family of models, such as Qwen-Image, and the one denoise loop in `pipeline`."""
+"""The interface between a family of models (such as Qwen-Image) and the one denoising loop in `pipeline`."""
 
 from __future__ import annotations
 
@@ -104,8 +104,7 @@ class DiffusionModel(ABC):
 
     @abstractmethod
     def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
-        """Encode as many of `prompts` as fit now; the rest is encoded when it is needed. images: the images of all
-        requests."""
+        """Encode as many of `prompts` as fit now; others are encoded when needed. images: of all requests."""
 
     @abstractmethod
     def adapt(self, deltas: Deltas) -> None:

@@ -132,8 +132,8 @@ class FlowModel(DiffusionModel):
         return tuple(self.schedule_config.timestep(sigma) for sigma in plan.evaluated_sigmas())
 
     def call_bytes(self, peak: int, tokens: int, longest: int, sharing: Sharing, branches: int = 1) -> int:
-        """Return the bytes of activations of a step with `branches` in one batch, whose arrays take `peak` bytes beside
-        the scores of attention to `longest` tokens, and what ranks exchange of its `tokens` of images."""
+        """Return the bytes of a step's activations with `branches` in one batch: `peak` bytes, the scores of attention
+        over `longest` tokens, and what ranks exchange for the `tokens` of images."""
         score_bytes = scores(self.heads // sharing.tokens, branches, longest, self.engine.workspace.score_bytes)
         exchanged = sharing.exchanged(self.config.dim, tokens)
         return self.runtime.call_bytes(self.checkpoint["transformer"], peak + score_bytes + exchanged)

@@ -1,6 +1,5 @@
-"""Pictures as inputs of a model: how many it takes, their alpha, the mask, the pictures that it sees besides the text,
-and layers. Each family has one `PictureInputs`, whose fields are what differs, as those of its `Guidance`.
-"""
+"""Pictures as inputs of a model: how many it takes, alpha, masks, reference pictures, and layers. Each family has one
+`PictureInputs`; its fields say what differs, as `Guidance` does for guidance."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ class BlendedMask:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskInput:
-    """A mask that is an input of the model, and with it the picture without its masked part. Its methods are those of
-    `BlendedMask` too."""
+    """A mask as an input of the model, together with the picture without its masked part. Same methods as
+    `BlendedMask`."""
 
     is_input: ClassVar[bool] = True
     side: int = 1  # the values of the mask along a side of a latent
@@ -67,8 +66,8 @@ class MaskInput:
         return encode()
 
     def in_latents(self, hole: NDArray[np.bool_], scale: int) -> Latents:
-        """Return `hole` [H, W], True where the picture is drawn again, as [1, side * side, h, w] for latents of `scale`
-        pixels a side."""
+        """Return `hole` [H, W] as [1, side * side, h, w] for latents of `scale` pixels a side: each latent gets the
+        first pixel of side x side equal cells."""
         return in_latents(hole, scale, self.side)
 
     def everything(self, vae: VAEHalves, shape: LatentShape) -> list[Latents]:
@@ -90,8 +89,8 @@ def scaled(hole: NDArray[np.bool_], scale: int) -> Latents:
 
 
 def in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:
-    """Return `hole` [H, W] as [1, values * values, h, w] for latents of `scale` pixels a side: the first pixels of so
-    many equal parts along each side of a latent."""
+    """Return `hole` [H, W] as [1, values * values, h, w], for latents of `scale` pixels a side. The channels of a latent
+    are the first pixels of values x values equal cells."""
     rows = hole[:: scale // values, :: scale // values]
     h, w = rows.shape[0] // values, rows.shape[1] // values
     parts = rows.reshape(h, values, w, values).transpose(1, 3, 0, 2)
@@ -116,8 +115,8 @@ class References:
 def each_picture(
     size: Callable[[Uint8], Size], values: Callable[[Uint8], Latents], name: Callable[[int], str] | None = None
 ) -> References:
-    """Return references whose sizes and values depend on nothing but the picture. name: returns the name of a picture
-    by its number, from 1 on, for a note on its size; None: there is no note."""
+    """Return references whose sizes and values depend on the picture alone. name: returns a picture's name by its
+    number (from 1), for a note about its size; None: no note."""
 
     def notes(request: Request) -> list[str]:
         if name is None:

@@ -1,4 +1,4 @@
-"""Flow-match models whose modulation depends on pooled texts: each prompt has rows of its own in it."""
+"""Flow-match models whose modulation depends on pooled texts: it has separate rows for each prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qwenimg.common.weights.plan import LoadPlan
 
 
 class PooledFlowModel(FlowModel):
-    """A flow-match model with such a modulation, whose branches of guidance run in turn."""
+    """A flow-match model with modulation by pooled texts; its branches of guidance run one after the other."""
 
     texts: SeparateTexts
 

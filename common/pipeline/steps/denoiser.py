@@ -73,7 +73,7 @@ class Denoiser:
         return self.latest
 
     def both(self, x: Array, sigma: float) -> tuple[Array, Array]:
-        """Return the denoised latents with guidance, and those of the unconditional branch (for CFG++)."""
+        """Return the denoised latents with guidance, and those of the unconditional branch alone (for CFG++)."""
         x = self._shown(x, sigma)
         predictions = self._predictions(x, sigma)
         self.latest = guided = self._kept(self.denoised(x, sigma, self.combined(predictions)))

@@ -30,12 +30,9 @@ def strategy(group: Group | None, sharing: Sharing) -> Evaluate:
 
 
 def parallel(group: Group, sets: int) -> Evaluate:
-    """Return a strategy in which each of `sets` of ranks computes one of as many passes, and gets the results of the
-    others.
-
-    Where there are fewer passes than sets, several compute the same one, and all take that of the first: x then stays
-    the same on all ranks, bit for bit.
-    """
+    """Return a strategy in which each of `sets` of ranks computes one of the passes, and all exchange the results. With
+    fewer passes than sets, several sets compute the same pass and all use the first set's result, so that x stays equal
+    on all ranks, bit for bit."""
 
     def evaluate(passes: Sequence[Predict], x: Array, sigma: float, control: Control = None) -> list[Array]:
         results: list[Array] = []

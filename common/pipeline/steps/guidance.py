@@ -75,7 +75,7 @@ class Guidance:
         return f"at {self.name} {self.scale(request):g}"
 
     def branches(self, request: Request) -> tuple[Branch, ...]:
-        """Return the branches of a step: the prompt's, the unconditional one, and those of the prompt's other parts."""
+        """Return the branches of a step: the prompt, the unconditional one, and the prompt's further parts (AND)."""
         prompt, *others = (Branch(prompt=part) for part in self.parts(request))
         if not self.is_on(request):
             return (prompt,)

@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPlan:
-    """The sampling of a request. `sigmas` are those of all segments, for the recipe."""
+    """How a request is sampled. `sigmas`: of all segments, for the recipe."""
 
     sampler: str
     schedule: str

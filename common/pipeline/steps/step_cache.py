@@ -95,7 +95,7 @@ class StepCache:
         return self._kept[number] if self._reuses else None
 
     def _decided(self, change: Array) -> bool:
-        """Return whether a call whose first block's update is `change` reuses the stored outputs."""
+        """Return whether a call is skipped, given the relative `change` of its first block's update."""
         if self.listed is not None:
             reuses = bool(self._kept) and self.calls in self.listed
         else:

@@ -71,7 +71,7 @@ class LowRank:
 
     @property
     def is_product(self) -> bool:
-        """True if the delta is `up` times `down` and nothing else, so that it can be a branch beside the weight."""
+        """True if the delta is just `up` times `down`, so that it can be computed as a branch."""
         return self.kind == LORA and self.magnitude is None
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -134,8 +134,8 @@ class LowRank:
         return np.roll(rows, len(rows) // 2, axis=0) if self.swapped else rows
 
     def _decomposed(self, weight: np.ndarray, change: np.ndarray) -> np.ndarray:
-        """Return the change by PEFT's formula, whose norm is that of the changed weight. ComfyUI divides by the norm
-        of the unchanged one."""
+        """Return the change by PEFT's formula for DoRA, which divides by the norm of the changed weight. (ComfyUI
+        divides by the norm of the unchanged weight.)"""
         import numpy as np
 
         assert self.magnitude is not None
@@ -155,7 +155,8 @@ def floats(piece: TensorSlice) -> np.ndarray:
 
 
 def _flat(role: str, array: np.ndarray) -> np.ndarray:
-    """Return a factor as a matrix, its kernel behind its columns; the core of a Tucker form as it is."""
+    """Return a factor as a matrix, with its kernel axes joined to the columns; the core of a Tucker form is returned as
+    it is."""
     return array if role in _CORES else array.reshape(len(array), -1)
 
 
@@ -212,7 +213,8 @@ def rank_of(parts: Mapping[str, TensorSlice]) -> int | None:
 
 
 def check(kind: str, parts: Mapping[str, TensorSlice], weight: Shape) -> int | None:
-    """Return the rank of factors whose product has the shape of `weight`. Raises ValueError that says what is wrong."""
+    """Return the rank of factors whose product has the shape of `weight`. Raises ValueError with the reason if they do
+    not fit."""
     shapes = {role: piece.shape for role, piece in parts.items()}
     for role, piece in parts.items():
         if piece.dtype not in FACTORS:
@@ -259,7 +261,7 @@ def _joined(left: int, right: int) -> int:
 
 
 def _kernel(shape: Shape, weight: Shape, role: str) -> None:
-    """Check that the kernel behind the first two axes is the weight's, if there is one. Raises ValueError."""
+    """Check that the axes after the first two, if any, equal the weight's kernel."""
     if tuple(n for n in shape[2:] if n != 1) != tuple(n for n in weight[2:] if n != 1):
         raise ValueError(f"{role} has shape {list(shape)}, for a weight {list(weight)}")
 
@@ -302,8 +304,8 @@ def _check_half(shapes: _Shapes, weight: Shape, number: str) -> tuple[tuple[int,
 
 
 def _check_lokr(shapes: _Shapes, weight: Shape) -> _Flat:
-    """Return the product's shape and the rank: that of a half that is split, the second's if both are, None for
-    whole halves."""
+    """Return the shape and the rank of a LoKr product. The rank is that of its factored side (the second if both are
+    factored), None if neither is."""
     rank: int | None = None
     if "lokr_w1" in shapes:
         first = _matrix(shapes["lokr_w1"], "lokr_w1")

@@ -129,7 +129,7 @@ def _copies(targets: Mapping[str, tuple[Target, ...]]) -> set[str]:
 
 
 def strengthened(deltas: Deltas, strength: float, mode: Mode = "auto") -> Deltas:
-    """Return the deltas at another strength, in the weights or as branches beside them."""
+    """Return the deltas at another strength, to be merged into the weights or computed as branches (`mode`)."""
     return {
         component: {
             name: tuple(replace(one, strength=strength, mode=mode) for one in every) for name, every in by_name.items()

@@ -104,7 +104,7 @@ def component_names(
 
 
 def _fused(path: str, weights: Manifest) -> Iterator[Place]:
-    """Yield the places of a layer in those that diffusers makes of it and its neighbours of the same shape."""
+    """Yield, for a layer that diffusers fuses with its neighbours of the same shape, its rows in the fused weight."""
     owner, _, layer = path.rpartition(".")
     for fused, layers in _FUSED.items():
         shapes = [weights.get(f"{owner}.{one}.weight") for one in layers]

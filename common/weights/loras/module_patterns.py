@@ -230,7 +230,7 @@ class _Search:
         return bool(self._after(pattern.part, places, places.starts) & places.end)
 
     def _after(self, part: _Part, places: _Places, at: int) -> int:
-        """Return the positions behind `part` if it begins at one of the positions `at`."""
+        """Return the positions at which `part` can end if it begins at one of `at`."""
         self._count()
         if isinstance(part, _Atom):
             of_atom, steps = places.of(part)

@@ -1,4 +1,4 @@
-"""PEFT's configuration of a LoRA, from the header of a file or a file beside it, for each module."""
+"""PEFT's configuration of each module of a LoRA, from the file's header or from `adapter_config.json` in its folder."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class RotaryAttention(mlx.nn.Module):
         return q, k, v
 
     def attended(self, x: Array, rope: Array, text_last: bool = False) -> Array:
-        """[B L C] -> [B L C]. text_last: text is behind the image, else before it."""
+        """[B L C] -> [B L C]. text_last: text is after the image, else before it."""
         return self.attend(*self.projected(x, rope), text_last=text_last)
 
     def __call__(self, x: Array, rope: Array) -> Array:

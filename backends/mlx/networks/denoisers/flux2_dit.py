@@ -39,8 +39,8 @@ class TimeGuidanceEmbed(mlx.nn.Module):
             self.guidance_embedder = TimestepEmbedding(channels, dim, bias=False)
 
     def __call__(self, features: Array) -> Array:
-        """Embed the sinusoids of the time and, if the model is told it, of the guidance: [1 or 2, channels] ->
-        [1 C]."""
+        """Embed the sinusoids of the time and, if the model has `guidance_embeds`, of the guidance: [1 or 2, channels]
+        -> [1 C]."""
         temb = self.timestep_embedder(features[:1])
         return temb + self.guidance_embedder(features[1:]) if hasattr(self, "guidance_embedder") else temb
 
@@ -83,7 +83,7 @@ class DoubleBlock(JointBlock):
 
 
 class ParallelAttention(mlx.nn.Module):
-    """Attention beside a feed-forward, with one layer in front of both and one behind."""
+    """Attention and feed-forward in parallel, with a shared layer in and a shared layer out."""
 
     def __init__(self, config: Flux2Config):
         super().__init__()

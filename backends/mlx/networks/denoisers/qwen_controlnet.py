@@ -37,7 +37,7 @@ class QwenImageControlNet(mlx.nn.Module):
         self.controlnet_x_embedder = ops.Linear(config.picture_channels, dim)
 
     def picture(self, latents: Array) -> Array:
-        """Embed the packed latents of a picture, with the patches of its mask behind them: [1 L in] -> [1 L C]."""
+        """Embed the packed latents of a picture, with the patches of its mask after them: [1 L in] -> [1 L C]."""
         return ops.stream(self.controlnet_x_embedder(latents), self.stream)
 
     def context(self, text: Array) -> Array:
@@ -45,7 +45,7 @@ class QwenImageControlNet(mlx.nn.Module):
         return ops.stream(self.txt_in(self.txt_norm(text)), self.stream)
 
     def __call__(self, latents: Array, picture: Array, txt: Array, block_mods: list[Pair], rope: Rope) -> list[Array]:
-        """Return a residual [1 L C] behind each block, for packed latents [1 L in], an embedded picture [1 L C] and the
+        """Return a residual [1 L C] after each block, for packed latents [1 L in], an embedded picture [1 L C] and the
         text stream [1 S C]. block_mods, rope: as for the transformer."""
         img = ops.add(ops.stream(self.img_in(latents), self.stream), picture)
         residuals = []
@@ -101,7 +101,7 @@ class Runner(LoadedNetwork[QwenControlNetConfig, QwenImageControlNet]):
 
     @ops.computes
     def predict(self, x: Array, step: tuple[list[Pair], int], condition: Condition, scale: float) -> Sequence[Residual]:
-        """Return the changes behind each of its blocks, times `scale`, for packed latents x [1 L in] at a row of the
+        """Return the changes after each of its blocks, times `scale`, for packed latents x [1 L in] at a row of the
         modulation."""
         modulation, row = step
         one = slice(row, row + 1)

@@ -75,7 +75,7 @@ class TransformerBlock(JointBlock):
         *control: Change,
     ) -> Pair:
         """Run the block on img [B L C] and txt [B S C], with mods ([R 6C], [1 6C]). `index` [L] gives image tokens
-        their row. control: the changes of the image stream behind it."""
+        their row. control: the changes of the image stream after it."""
         behind, txt = self.streams(img, txt, mods, rope, (self.img_mlp, self.txt_mlp), index, mask)
         img = behind
         for change in control:
@@ -124,7 +124,7 @@ class QwenImageTransformer(mlx.nn.Module):
         block_mods: per block ([R 6C], [1 6C]); final_mod [1 2C]; rope: tables [L 1 D/2 2] of image and text;
         index [L]: the row of each image token where R > 1; mask [B 1 1 S+L]: True where a key counts; references
         [1 M C]: the start of the stream of images that the model sees, whose tokens follow the latents'; control: the
-        changes of the image stream behind each block, by control networks.
+        changes of the image stream after each block, by control networks.
         """
         img, L = self.image(latents), latents.shape[1]
         if references is not None:
@@ -162,7 +162,7 @@ class Modulation:
 
 
 def block_rows(briefly: Callable[[str, Callable[[], Pair]], Pair], blocks: Iterable[Any], temb: Array) -> list[Pair]:
-    """Return the modulation of each of `blocks` for [T C], whose weights `briefly` loads in turn."""
+    """Return the modulation of each of `blocks` for [T C]; `briefly` loads the weights of one after the other."""
     return [briefly(f"transformer_blocks.{i}.", partial(block.modulation, temb)) for i, block in enumerate(blocks)]
 
 
@@ -209,7 +209,7 @@ class Runner(LoadedNetwork[QwenDiTConfig, QwenImageTransformer]):
         control: Sequence[Sequence[Change]] | None = None,
     ) -> Array:
         """Predict the velocity [B L out] for packed latents x [1 or B, L, in] at a row of the modulation. control: the
-        changes behind each block."""
+        changes after each block."""
         modulation, row = step
         mods, final = modulation.at(row, condition.index is not None)
         latents = ops.repeated(x, condition.txt.shape[0])

@@ -57,7 +57,7 @@ class ResidualBlock(mlx.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def __call__(self, x: Array, temb: Array) -> Array:
-        """Run the block on x [B h w in], with temb [1 or B E] behind its SiLU: [B h w out]."""
+        """Run the block on x [B h w in], with temb [1 or B E] after its SiLU: [B h w out]."""
         update = self.conv1(ops.norm_silu(self.norm1, x))
         update = ops.shift(update, self.time_emb_proj(temb))
         update = self.conv2(ops.norm_silu(self.norm2, update))
@@ -257,7 +257,7 @@ class UNetHalf(mlx.nn.Module):
 
     def time(self, features: Array, addition: Array | None) -> Array:
         """Embed sinusoids of the time [1 or B, C], and for SDXL pooled text and sinusoids of the sizes [B A]: [1 or B,
-        E], behind the SiLU."""
+        E], after the SiLU."""
         temb = self.time_embedding(features)
         return ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
 

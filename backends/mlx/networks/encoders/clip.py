@@ -84,7 +84,7 @@ class Encoder(mlx.nn.Module):
         self.layers = [EncoderLayer(config) for _ in range(config.num_hidden_layers)]
 
     def __call__(self, x: Array) -> list[Array]:
-        """Return the states [B S C] before each layer, and behind the last."""
+        """Return the states [B S C] before each layer, and after the last."""
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1]))

@@ -47,7 +47,7 @@ class Attention(mlx.nn.Module):
         return self.o_proj(self.attend.result(self.attended(q, k, v, x.shape[1] - pads)))
 
     def attended(self, q: Array, k: Array, v: Array, tokens: int) -> Array:
-        """Attend from `tokens` tokens, causal, and from the pads behind them: q, k, v [B S H D] -> [B S H*D]."""
+        """Attend from `tokens` tokens, causal, and from the pads after them: q, k, v [B S H D] -> [B S H*D]."""
         keys, values = k[:, :tokens], v[:, :tokens]
         out = ops.attention(q[:, :tokens], keys, values, causal=True)
         if tokens == q.shape[1]:
@@ -66,7 +66,7 @@ class Qwen3TextEncoder(mlx.nn.Module):
         self.layers = [DecoderLayer(config, Attention(config)) for _ in range(config.used_layers)]
 
     def __call__(self, ids: Array, rope: Pair, pads: int) -> Array:
-        """Return the hidden states behind the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
+        """Return the hidden states after the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
         of which the last `pads` are pads, and RoPE tables [S D/2]."""
         x = ops.stream(self.embed_tokens(ids), self.stream)
         states = []

@@ -90,7 +90,7 @@ class VisionTower(mlx.nn.Module):
         self.deepstack_merger_list = [Merger(config, deep=True) for _ in config.deep_layers]
 
     def __call__(self, patches: Array, rope: Pair, numbers: Array, shares: Array) -> Array:
-        """Return the slots [1+K slots hidden], the deep ones behind the others, for patches [1 L values], RoPE tables
+        """Return the slots [1+K slots hidden], the deep ones after the others, for patches [1 L values], RoPE tables
         [L D/2], and rows of the table of positions with their shares, [L 4] and [L 4 1]."""
         places = (self.pos_embed(numbers) * shares).sum(1)
         x = ops.add(ops.stream(self.patch_embed(patches), self.stream), places[None])
@@ -107,7 +107,7 @@ class Qwen3PictureEncoder(Qwen3TextEncoder):
         self.visual = VisionTower(config, stream)
 
     def states(self, ids: Array, rope: Pair, places: Sequence[PicturePlace], slots: Sequence[Array]) -> Array:
-        """Return the states behind the last layer [1 S C], float32, for ids [1 S], with the slots [1+K slots C] of each
+        """Return the states after the last layer [1 S C], float32, for ids [1 S], with the slots [1+K slots C] of each
         picture at its place, and RoPE tables [S D/2]."""
         text = ops.stream(self.embed_tokens(ids), self.stream)
         x = with_slots(text, places, [one[:1] for one in slots], self.stream)

@@ -30,7 +30,7 @@ class SRVGGNet(mlx.nn.Module):
         self.body = layers
 
     def at(self, place: int) -> BandLayers:
-        """Return the convolution at `place` of the list, with the activation behind it, as a part."""
+        """Return the convolution at `place` of the list, with the activation after it, as a part."""
         layers = [self.body[i] for i in range(place, min(place + 2, len(self.body)))]
 
         def begin(x: Array) -> Array:

@@ -172,7 +172,7 @@ class Decoder(mlx.nn.Module):
         self.conv_out = ops.Conv2d(bottom, config.out_channels, 3, padding=1)
 
     def up(self, x: Array) -> Array:
-        """Run everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
+        """Run everything after the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x, self.conv_norm_out, x))
@@ -181,7 +181,7 @@ class Decoder(mlx.nn.Module):
         return self.conv_out(ops.norm_silu(norm, x))
 
     def parts(self) -> list[BandLayers]:
-        """Return the layers of `up` as parts that run over bands; a wide upsampler is one part with the layer behind
+        """Return the layers of `up` as parts that run over bands; a wide upsampler is one part with the layer after
         it."""
         parts: list[BandLayers] = []
         blocks: Any = self.up_blocks

@@ -154,7 +154,7 @@ class Decoder(mlx.nn.Module):
         self.conv_out = ops.Conv2d(dims[-1], outputs, 3, padding=1)
 
     def up(self, x: Array) -> Array:
-        """Run everything behind the mid block: [B h w C] -> [B 8h 8w 3]."""
+        """Run everything after the mid block: [B h w C] -> [B 8h 8w 3]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x))

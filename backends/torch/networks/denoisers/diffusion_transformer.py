@@ -68,7 +68,7 @@ class RotaryAttention(torch.nn.Module):
         return q, k, v
 
     def attended(self, x: Tensor, rope: Tensor, text_last: bool = False) -> Tensor:
-        """[B L C] -> [B L C]. text_last: text is behind the image, else before it."""
+        """[B L C] -> [B L C]. text_last: text is after the image, else before it."""
         return self.attend(*self.projected(x, rope), text_last=text_last)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:

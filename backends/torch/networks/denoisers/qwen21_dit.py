@@ -1,6 +1,6 @@
 """Qwen-Image-2.1's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.qwen21_dit`.
 
-B batch, L image tokens, P tokens of text and references in front of them, S text states, H heads, D head dim,
+B batch, L image tokens, P tokens of text and references before them, S text states, H heads, D head dim,
 C = H * D. Attribute paths are checkpoint keys.
 """
 
@@ -56,13 +56,13 @@ class Attention(RotaryAttention):
         self.to_out = torch.nn.ModuleList([ops.Linear(config.dim, config.dim, bias=False)])
 
     def image(self, x: Tensor, rope: Tensor, before: Pair) -> Tensor:
-        """Attend from image tokens [B L C] to all tokens. before: keys and values [B P H D] in front of them."""
+        """Attend from image tokens [B L C] to all tokens. before: keys and values [B P H D] before them."""
         q, k, v = self.projected(x, rope)
         keys, values = ops.joined(before[0], k, v.dtype), ops.joined(before[1], v, v.dtype)
         return self.to_out[0](self.attend.result(ops.attention(q, keys, values)))
 
     def context(self, x: Tensor, rope: Tensor, runs: Sequence[TokenRun]) -> tuple[Tensor, Pair]:
-        """Attend from the tokens in front of an image [B P C], run by run. Return the result, and keys and values."""
+        """Attend from the tokens before an image [B P C], run by run. Return the result, and keys and values."""
         q, k, v = self.projected(x, rope)
         parts = [ops.attention(q[:, start:end], k[:, :end], v[:, :end], causal=causal) for start, end, causal in runs]
         return self.to_out[0](self.attend.result(torch.cat(parts, dim=1))), (ops.stream(k, v.dtype), v)
@@ -90,7 +90,7 @@ class TransformerBlock(torch.nn.Module):
     def forward(
         self, img: Tensor, context: Tensor | None, mods: Pair, ropes: Rope, runs: Sequence[TokenRun], known: Pair | None
     ) -> tuple[Tensor, Tensor | None, Pair]:
-        """Run the block on img [B L C], and on the context [B P C] in front of it unless its keys and values are
+        """Run the block on img [B L C], and on the context [B P C] before it unless its keys and values are
         `known`. mods: ([1 4C], [1 4C]). Return both streams, and keys and values of the context."""
         if known is None:
             assert context is not None
@@ -100,7 +100,7 @@ class TransformerBlock(torch.nn.Module):
         return self.fed_forward(ops.gated(img, ops.tanh(gate1), update), scale2, gate2), context, known
 
     def run_context(self, x: Tensor, mod: Tensor, rope: Tensor, runs: Sequence[TokenRun]) -> tuple[Tensor, Pair]:
-        """Run the block on tokens in front of an image, [B P C]. Return them, and their keys and values."""
+        """Run the block on tokens before an image, [B P C]. Return them, and their keys and values."""
         scale1, gate1, scale2, gate2 = ops.chunks(mod, 4, None)
         update, known = self.attn.context(ops.norm_scaled(x, scale1, self.attn.to_q.dtype, self.eps), rope, runs)
         return self.fed_forward(ops.gated(x, ops.tanh(gate1), update), scale2, gate2), known
@@ -140,7 +140,7 @@ class Qwen21Transformer(torch.nn.Module):
         self.proj_out = ops.Linear(config.dim, config.in_channels, bias=False)
 
     def start(self, text: Tensor, places: Sequence[SlotPlace], references: Sequence[Tensor]) -> Tensor:
-        """Return the start of the stream in front of the image [1 P C], for text states [1 S states] with the latent
+        """Return the start of the stream before the image [1 P C], for text states [1 S states] with the latent
         tokens [1 L_i channels] of references at `places`."""
         txt, parts, token = ops.stream(self.txt_in(text), self.stream), [], 0
         for (first, rows, columns), latents in zip(places, references, strict=True):
@@ -160,7 +160,7 @@ class Qwen21Transformer(torch.nn.Module):
     ) -> tuple[Tensor, list[Pair]]:
         """Predict the velocity [1 L channels] for latent tokens [1 L channels] and the sinusoid [1 256] of the time.
 
-        context: the start of the stream in front of the image [1 P C], and its modulation [1 4C]; ropes: tables [L 1
+        context: the start of the stream before the image [1 P C], and its modulation [1 4C]; ropes: tables [L 1
         D/2 2] and [P 1 D/2 2]; known: the context's keys and values by block, if an earlier call returned them. A call
         that `keeps` them returns them beside the velocity."""
         time = self.time_text_embed(features)
@@ -194,7 +194,7 @@ class Runner(LoadedNetwork[Qwen21Config, Qwen21Transformer]):
     ) -> Condition:
         """Prepare text states [1 S states]. `images`: rows and columns of the image's tokens, the places of references
         among the states, and their latent tokens [1 L_i channels], row by row. keeps: whether keys and values of all
-        this are kept between predictions, or made anew for each."""
+        this are kept between predictions, or made again for each."""
         grid, places, references = images
         layout = qwen21_conditioning.layout(text.shape[1], places, grid)
         img, txt = (

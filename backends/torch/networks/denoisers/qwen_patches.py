@@ -39,7 +39,7 @@ class QwenImagePatches(torch.nn.Module):
         self.controlnet_blocks = torch.nn.ModuleList([Patch(config.dim) for _ in range(config.num_layers)])
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Embed the packed latents of a picture, with the patches of its mask behind them: [1 L in] -> [1 L C]."""
+        """Embed the packed latents of a picture, with the patches of its mask after them: [1 L in] -> [1 L C]."""
         return ops.stream(self.img_in(latents), self.stream)
 
 
@@ -69,5 +69,5 @@ class Runner(LoadedNetwork[QwenPatchesConfig, QwenImagePatches]):
 
     @ops.computes
     def predict(self, x: Tensor, step: TimeStep, condition: Tensor, scale: float) -> Sequence[Patched]:
-        """Return the changes behind each block of the transformer, times `scale`. They see neither latents nor step."""
+        """Return the changes after each block of the transformer, times `scale`. They see neither latents nor step."""
         return [Patched(patch, condition, scale) for patch in self.model.controlnet_blocks]

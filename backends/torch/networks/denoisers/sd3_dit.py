@@ -270,7 +270,7 @@ class Runner(LoadedNetwork[SD3Config, SD3Transformer]):
         return images.to_bchw(ops.at_least_float32(velocity))
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
-        """Return the positions [1 L C] of an image: those of the file's table, or by its formula."""
+        """Return the positions [1 L C] of an image, from the file's table or by its formula."""
         ids = sd3_conditioning.window(self.config, *grid)
         if TABLE in self.plan.entries:
             return ops.eval(self.model.pos_embed.pos_embed(ops.placed(ids, self.device)))

@@ -55,7 +55,7 @@ class ResidualBlock(torch.nn.Module):
             self.conv_shortcut = ops.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, temb: Tensor) -> Tensor:
-        """Run the block on x [B in h w], with temb [1 or B E] behind its SiLU: [B out h w]."""
+        """Run the block on x [B in h w], with temb [1 or B E] after its SiLU: [B out h w]."""
         update = self.conv1(ops.norm_silu(self.norm1, x))
         update = ops.shift(update, self.time_emb_proj(temb))
         update = self.conv2(ops.norm_silu(self.norm2, update))
@@ -255,7 +255,7 @@ class UNetHalf(torch.nn.Module):
 
     def time(self, features: Tensor, addition: Tensor | None) -> Tensor:
         """Embed sinusoids of the time [1 or B, C], and for SDXL pooled text and sinusoids of the sizes [B A]: [1 or B,
-        E], behind the SiLU."""
+        E], after the SiLU."""
         temb = self.time_embedding(features)
         return ops.silu(temb if addition is None else ops.add(temb, self.add_embedding(addition)))
 

@@ -191,5 +191,5 @@ class Runner(LoadedNetwork[ZImageConfig, ZImageTransformer]):
         return ops.at_least_float32(result)
 
     def _pads(self, tokens: int) -> Tensor:
-        """Return a zero for each pad behind so many tokens, [1 pads]."""
+        """Return zeros [1 pads], one for each pad of `tokens` tokens."""
         return ops.placed(np.zeros((1, zimage_conditioning.padded(tokens) - tokens), np.int32), self.device)

@@ -82,7 +82,7 @@ class Encoder(torch.nn.Module):
         self.layers = torch.nn.ModuleList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the states [B S C] before each layer, and behind the last."""
+        """Return the states [B S C] before each layer, and after the last."""
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1]))

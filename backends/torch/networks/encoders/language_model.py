@@ -25,7 +25,7 @@ class KeyValues:
         self.pair: Pair | None = None
 
     def extended(self, k: Tensor, v: Tensor) -> Pair:
-        """Add the next tokens' k and v [B S H D], and return those of all tokens, both in v's dtype."""
+        """Append the next tokens' k and v [B S H D]; return all tokens' k and v in v's dtype."""
         keys, values = self.pair or (k[:, :0], v[:, :0])
         self.pair = ops.joined(keys, k, v.dtype), ops.joined(values, v, v.dtype)
         return self.pair

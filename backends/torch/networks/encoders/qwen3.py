@@ -45,7 +45,7 @@ class Attention(torch.nn.Module):
         return self.o_proj(self.attend.result(self.attended(q, k, v, x.shape[1] - pads)))
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, tokens: int) -> Tensor:
-        """Attend from `tokens` tokens, causal, and from the pads behind them: q, k, v [B S H D] -> [B S H*D]."""
+        """Attend from `tokens` tokens, causal, and from the pads after them: q, k, v [B S H D] -> [B S H*D]."""
         keys, values = k[:, :tokens], v[:, :tokens]
         out = ops.attention(q[:, :tokens], keys, values, causal=True)
         if tokens == q.shape[1]:
@@ -64,7 +64,7 @@ class Qwen3TextEncoder(torch.nn.Module):
         self.layers = torch.nn.ModuleList([DecoderLayer(config, Attention(config)) for _ in range(config.used_layers)])
 
     def forward(self, ids: Tensor, rope: Pair, pads: int) -> Tensor:
-        """Return the hidden states behind the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
+        """Return the hidden states after the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
         of which the last `pads` are pads, and RoPE tables [S D/2]."""
         x = ops.stream(self.embed_tokens(ids), self.stream)
         states = []

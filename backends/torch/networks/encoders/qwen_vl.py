@@ -56,7 +56,7 @@ class QwenTextEncoder(torch.nn.Module):
         self.norm = ops.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, ids: Tensor, rope: Pair) -> Tensor:
-        """Return the hidden states behind the final norm [B S C], float32, for token ids [B S] and RoPE tables [S
+        """Return the hidden states after the final norm [B S C], float32, for token ids [B S] and RoPE tables [S
         D/2]."""
         return self.run(ops.stream(self.embed_tokens(ids), self.stream), rope)
 

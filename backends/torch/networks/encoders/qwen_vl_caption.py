@@ -28,7 +28,7 @@ class QwenCaptioner(QwenPictureEncoder):
 
     def scores(self, x: Tensor, rope: Pair, past: Sequence[KeyValues]) -> Tensor:
         """Return the score [V] of each token as the next one, in float32, for the start of the stream [1 S C] of the
-        tokens behind `past`, which has one for each layer."""
+        tokens after `past`, which has one for each layer."""
         for layer, kept in zip(self.layers, past, strict=True):
             x = layer(x, rope, kept)
         return ops.at_least_float32(self.lm_head(self.norm(x[:, -1:])))[0, 0]
@@ -58,7 +58,7 @@ class Runner(qwen_vl_vision.Runner):
         return self._scores(self.model.start(ops.placed([[token]], self.device), [], []))
 
     def _scores(self, x: Tensor) -> Tensor:
-        """Return the scores behind the start of the stream [1 S C] of the next tokens."""
+        """Return the scores after the start of the stream [1 S C] of the next tokens."""
         self.length += x.shape[1]
         table = prompt_rope(self.config, self.length, self.places)
         cos, sin = (self._table(part[-x.shape[1] :]) for part in table)

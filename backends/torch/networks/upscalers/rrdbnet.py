@@ -68,7 +68,7 @@ class RRDBNet(torch.nn.Module):
         self.conv_last = ops.Conv2d(C, config.channels, 3, padding=1)
 
     def end(self, x: Tensor) -> Tensor:
-        """Run everything behind the blocks: features [B C h w] -> a picture of the result's size."""
+        """Run everything after the blocks: features [B C h w] -> a picture of the result's size."""
         for i in range(self.enlarged):
             x = ops.eval(ops.leaky_relu(getattr(self, f"conv_up{i + 1}")(images.upsample(x)), SLOPE))
         x = ops.eval(ops.leaky_relu(self.conv_hr(x), SLOPE))

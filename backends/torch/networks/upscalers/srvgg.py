@@ -29,7 +29,7 @@ class SRVGGNet(torch.nn.Module):
         self.body = torch.nn.ModuleList(layers)
 
     def at(self, place: int) -> BandLayers:
-        """Return the convolution at `place` of the list, with the activation behind it, as a part."""
+        """Return the convolution at `place` of the list, with the activation after it, as a part."""
         layers = [self.body[i] for i in range(place, min(place + 2, len(self.body)))]
 
         def begin(x: Tensor) -> Tensor:

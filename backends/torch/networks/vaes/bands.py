@@ -27,7 +27,7 @@ Normed = Callable[[Tensor], Tensor]
 
 
 class NormStep(NamedTuple):
-    """A norm over the whole image and the layers behind it."""
+    """A norm over the whole image and the layers after it."""
 
     norm: Any
     run: Callable[[Tensor, Normed, Tensor], Tensor]  # (the norm's input, the norm, the result of `begin`)
@@ -53,7 +53,7 @@ class BandLayers(NamedTuple):
         )
 
     def run(self, x: Tensor, norms: Sequence[Normed]) -> Tensor:
-        """Run the steps as far as `norms` on a band x. Return the last step's result, or the input of the next norm."""
+        """Run the steps up to `norms` on a band x. Return the last step's result, or the input of the next norm."""
         value = beginning = self.begin(x)
         for step, normed in zip(self.steps, norms, strict=False):
             value = step.run(value, normed, beginning)
@@ -109,7 +109,7 @@ def _through(part: BandLayers, image: Bands, rows: int, like: Tensor) -> Bands:
 
 
 def _band(part: BandLayers, image: Bands, band: Tile, norms: Sequence[Normed], like: Tensor) -> Tensor:
-    """Return the result of `part`, as far as `norms`, for a band, without the rows that it was read with."""
+    """Return `part` of a band, up to `norms`, without the extra rows that were read for it."""
     x = part.run(image.rows(band.read_start, band.read_stop, like), norms)
     above = _rows_out(part, band.read_start, band.keep_start)
     return images.window(x, slice(above, above + _rows_out(part, band.keep_start, band.keep_stop)), slice(None))

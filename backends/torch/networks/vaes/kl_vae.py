@@ -171,7 +171,7 @@ class Decoder(torch.nn.Module):
         self.conv_out = ops.Conv2d(bottom, config.out_channels, 3, padding=1)
 
     def up(self, x: Tensor) -> Tensor:
-        """Run everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
+        """Run everything after the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x, self.conv_norm_out, x))
@@ -180,7 +180,7 @@ class Decoder(torch.nn.Module):
         return self.conv_out(ops.norm_silu(norm, x))
 
     def parts(self) -> list[BandLayers]:
-        """Return the layers of `up` as parts that run over bands; a wide upsampler is one part with the layer behind
+        """Return the layers of `up` as parts that run over bands; a wide upsampler is one part with the layer after
         it."""
         parts: list[BandLayers] = []
         blocks: Any = self.up_blocks

@@ -153,7 +153,7 @@ class Decoder(torch.nn.Module):
         self.conv_out = ops.Conv2d(dims[-1], outputs, 3, padding=1)
 
     def up(self, x: Tensor) -> Tensor:
-        """Run everything behind the mid block: [B C h w] -> [B 3 8h 8w]."""
+        """Run everything after the mid block: [B C h w] -> [B 3 8h 8w]."""
         for block in self.up_blocks:
             x = block(x)
         return ops.eval(self.end(x))
