@@ -89,8 +89,8 @@ def scaled(hole: NDArray[np.bool_], scale: int) -> Latents:
 
 
 def in_latents(hole: NDArray[np.bool_], scale: int, values: int) -> Latents:
-    """Return `hole` [H, W] as [1, values * values, h, w], for latents of `scale` pixels a side. The channels of a latent
-    are the first pixels of values x values equal cells."""
+    """Return `hole` [H, W] as [1, values * values, h, w] for latents of `scale` pixels a side: a latent's channels are
+    the first pixels of values x values equal cells."""
     rows = hole[:: scale // values, :: scale // values]
     h, w = rows.shape[0] // values, rows.shape[1] // values
     parts = rows.reshape(h, values, w, values).transpose(1, 3, 0, 2)
