@@ -95,8 +95,7 @@ class KernelFiles:
         leftovers.remove(self.folder)
 
     def _copy(self) -> None:
-        """Copy kept kernels that are whole and load. Remove the others, which the compiler makes again. Raises
-        OSError."""
+        """Copy kept kernels that are whole and load. Remove the others, which the compiler makes again."""
         assert self.folder is not None
         self._known.clear()
         folder = _libraries(self.folder)

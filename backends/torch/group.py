@@ -191,7 +191,7 @@ def _of_this_start(store: Store) -> Store:
 
 
 def _check(store: Store, place: RankPlace) -> None:
-    """Check that all ranks have come, each once and with the same number of ranks. Raises UsageError and RankLost."""
+    """Check that all ranks have come, each once and with the same number of ranks."""
     try:
         if store.add(f"rank {place.rank}", 1) > 1:
             raise UsageError(f"two processes are rank {place.rank}: each has its own RANK")

@@ -49,7 +49,7 @@ def strict_json(
 
 
 def _check_structure(unescaped: bytes, path: Path | str, depth: int, values: int) -> None:
-    """Check depth and number of values before the parser, which recurses and allocates. Raises ModelError."""
+    """Check depth and number of values before the parser, which recurses and allocates."""
     crowded = unescaped.count(b'"') > values
     structure = b"" if crowded else re.sub(rb'"[^"]*"', b"", unescaped).translate(None, _NOT_STRUCTURE)
     if crowded or len(structure) > 2 * values:

@@ -88,7 +88,7 @@ def read(data: object, path: Path) -> Foreign:
 
 
 def _nodes(data: object, path: Path) -> dict[str, Node]:
-    """Return the nodes, checked. Raises ModelError."""
+    """Return the nodes, checked."""
     if not isinstance(data, dict) or not data or len(data) > MAX_NODES:
         raise bad(path, f"its ComfyUI graph is not an object of 1 to {MAX_NODES:,} nodes")
     nodes = {}
@@ -125,7 +125,7 @@ def _put_all(recipe: Foreign, graph: Graph, sampler: Node) -> None:
 
 
 def _prompt(graph: Graph, sampler: Node, role: str) -> object:
-    """Return the text that `role`, positive or negative, leads to. Raises NotPlain."""
+    """Return the text that `role`, positive or negative, leads to."""
     source = "nowhere"
     for node in graph.chain(sampler, role, "conditioning"):
         if node.kind == "CLIPTextEncode":

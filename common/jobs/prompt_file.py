@@ -64,7 +64,6 @@ def lines_with_text(raw: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _options_of(line: bytes, where: str) -> Options:
-    """Return the options of a line. Raises ModelError."""
     try:
         prompt = line.decode("utf-8").strip()
     except UnicodeDecodeError as error:

@@ -238,8 +238,8 @@ def _check_cache(pipe: Pipeline, job: Job, inputs: Inputs, listener: Listener, r
 
 
 def _write(job: Job, output: Output, result: Result) -> None:
-    """Write the image, or its layers and what shows all of them, in the format of the suffix, or pass a PNG to `put`.
-    Raises UsageError and DoesNotFit."""
+    """Write the image, or its layers and what shows all of them, in the format of the suffix, or pass a PNG to
+    `put`."""
     import numpy as np
 
     from qwenimg.common.pipeline import encode
@@ -262,8 +262,7 @@ def _write(job: Job, output: Output, result: Result) -> None:
 
 
 def _encoded(output: Output, pixels: NDArray[np.uint8], recipe: Recipe | None, suffix: str) -> bytes:
-    """Return the file of an image, made larger if the output says so. Raises UsageError, DoesNotFit and
-    NumericsError."""
+    """Return the file of an image, made larger if the output says so."""
     from qwenimg.common.pipeline import encode
 
     if output.larger is None:

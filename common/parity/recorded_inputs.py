@@ -40,7 +40,7 @@ def completed(
 
 
 def _check_options(recorded: Model, given: Mapping[str, Any]) -> None:
-    """Check that the options `given`, by their names, are the recorded ones. Raises UsageError."""
+    """Check that the options `given`, by their names, are the recorded ones."""
     options = {
         **recorded.parts,
         "quantize": recorded.quantize,

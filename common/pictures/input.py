@@ -61,7 +61,7 @@ def check_bytes(file: OpenFile) -> None:
 
 
 def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Uint8, list[str]]]) -> tuple[Uint8, list[str]]:
-    """Decode the image of `source` with `decode`, once its header has passed the limits. Raises ModelError."""
+    """Decode the image of `source` with `decode`, once its header has passed the limits."""
     from PIL import Image, UnidentifiedImageError
 
     path = source.path if isinstance(source, OpenFile) else source

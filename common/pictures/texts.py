@@ -79,7 +79,7 @@ def _tagged(xmp: str, opening: str, closing: str) -> str | None:
 
 
 def _from_blocks(file: OpenFile, blocks: Iterator[tuple[str, int, int]]) -> dict[str, str]:
-    """Return the texts of the first block of each kind. Raises ModelError."""
+    """Return the texts of the first block of each kind."""
     first: dict[str, tuple[int, int]] = {}
     for kind, begin, length in blocks:
         first.setdefault(kind, (begin, length))
@@ -93,7 +93,7 @@ def _from_blocks(file: OpenFile, blocks: Iterator[tuple[str, int, int]]) -> dict
 
 
 def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, first byte and length of a JPEG's EXIF and XMP, which stand before its pixels. Raises ModelError."""
+    """Yield kind, first byte and length of a JPEG's EXIF and XMP, which stand before its pixels."""
     at = 2
     for _ in range(MAX_SEGMENTS):
         if at + 4 > file.size:
@@ -118,8 +118,7 @@ def _jpeg_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
 
 
 def _webp_blocks(file: OpenFile) -> Iterator[tuple[str, int, int]]:
-    """Yield kind, first byte and length of a WebP's EXIF and XMP chunks, which come after the pixels. Raises
-    ModelError."""
+    """Yield kind, first byte and length of a WebP's EXIF and XMP chunks, which come after the pixels."""
     at = 12
     for _ in range(MAX_SEGMENTS):
         if at + 8 > file.size:

@@ -137,7 +137,7 @@ class _Bracket:
 
 
 def _parse(prompt: str) -> Nodes:
-    """Return the nodes of `prompt`; a single text for one that is not of the grammar. Raises UsageError."""
+    """Return the nodes of `prompt`; a single text for one that is not of the grammar."""
     divisions = _divisions(prompt)
     return _nodes(_tokens(prompt), divisions) if divisions else [prompt]
 

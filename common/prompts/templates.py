@@ -114,7 +114,7 @@ class _Level:
 
 
 def _opened(levels: list[_Level], text: str, place: int) -> int:
-    """Read the number after an opening brace, begin a choice, and return the position after it. Raises UsageError."""
+    """Read the number after an opening brace, begin a choice, and return the position after it."""
     if len(levels) > MAX_DEPTH:
         raise UsageError(f"the prompt has choices in choices, deeper than {MAX_DEPTH}; make it flatter")
     match = _COUNT.match(text, place)

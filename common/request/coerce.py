@@ -130,7 +130,6 @@ def _is_pil(value: object) -> bool:
 
 
 def _file(name: str, value: object) -> Path:
-    """Return `value` as a path. Raises UsageError."""
     path = path_text(value)
     if not path:
         kind = type(value).__name__ if path is None else "empty"
@@ -167,7 +166,7 @@ def _opaque(picture: object) -> Any:
 
 
 def _sources(value: object) -> list[tuple[Control, object]]:
-    """Return the controls that one value of a call holds, and the source of the picture of each. Raises UsageError."""
+    """Return the controls that one value of a call holds, and the source of the picture of each."""
     if isinstance(value, Control):
         return [(value, value.file if value.picture is None else value.picture)]
     if isinstance(value, str):

@@ -100,7 +100,7 @@ def _is_pair(value: list[object] | tuple[object, ...]) -> bool:
 
 
 def _typed(value: object) -> Lora:
-    """Return the LoRA of a path, or of a pair (path, scale). Raises UsageError."""
+    """Return the LoRA of a path, or of a pair (path, scale)."""
     if isinstance(value, Lora):
         return value
     file, scale = value if isinstance(value, tuple) and len(value) == 2 else (value, 1.0)

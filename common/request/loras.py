@@ -52,7 +52,7 @@ def find_file(name: str) -> Path:
 
 
 def _inside(folder: Path) -> Path:
-    """Return the LoRA in a folder: PEFT's file, or the only safetensors file. Raises ModelError."""
+    """Return the LoRA in a folder: PEFT's file, or the only safetensors file."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".safetensors"))
     if ADAPTER in names or len(names) == 1:
         return folder / (ADAPTER if ADAPTER in names else names[0])

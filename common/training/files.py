@@ -188,7 +188,7 @@ def read_table(path: Path, last: int) -> list[str]:
 
 
 def _step(path: Path, number: int, line: str) -> int:
-    """Return the step of a row of numbers, all finite. Raises ModelError."""
+    """Return the step of a row of numbers, all finite."""
     values = line.split(",")
     try:
         figures = [float(value) for name, value in zip(COLUMNS, values, strict=True) if name != "dtype"]

@@ -117,8 +117,7 @@ def scaled(
 def _source(
     layer: str, pieces: Mapping[str, TensorSlice], descriptor: Descriptor | None, usual: Format | None
 ) -> Source | None:
-    """Return the source of a layer's weight, or None if it is not quantized, or has neither scale nor descriptor.
-    Raises ModelError."""
+    """Return the source of a layer's weight, or None if it is not quantized, or has neither scale nor descriptor."""
     weight = pieces[f"{layer}.weight"]
     scale = next((pieces[name] for part in SCALES if (name := f"{layer}.{part}") in pieces), None)
     if descriptor is not None and descriptor.format not in _READ:
@@ -140,7 +139,7 @@ def _source(
 def _float(
     weight: TensorSlice, scale: TensorSlice | None, descriptor: Descriptor | None, usual: Format | None
 ) -> EightBits | None:
-    """Return the code of a weight in 8-bit floats, or None as `_source` does. Raises ModelError."""
+    """Return the code of a weight in 8-bit floats, or None as `_source` does."""
     if descriptor is None and (weight.dtype not in _CODES or (scale is None and weight.dtype != "U8")):
         return None
     format = format_of(weight.dtype) or (_FLOATS[descriptor.format] if descriptor else usual)
@@ -154,7 +153,7 @@ def _float(
 
 
 def _four_bits(layer: str, pieces: Mapping[str, TensorSlice], descriptor: Descriptor) -> Source:
-    """Return the source of a weight in one of the formats of 4 bits (or 6). Raises ModelError."""
+    """Return the source of a weight in one of the formats of 4 bits (or 6)."""
     weight, (format, rotation, group) = pieces[f"{layer}.weight"], descriptor
     if weight.dtype not in ("I8", "U8") or len(weight.shape) != 2:
         _refuse(weight, f"is {weight.dtype} {list(weight.shape)}; its descriptor says {format}")
@@ -192,8 +191,7 @@ def _four_bits(layer: str, pieces: Mapping[str, TensorSlice], descriptor: Descri
 
 
 def _check_rotation(weight: TensorSlice, width: int, descriptor: Descriptor) -> None:
-    """Check that the weight is a matrix whose rows of `width` values are whole groups of the rotation. Raises
-    ModelError."""
+    """Check that the weight is a matrix whose rows of `width` values are whole groups of the rotation."""
     if len(weight.shape) != 2 or width % descriptor.rotation or not width:
         shown = clean(list(weight.shape), 60)
         _refuse(weight, f"is {shown}: no rows of {width} that groups of {descriptor.rotation} rotate")
@@ -210,7 +208,7 @@ def described(code: RotatedInt8) -> np.ndarray:
 
 def _check_scale(weight: TensorSlice, scale: TensorSlice, *, in_blocks: bool = True) -> None:
     """Check that the scale is one number, one for each row, or with `in_blocks` one for each block of a row [out blocks
-    1]. Raises ModelError."""
+    1]."""
     rows = weight.shape[0] if weight.shape else 0
     single = scale.shape in ((), (1,), (1, 1))
     by_row = scale.shape in ((rows,), (rows, 1))
@@ -231,7 +229,7 @@ def _refuse(weight: TensorSlice, what: str) -> NoReturn:
 def _descriptors(
     pieces: Mapping[str, TensorSlice], wanted: Mapping[str, object], notes: Mapping[str, str]
 ) -> dict[str, Descriptor]:
-    """Return the descriptor of each layer that is wanted and has one. Raises ModelError."""
+    """Return the descriptor of each layer that is wanted and has one."""
     descriptors: dict[str, Descriptor] = {}
     if METADATA in notes and pieces:
         path = next(iter(pieces.values())).file.path
@@ -273,7 +271,7 @@ def _table(text: str, path: Path) -> dict[str, object]:
 
 
 def _descriptor(entry: object, where: Path | str, layer: str = "") -> Descriptor:
-    """Return the descriptor of a layer, of whose fields some programs nest a few in `params`. Raises ModelError."""
+    """Return the descriptor of a layer, of whose fields some programs nest a few in `params`."""
     of = f" of '{clean(layer, 80)}'" if layer else ""
     format = entry.get("format") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(format, str):

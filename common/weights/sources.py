@@ -96,7 +96,7 @@ def _code(codes: TensorSlice, scales: TensorSlice, biases: TensorSlice, shape: S
 
 
 def _rotated(code: Affine, marker: TensorSlice, width: int) -> Affine:
-    """Return the code of rows of `width` values that are rotated as `marker` says. Raises ModelError."""
+    """Return the code of rows of `width` values that are rotated as `marker` says."""
     if marker.dtype != "U32" or marker.shape != (1,):
         shown = clean(f"{marker.dtype} {list(marker.shape)}", 60)
         raise bad(marker.file.path, f"tensor '{clean(marker.key, 80)}' is {shown}: expected U32 [1]")

@@ -41,7 +41,7 @@ def place(name: str) -> Place:
 
 
 def _config(stored: StoredShapes, like: Flux2Config) -> Flux2Config:
-    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`. Raises ModelError."""
+    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
     hidden = stored.shape("transformer_blocks.0.ff.linear_out.weight", 2)[1]
     data = asdict(like) | {
         **flux_blocks_names.sizes(stored),

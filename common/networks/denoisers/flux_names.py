@@ -76,7 +76,7 @@ def _xlabs(path: str) -> list[Place]:
 
 
 def _config(stored: StoredShapes, like: FluxConfig) -> FluxConfig:
-    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`. Raises ModelError."""
+    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
     data = asdict(like) | {
         **flux_blocks_names.sizes(stored),
         "out_channels": stored.shape("proj_out.weight", 2)[0],

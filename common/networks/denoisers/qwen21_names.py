@@ -27,7 +27,7 @@ def place(name: str) -> Place:
 
 
 def _config(stored: StoredShapes, like: Qwen21Config) -> Qwen21Config:
-    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`. Raises ModelError."""
+    """Return the configuration for stored shapes; the axes of RoPE are taken from `like`."""
     width, channels = stored.shape("img_in.weight", 2)
     [head_dim] = stored.shape("transformer_blocks.0.attn.norm_q.weight", 1)
     data: dict[str, Any] = asdict(like) | {

@@ -63,7 +63,7 @@ def place(name: str, config: SD3Config) -> Place:
 
 
 def _config(stored: StoredShapes, like: SD3Config) -> SD3Config:
-    """Return the configuration for stored shapes. Raises ModelError."""
+    """Return the configuration for stored shapes."""
     width, channels, *_ = stored.shape("pos_embed.proj.weight", 4)
     blocks = stored.blocks("transformer_blocks.0.attn.to_q.weight")
     dual = [layer for layer in blocks if f"transformer_blocks.{layer}.attn2.to_q.weight" in stored]

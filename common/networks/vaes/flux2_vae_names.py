@@ -21,7 +21,7 @@ def _place(name: str, config: Flux2VAEConfig) -> Place:
 
 
 def _config(stored: StoredShapes, like: Flux2VAEConfig) -> Flux2VAEConfig:
-    """Return the configuration for stored shapes; `like` has what no tensor shows. Raises ModelError."""
+    """Return the configuration for stored shapes; `like` has what no tensor shows."""
     return parse(Flux2VAEConfig, asdict(like) | kl_vae_names.sizes(stored), source=stored.path)
 
 

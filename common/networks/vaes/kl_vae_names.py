@@ -76,7 +76,7 @@ def sizes(stored: StoredShapes) -> dict[str, Any]:
 
 def _config(stored: StoredShapes, like: KLVAEConfig) -> KLVAEConfig:
     """Return the configuration for stored shapes. `like` has what no tensor shows: the scale and the shift of the
-    latents, and the groups of the norms. Raises ModelError."""
+    latents, and the groups of the norms."""
     return parse(KLVAEConfig, asdict(like) | sizes(stored), source=stored.path)
 
 

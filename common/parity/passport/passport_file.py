@@ -187,7 +187,7 @@ def read(path: Path) -> Passport:
 
 
 def _checked_text(header: Header) -> str:
-    """Return the JSON after a check of its schema and of the sum. Raises ModelError."""
+    """Return the JSON after a check of its schema and of the sum."""
     path, metadata = header.file.path, header.metadata
     if metadata.get("format") != FORMAT:
         raise bad(path, "is no parity passport: make one with `qwenimg parity record`")

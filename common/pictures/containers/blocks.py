@@ -62,7 +62,7 @@ def check_jpeg(file: OpenFile) -> bool:
 
 
 def _scans(file: OpenFile, begin: int) -> int:
-    """Count scans by their marker, which pixels cannot hold: a 0xFF among them is followed by 0. Raises ModelError."""
+    """Count scans by their marker, which pixels cannot hold: a 0xFF among them is followed by 0."""
     count = 0
     for at in range(begin, file.size, _WINDOW):
         count += file.read(at, min(_WINDOW + 1, file.size - at)).count(b"\xff\xda")

@@ -42,7 +42,7 @@ def _texts(data: bytes, order: str) -> dict[str, str]:
 
 
 def _table(data: bytes, order: str, at: int) -> dict[int, bytes]:
-    """Return the bytes of the needed entries, by tag, from the table at byte `at`. Raises ValueError."""
+    """Return the bytes of the needed entries, by tag, from the table at byte `at`."""
     (count,) = struct.unpack_from(order + "H", data, at)
     values: dict[int, bytes] = {}
     for entry in range(at + 2, at + 2 + 12 * count, 12):

@@ -57,8 +57,8 @@ def first_picture(file: OpenFile) -> tuple[bytes, bool]:
 
 
 def _next_picture(reader: _Reader) -> bytes | None:
-    """Move to the next image. Return the control block before it, b"" if it has none, or None at the end of the file.
-    Raises ModelError."""
+    """Move to the next image. Return the control block before it, b"" if it has none, or None at the end of the
+    file."""
     control = b""
     while (kind := reader.take(1)[0]) == _EXTENSION:
         label = reader.take(1)

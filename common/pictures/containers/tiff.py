@@ -46,7 +46,7 @@ def first_picture(file: OpenFile, most_bytes: int) -> tuple[bytes, bool]:
 
 
 def _table(file: OpenFile, order: str) -> tuple[_Table, int]:
-    """Return the entries of the first table that are used here, and the place of the next table. Raises ModelError."""
+    """Return the entries of the first table that are used here, and the place of the next table."""
     (at,) = struct.unpack(order + "I", file.read(4, 4))
     (count,) = struct.unpack(order + "H", _bytes(file, at, 2))
     if count > MAX_ENTRIES:
@@ -96,7 +96,7 @@ def _check(file: OpenFile, numbers: Mapping[int, tuple[int, ...]]) -> None:
 def _written(
     file: OpenFile, order: str, table: _Table, numbers: Mapping[int, tuple[int, ...]], most_bytes: int
 ) -> bytes:
-    """Return the new file: its pieces one after the other, and a table that points to them. Raises ModelError."""
+    """Return the new file: its pieces one after the other, and a table that points to them."""
     tiled = _TILES in numbers
     offsets, lengths = (numbers.get(tag, ()) for tag in ((_TILES, _TILE_BYTES) if tiled else (_STRIPS, _STRIP_BYTES)))
     if not offsets or len(offsets) != len(lengths) or len(offsets) > MAX_PIECES:

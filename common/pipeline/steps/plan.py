@@ -147,7 +147,7 @@ def flow_plan(config: FlowMatchConfig, request: Request, tokens: int, levels: Fl
 
 
 def _skipped(steps: int, strength: float) -> int:
-    """Return the number of steps that an initial image leaves out, counted like diffusers. Raises UsageError."""
+    """Return the number of steps that an initial image leaves out, counted like diffusers."""
     left_out = int(max(steps - min(steps * strength, steps), 0))
     if left_out >= steps:
         raise UsageError(f"strength {strength:g} of {steps} steps leaves none; give more steps or more strength")

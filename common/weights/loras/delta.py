@@ -248,7 +248,7 @@ _Flat = tuple[tuple[int, int], int | None]
 
 
 def _matrix(shape: Shape, role: str) -> tuple[int, int]:
-    """Return the sides of a factor without a kernel, [a b] or [a b 1 1]. Raises ValueError."""
+    """Return the sides of a factor without a kernel, [a b] or [a b 1 1]."""
     if prod(shape[2:]) != 1:
         raise ValueError(f"{role} has shape {list(shape)}; expected a matrix")
     return shape[0], shape[1]

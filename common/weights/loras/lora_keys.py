@@ -91,7 +91,7 @@ def read_modules(path: Path, pieces: Mapping[str, TensorSlice]) -> dict[str, Mod
 
 
 def _parsed(path: Path, key: str) -> tuple[str, str]:
-    """Return the module and the role of a key. Raises ModelError."""
+    """Return the module and the role of a key."""
     if what := _matching(_REFUSED, key):
         raise _refused(path, key, what)
     for pattern, role in _ENDINGS:

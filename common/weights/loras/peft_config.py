@@ -128,7 +128,7 @@ def _name(module: str) -> str:
 
 
 def _matched(config: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, object]:
-    """Return for each of `names` the value of the first pattern that matches it. Raises ValueError."""
+    """Return for each of `names` the value of the first pattern that matches it."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise ValueError(f"{key} is {clean(patterns, 30)!r}, not an object of patterns")
