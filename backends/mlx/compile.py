@@ -55,7 +55,7 @@ def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def fused(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Return `function` as one kernel where compiling is wanted. Shapes are those of each call."""
+    """Return `function` as one kernel where compiling is wanted; each call may have other shapes."""
     compiled = cache(lambda: mx.compile(function))
 
     @wraps(function)

@@ -59,7 +59,7 @@ class MLXEngine:
         self.rate = Rates(f"mlx of mlx {version('mlx')}", lambda: self, self.device if self.on_gpu else "")
 
     def meet(self, place: RankPlace, store: None = None) -> None:
-        """Meet the other ranks, of which this is the one of `place`. Raises UsageError and RankLost."""
+        """Connect to the other ranks. place: of this rank. Raises UsageError and RankLost."""
         from qwenimg.backends.mlx.group import MLXGroup
 
         self._neighbours = place.neighbours

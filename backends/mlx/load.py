@@ -147,9 +147,9 @@ def tensor(entry: Entry) -> mx.array:
 
 
 def _laid_out(entry: Entry, stored: mx.array) -> mx.array:
-    """Return `stored` in the layout and dtype of its storage, evaluated at once, so that `stored` can be freed: MLX
-    would otherwise convert it in the forward, beside all arrays that were laid out before. It is moved in its own
-    dtype, the smaller one."""
+    """Return `stored` in the layout and dtype of its storage. It is evaluated at once, so that `stored` can be freed:
+    MLX would otherwise convert it in the forward, on top of all arrays converted before. It is moved in the smaller of
+    the two dtypes."""
     if len(entry.shape) == 4:
         stored = mx.contiguous(stored.transpose(0, 2, 3, 1))
     converted = mx.contiguous(stored.astype(DTYPES[entry.storage.dtype]))

@@ -158,8 +158,8 @@ def _factor(recipe: Foreign, values: dict[str, str]) -> object:
 
 
 def factor_of(sides: tuple[int, int], larger: tuple[int, int]) -> float | None:
-    """Return by which factor `sides` become the `larger` ones, of which one may be 0, in the same proportions; None if
-    none does."""
+    """Return the factor from `sides` to the `larger` sides (one of which may be 0), or None if the proportions
+    differ."""
     factors = [after / before for before, after in zip(sides, larger, strict=True) if after and before]
     fits = (factor for factor in factors if all(
         not after or round(before * factor) == after for before, after in zip(sides, larger, strict=True)

@@ -1,9 +1,8 @@
 """`qwenimg precision`: one image under each policy on this device, compared with float32 or float64, block by block.
 
-All policies get the same prompt, size, seed and schedule. The largest activations are those of the first and last step,
-of the texts and of the decoding. The error of a block is that of its last result in the first step, where everything
-before it ran under the policy too. The steps between are timed without an observer.
-"""
+All policies get the same prompt, size, seed and schedule. The largest activations are taken from the first and last
+step, the texts and the decoding. The error of a block is measured on its last result in the first step, where
+everything before it ran under the policy too. The steps between are timed without an observer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Settings of glibc for freed memory: on a CPU it is the allocator of torch, MLX and numpy alike.
 
 By default, glibc keeps freed blocks of up to 32 MB in its heap, in holes that are too small for the next block. The
-settings are those of the whole process. Other C libraries do not have them, and then nothing happens here.
-"""
+settings hold for the whole process. Other C libraries do not have them, and then nothing happens here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Estimates of how long images take: first from their operations at a rate measured on this device, then from the first
 step.
 
-The rate is that of one product while other programs run as usual. The estimate is an order of magnitude: networks reach
-a half to twice that rate, and loading comes on top.
-"""
+The rate is measured on one product while other programs run as usual. The estimate is an order of magnitude: networks
+reach a half to twice that rate, and loading comes on top."""
 
 from __future__ import annotations
 

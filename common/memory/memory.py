@@ -72,9 +72,9 @@ def decode_peak(config: VAEConfig, height: int, width: int, itemsize: int, works
 
 
 def encode_peak(width: int, pixels: int, itemsize: int, workspace: Workspace, has_shortcuts: bool) -> int:
-    """Return the peak bytes of encoding `pixels` pixels, without weights, in a first level of `width` channels: a
-    convolution there, beside the input of its residual block and of a level that has a shortcut; and the image in two
-    copies of three channels."""
+    """Return the peak bytes of encoding `pixels` pixels, without weights, with `width` channels in the first level: a
+    convolution with the input of its residual block (and of its level, if that has a shortcut), and two copies of the
+    image in three channels."""
     held = 2 if has_shortcuts else 1
     return int(((held + workspace.conv_inputs + workspace.conv_outputs) * width + 2 * 3) * pixels * itemsize)
 

@@ -1,5 +1,5 @@
-"""The multiplications and additions of a UNet and of a VAE's decoder, from the shapes of their weights: those of
-products and convolutions, which are nearly all."""
+"""Multiply-adds of a UNet and of a VAE's decoder, from the shapes of their weights. Only products and convolutions are
+counted: they are nearly all."""
 
 from __future__ import annotations
 

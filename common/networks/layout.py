@@ -1,8 +1,7 @@
 """The files of a network: how each program names its tensors, and the configuration that their shapes show.
 
-A network that programs write in several ways has a module `X_names.py` beside its own, which ends with `LAYOUTS`. A
-program's layout is one row of it.
-"""
+A network that programs write in several ways has a module `X_names.py` next to its own, which ends with `LAYOUTS`. A
+program's layout is one row of it."""
 
 from __future__ import annotations
 
@@ -63,8 +62,8 @@ class StoredShapes:
         return shape_of(self.path, self.shapes, self.stored_name(name), rank)
 
     def blocks(self, name: str) -> list[int]:
-        """Return the numbers of the blocks of which `name` is a parameter of the first, such as `layers.0.norm.weight`;
-        only the part up to the number counts."""
+        """Return the numbers of a file's blocks. `name`: a parameter of the first block, such as
+        `layers.0.norm.weight`; only the part up to the number counts."""
         start = self.stored_name(name).partition(".0.")[0] + "."
         pattern = re.compile(re.escape(start) + r"(\d{1,4})\.")
         return sorted({int(match[1]) for key in self.shapes if (match := pattern.match(key))})

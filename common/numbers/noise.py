@@ -31,7 +31,7 @@ _TWO_PI = np.float32(6.2831855)
 
 
 def normal(shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
-    """Return standard normal float32 numbers of `shape`: those of `torch.randn` with a CPU generator seeded by `seed`.
+    """Return standard normal float32 numbers of `shape`, equal to `torch.randn` with a CPU generator of this `seed`.
 
     Raises UsageError for a seed outside 0 .. 2**64 - 1, ValueError for fewer than 16 numbers (torch draws those by
     another method).

@@ -1,9 +1,8 @@
 """Latents with more rows and columns: the interpolations of `torch.nn.functional.interpolate`, axis by axis.
 
 Each value is a sum of some others with weights that depend on its place alone, computed in float32 with + and *, so
-that every machine has the same bits. The factor is that of the picture's sides, also where the latents were rounded up
-to whole patches, so that nothing moves in the picture.
-"""
+that every machine has the same bits. The factor is the ratio of the picture's sides, also where the latents were
+rounded up to whole patches, so that nothing moves in the picture."""
 
 from __future__ import annotations
 

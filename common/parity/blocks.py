@@ -26,8 +26,8 @@ def network(component: Component) -> Network:
 
 
 def name_of(plan: LoadPlan, components: Mapping[str, Component]) -> str:
-    """Return the name of the component that `plan` is of. Control networks have the same name in their plans: they are
-    told by their files."""
+    """Return the name of the component with this `plan`. Control networks share a name in their plans, so their files
+    tell which one it is."""
     if plan.component in components:
         return plan.component
     return next(name for name, component in components.items() if component.plan.files == plan.files)

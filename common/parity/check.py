@@ -74,8 +74,8 @@ def check_model(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = ()
 
 
 def check_run(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()) -> None:
-    """Raise ModelError if the model does not draw the recorded run. networks: what that of each recorded control is
-    called here."""
+    """Raise ModelError if the model cannot draw the recorded run. networks: the name of each recorded control's network
+    on this machine."""
     if passport.picture is not None:
         try:
             pipe.check(**_asked(passport, loras, networks))
@@ -86,9 +86,9 @@ def check_run(passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), 
 def blocks(
     passport: Passport, pipe: Pipeline, loras: tuple[Lora, ...] = (), networks: Sequence[str] = ()
 ) -> Iterator[Judged]:
-    """Yield each recorded block, in order, computed on the engine of `pipe`, with `loras` for the recorded LoRAs and
-    `networks` for those of its controls. A block in 16 bit is computed in float32 too, where a fault is larger than the
-    roundings. Raises ModelError if the passport does not fit the model."""
+    """Yield each recorded block, in order, computed on the engine of `pipe`. `loras`, `networks`: for the recorded
+    LoRAs and controls. A block in 16 bits is also computed in float32, where a fault exceeds the rounding. Raises
+    ModelError if the passport does not fit the model."""
     policies = parts(inputs.weights(pipe, _asked(passport, loras, networks)), pipe.precision)
     engine = pipe.engine
     components = {name: part.open(engine) for name, part in policies.items()}

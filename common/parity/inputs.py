@@ -32,7 +32,7 @@ _NAMED = "picture"  # the file that a control of a call names: its pixels are gi
 
 def read(controls: Sequence[Control], mask: Path | None, width: int, height: int) -> tuple[dict[str, Any], list[str]]:
     """Return the keywords of a call of width x height for `controls` and the file `mask`, and a line for each
-    conversion of a picture. Without a control, the mask is that of a picture of `sample`. Raises UsageError, and
+    conversion of a picture. Without a control, the mask belongs to a picture of `sample`. Raises UsageError, and
     ModelError for a file."""
     asked, notes = dict[str, Any](), list[str]()
     if controls:

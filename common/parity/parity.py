@@ -2,7 +2,7 @@
 
 Two backends are not compared with each other: their difference does not tell which of them is wrong, hides errors that
 they share, and shrinks if both round alike. The reference runs in float64 on weights and inputs that were rounded to
-the tested dtype first, so that the error is that of the arithmetic and not of the storage.
+the tested dtype first, so that the error comes from the arithmetic and not from storage.
 
 The law after the limits: relative error = K * u * sqrt(blocks), with u the unit roundoff. A transformer block's output
 measures K = 1.4 to 2.0 in float32 and 0.64 in bfloat16 and float16; the limits are three times that. In float32 they
@@ -83,10 +83,9 @@ class BlockVerdict:
 def judge(case: Case, reference: NDArray[Any], output: Output, stream: NDArray[Any] | None = None) -> BlockVerdict:
     """Judge an output against `reference`, float64 of the same shape.
 
-    With `stream`, the input of a residual block, the error is that of its update (output - input), relative to the
+    With `stream`, the input of a residual block, the error is measured on its update (output - input), relative to the
     update: on a large stream the whole output would hide every fault. The rounding of the stream's own dtype is allowed
-    in addition.
-    """
+    in addition."""
     reference = np.asarray(reference, np.float64)
     update = update_of(reference, stream)
     carried = 0.0 if stream is None else STORED * UNIT[case.returned] * math.sqrt(case.blocks)

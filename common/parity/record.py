@@ -127,11 +127,9 @@ def watched(runtime: Runtime, trace: Trace) -> Iterator[None]:
 def record(
     pipe: Pipeline, asked: Mapping[str, Any], *, exact: Engine | None, sampled: bool = False, notify: Notify
 ) -> Passport:
-    """Generate an image with the arguments `asked`, `prompt`, LoRAs and those of `inputs.read` included, and record it.
-    `pipe` has loaded nothing yet.
-
-    exact: an engine that computes in float64. sampled: replace inputs by random arrays and results by projections for
-    small models too. Raises QwenimgError."""
+    """Generate an image with the arguments `asked` (prompt, LoRAs, and what `inputs.read` returns), and record it.
+    `pipe` has loaded nothing yet. exact: an engine that computes in float64. sampled: for small models too, replace
+    inputs by random arrays and results by projections. Raises QwenimgError."""
     if pipe.model.inputs.fewest:
         asked = {"pictures": min(pipe.model.inputs.most, len(SEEN)), **asked}
     if "mask" in asked and "pictures" in asked:
@@ -262,8 +260,9 @@ class Recorder:
         )
 
     def _exact(self, component: str, call: Call, given: list[Tree], results: int) -> list[Exact]:
-        """Return the float64 value and the gain of each result: that of another rounding of its arguments, or of its
-        weights, which passes on what rounds inside the block; the latter grows with the updates as the limit does."""
+        """Return the float64 value and the gain of each result. The gain is the effect of rounding the arguments, or
+        the weights, in another way: rounding of weights also shows what rounds inside the block, and grows with the
+        updates as the limit does."""
         if component not in self.exact:
             return [(None, 1.0)] * results
         seed = seed_of(f"{component}.{call.block.called(call.path)}")

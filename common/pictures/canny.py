@@ -38,8 +38,8 @@ def _gradients(picture: Uint8) -> tuple[Ints, Ints]:
 
 
 def _is_crest(length: Ints, dx: Ints, dy: Ints) -> NDArray[np.bool_]:
-    """Return where the `length` [H+2, W+2], with a border of zeros, is a maximum along the gradient. Of two equal ones
-    beside or above each other the first counts; of two on a diagonal, none."""
+    """Return where the `length` [H+2, W+2], bordered by zeros, has a maximum along the gradient. Of two equal
+    horizontal or vertical neighbours the first counts; of two diagonal ones, neither."""
     height, width = dx.shape
 
     def neighbour(down: int, right: int) -> Ints:

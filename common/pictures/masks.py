@@ -1,8 +1,7 @@
 """Masks of a picture: blurred, and filled; and the masked area alone, cut out of a picture and put back into it.
 
-The names and formulas are those of AUTOMATIC1111's web UI. The area and its scaling are those of diffusers'
-`padding_mask_crop` too, pixel by pixel.
-"""
+Names and formulas follow AUTOMATIC1111's web UI. The area and its scaling also equal diffusers' `padding_mask_crop`,
+pixel by pixel."""
 
 from __future__ import annotations
 

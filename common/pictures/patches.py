@@ -1,7 +1,6 @@
 """Pictures as a vision tower takes them: in a size of whole blocks of patches, normalized, one row for each patch.
 
-The arithmetic equals that of transformers' Qwen2VLImageProcessor on Pillow, to the last bit.
-"""
+The arithmetic equals transformers' Qwen2VLImageProcessor on Pillow, to the last bit."""
 
 from __future__ import annotations
 

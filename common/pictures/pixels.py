@@ -22,8 +22,7 @@ BLANK_CLIPPED = 0.99  # share of values at exactly 0 or 255
 def to_uint8(pixels: npt.NDArray[Any]) -> Uint8:
     """Convert pixels [C, H, W] in -1..1, C 3 or 4, to [H, W, C] in 0..255, rounded half to even, clamped.
 
-    The arithmetic equals that of diffusers' VaeImageProcessor, in float32. Raises NumericsError if a value is not
-    finite."""
+    The arithmetic equals diffusers' VaeImageProcessor, in float32. Raises NumericsError if a value is not finite."""
     assert pixels.ndim == 3 and pixels.shape[0] in (3, 4), pixels.shape
     broken = pixels.size - int(np.isfinite(pixels).sum())
     if broken:

@@ -1,4 +1,4 @@
-"""The texts that a PNG, JPEG or WebP carries beside its pixels, by the names that PNG has for them.
+"""The texts that a PNG, JPEG or WebP carries besides its pixels, by the names that PNG has for them.
 
 Nothing is decoded, so an image may claim any size. JPEG and WebP are parsed here, since Pillow's reader of WebP
 allocates all pixels before it gives any text.

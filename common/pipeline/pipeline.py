@@ -87,11 +87,11 @@ class Pipeline:
         upscalers: second_pass.Upscalers | None = None,
         advise: Callable[[Request], list[str]] = lambda request: [],
     ):
-        """Create a pipeline of an opened model. family: the name of the model's. loras: those of the model. others:
-        models that messages name. fallback: continue under the next wider policy if a value overflows. options: entries
-        of recipes; `hashes` returns those that need the files' contents. checkpoint: the weights, without LoRAs.
+        """Create a pipeline of an opened model. family: its family's name. loras: the model's LoRAs. others: models
+        that messages name. fallback: continue under the next wider policy if a value overflows. options: entries of
+        recipes; `hashes` returns the entries that need the files' contents. checkpoint: the weights, without LoRAs.
         find_loras: replaces names of LoRAs by paths. controls: the control networks. wildcards: the choices in prompts.
-        upscalers: those of second passes. advise: returns more warnings about a request."""
+        upscalers: for second passes. advise: returns more warnings about a request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
         self._find_loras, self._hashes = find_loras, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
@@ -201,9 +201,9 @@ class Pipeline:
         lora_mode: str = "auto",
         image: coerce.Pictures | None = None,
     ) -> None:
-        """Announce `prompts`, so that the text encoder is loaded once for all that fit into memory, and before the
-        transformer. The rest is encoded when needed, again as much as fits. `lora`, `lora_mode`: those of the first
-        image. `image`: that of all, for a model that sees it in the prompt."""
+        """Announce `prompts`, so that the text encoder is loaded once, before the transformer, for as many as fit into
+        memory. The rest is encoded when needed, again as many as fit. `lora`, `lora_mode`: of the first image. `image`:
+        the picture of all prompts, for a model whose texts depend on it."""
         texts = call_options.checked_prompts(prompts)
         images = call_options.checked_images(image, self.model.inputs.alpha)
         skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)

@@ -1,8 +1,7 @@
 """Drawing in two passes: the picture of the first is made larger, and the second goes on from there.
 
 The second pass is what a run from the enlarged picture would be: `-i ENLARGED --strength` at its size and with the same
-seed, whose noise is drawn anew in the larger shape. What enlarges latents takes the place of decoding and encoding.
-"""
+seed, with new noise in the larger shape. What enlarges latents takes the place of decoding and encoding."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Upscalers:
         self._opens, self._opened = opens, dict[str, Upscaler]()
 
     def given(self, request: Request) -> Request:
-        """Return a request with its upscaler, of which only headers are read. Raises UsageError and ModelError."""
+        """Return a request with its upscaler opened (headers only). Raises UsageError and ModelError."""
         name = request.hires_with
         if request.hires is None or not names.is_upscaler(name):
             return request
@@ -59,7 +58,7 @@ class Upscalers:
 
 
 def passes(request: Request) -> list[Request]:
-    """Return the request of each pass: itself, and with `hires` that of the second."""
+    """Return the request of each pass: one, or two with `hires`."""
     if request.hires is None:
         return [request]
     width, height = request.enlarged_size
@@ -146,7 +145,7 @@ def enlarged(model: DiffusionModel, first: Request, second: Request, latents: La
 
 
 def _upscaling(model: DiffusionModel, upscaler: Upscaler) -> Upscaling:
-    """Return the upscaler beside the networks of `model`, in the precision of its VAE."""
+    """Return the upscaler, to run next to the networks of `model` in the precision of its VAE."""
     return Upscaling(model.runtime, upscaler, model.residents)
 
 

@@ -1,9 +1,8 @@
 """The peak speed, the share of it that kernels reach, and the memory of graphics cards and Apple's chips.
 
-Rates are those of the makers' data sheets: products in 16 bit are dense, with sums in float32 (on a GeForce card half
-of the advertised rate). The shares of Apple's chips are those that make the times that others measured: a test holds
-plans to `docs/results/published-times.json`. Nothing here was measured by this project.
-"""
+Rates are from the makers' data sheets: products in 16 bit are dense, with sums in float32 (on a GeForce card half of
+the advertised rate). The shares of Apple's chips are fitted to times that others measured: a test holds plans to
+`docs/results/published-times.json`. Nothing here was measured by this project."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from qwenimg.common.base.text import aligned, clean
 
 @dataclass(frozen=True)
 class Machine:
-    """A card or chip. The default shares are those of a card whose attention kernel stores no scores."""
+    """A card or chip. The default shares fit a card with an attention kernel that stores no scores."""
 
     name: str
     title: str

@@ -3,8 +3,7 @@
 A step predicts each part alone, and the results are summed: unconditional + sum of weight (part - unconditional), to
 which guidance is applied. Source: N. Liu et al., "Compositional Visual Generation with Composable Diffusion Models",
 2022, as in the AUTOMATIC1111 web UI. As there, AND splits a prompt before anything else in it is read. A weight is read
-only beside AND: `a clock at 10:30` has none, where the web UI takes 30.
-"""
+only in a prompt with AND: `a clock at 10:30` has none, where the web UI takes 30."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prompts whose text changes during a run, as users of Stable Diffusion write them.
 
-The grammar and its effects are those of the AUTOMATIC1111 web UI, for which prompts are shared:
+Grammar and effects follow the AUTOMATIC1111 web UI, for which prompts are shared:
 
 - `[from:to:when]` is `from` up to `when` and then `to`; either may be empty, and `[to:when]` is `[:to:when]`;
 - `when` with a point is a share of all calls of the model, else the number of a call;

@@ -2,7 +2,8 @@
 
 Unusual here:
 
-- files are only data: normalizer, pre-tokenizer and model are those of T5 (`unigram`), so a file cannot bring others;
+- files are only data: normalizer, pre-tokenizer and model are T5's, built here (`unigram`), so a file cannot bring
+  others;
 - after the words comes `</s>`, and then `<pad>` up to a fixed length. Both are part of the conditioning;
 - text that spells a special token, such as `</s>` or one of the hundred `<extra_id_0>`, becomes that token, as in
   transformers. The extra ones follow the pieces, counted backwards, and `spiece.model` does not name them.

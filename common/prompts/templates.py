@@ -1,4 +1,4 @@
-"""The grammar of prompts with choices, that of sd-dynamic-prompts: `{a|b}`, `{2$$ and $$a|b}`, `{3::a|b}`, `__name__`.
+"""The grammar of prompts with choices, as in sd-dynamic-prompts: `{a|b}`, `{2$$ and $$a|b}`, `{3::a|b}`, `__name__`.
 
 - Braces are a choice if they have a `|` of their own or begin with a number and `$$`. All others are text, and so are
   those that begin with a quoted name and a colon, as in JSON, and brackets with `|` inside, `[a|b]`.

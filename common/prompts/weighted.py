@@ -1,6 +1,6 @@
 """Prompts for CLIP as users of Stable Diffusion write them: weights in brackets, and more than 77 tokens.
 
-The grammar and its effects are those of the AUTOMATIC1111 web UI, for which prompts are shared:
+Grammar and effects follow the AUTOMATIC1111 web UI, for which prompts are shared:
 
 - `(word)` is 1.1 times the weight, `[word]` 1 / 1.1 times, `(word:1.3)` 1.3 times; they nest and multiply;
 - a backslash makes a bracket, or a backslash, plain text; before anything else it is left out;

@@ -1,10 +1,9 @@
 """GGUF's blocks of codes: their values, and the affine codes that some of them can stay in memory as.
 
 A tensor is blocks of 32 or 256 values, row by row. A block has a scale d, float16, and in some types a minimum. A block
-of 256 has smaller groups with their own scale, and perhaps a minimum, in 4 or 6 bits. The values are those of the
-reference in float32, bit for bit. Where all values of a group share one scale and one bias, a value is float32(code) *
-scale + bias in exactly those bits. Such weights can stay quantized (`Affine`) without rounding, but a zero may lose its
-sign.
+of 256 has smaller groups with their own scale, and perhaps a minimum, in 4 or 6 bits. The values equal the reference's
+in float32, bit for bit. Where all values of a group share one scale and one bias, a value is float32(code) * scale +
+bias in exactly those bits. Such weights can stay quantized (`Affine`) without rounding, but a zero may lose its sign.
 
 The nibbles of n bytes come in this order: all low ones, then all high ones.
 (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-quants.c)

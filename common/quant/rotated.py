@@ -124,7 +124,7 @@ class RotatedInt4(NamedTuple):
 
 class RotatedLevels(NamedTuple):
     """Q as level * scale of a group, rounded to a whole number of at most 127. Its pieces are the codes, I8 [out
-    in*bits/8]; the scales of groups, E4M3 or float32 [out in/group]; those of rows [out]; and perhaps 16 levels.
+    in*bits/8]; the scales of groups, E4M3 or float32 [out in/group]; the scales of rows [out]; and perhaps 16 levels.
 
     Without levels a code stands for its distance from the middle. In 6 bits a row has all low halves of 4 bits, then
     all high ones of 2.

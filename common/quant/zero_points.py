@@ -18,8 +18,8 @@ MIDDLE = 8  # of the sixteen codes
 
 
 class ZeroPoints(NamedTuple):
-    """Codes of 4 bits, two of a row in a byte, the first in the low one, of which `group` share a scale and a zero
-    point. Its pieces are the bytes, I8 [out in/2], scales and zero points [in/group out]."""
+    """Codes of 4 bits, two of a row in a byte, the first in the low half. Each `group` of them shares a scale and a
+    zero point. Its pieces are the bytes, I8 [out in/2], scales and zero points [in/group out]."""
 
     group: int
 

@@ -118,11 +118,10 @@ def check_enlarger(name: str) -> None:
 
 
 def steps_run(steps: int, strength: float) -> int:
-    """Return the number of `steps` that a run from a picture has, of which AUTOMATIC1111 tells those of a second
-    pass."""
+    """Return how many of `steps` a run from a picture computes; AUTOMATIC1111 counts these for a second pass."""
     return steps - int(max(steps - min(steps * strength, steps), 0))
 
 
 def steps_for(run: int, strength: float) -> int:
-    """Return the number of steps of which `run` are run, as AUTOMATIC1111 computes it."""
+    """Return the number of steps for which `run` steps are computed, as in AUTOMATIC1111."""
     return int(run / min(strength, 0.999))

@@ -27,7 +27,7 @@ class Border:
     pixels: int
 
     def __str__(self) -> str:
-        """Return the text of which `parse` makes this border."""
+        """Return the text that `parse` reads back as this border."""
         return f"{self.side}={self.pixels}"
 
 

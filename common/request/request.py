@@ -299,7 +299,7 @@ class Request:
 
     @property
     def enlarged_size(self) -> tuple[int, int]:
-        """Width and height of the result: with `hires` those of the second pass."""
+        """Width and height of the result; with `hires`, of the second pass."""
         return enlarged(self.width, self.height, self.hires)
 
     @property

@@ -212,8 +212,8 @@ class Engine(Protocol):
         ...
 
     def peak_memory(self) -> int | None:
-        """Return the most bytes of arrays since the last call; for torch on a CPU, those of the whole process. None if
-        they are not counted."""
+        """Return the most bytes of arrays since the last call (torch on a CPU: of the whole process). None if they are
+        not counted."""
         ...
 
     def machine(self) -> tuple[int, str]:

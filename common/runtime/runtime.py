@@ -74,8 +74,8 @@ class Clock:
 
 
 class Notices:
-    """A function of messages, (kind, text), that passes them on and keeps the warnings: those of a picture while it is
-    drawn, and those in between, which hold for every later picture, such as the ones of opening a model."""
+    """A function of messages (kind, text) that passes them on and keeps warnings. Warnings during a picture belong to
+    it; warnings between pictures, such as from opening a model, belong to every later one."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify

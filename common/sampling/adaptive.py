@@ -1,8 +1,7 @@
 """DPM-Solver's own samplers, which choose their steps between the first and the last level of the schedule.
 
-The state is that of diffusion models (alpha = 1), so lambda = -log sigma. For a schedule that ends with 0 there is one
-more evaluation at the level before it.
-"""
+The state is x = image + sigma noise (alpha = 1), so lambda = -log sigma. For a schedule that ends with 0 there is one
+more evaluation at the level before it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The noise levels of a diffusion model's training, from its `scheduler_config.json`.
 
-- A level is sigma = sqrt((1 - a) / a), where a is the product of 1 - beta up to a timestep: the weight of noise beside
-  the image in x = image + sigma noise (T. Karras et al., "Elucidating the Design Space of Diffusion-Based Generative
-  Models", 2022). The published formulas, written for sqrt(a) x, are the same ones in this state.
+- A level is sigma = sqrt((1 - a) / a), where a is the product of 1 - beta up to a timestep: the weight of noise in x =
+  image + sigma noise (T. Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models", 2022). The
+  published formulas, written for sqrt(a) x, are the same ones in this state.
 - A missing field has the default of the file's own scheduler class. Those defaults differ.
 - Zero terminal SNR makes the last sigma infinite. A finite one stands for it, far enough out for float32.
 """

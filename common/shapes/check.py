@@ -1,9 +1,8 @@
 """Comparison of an image with its prompt by rules only, so that a gate made of them cannot drift.
 
 Background: the median of the border. Objects: connected regions far from it. An object's colour is the palette's
-nearest to that of its core, its shape the template of eight with the best overlap, its size from its area, its place
-from its box. A circle must also be round, since a lump is more like a circle than like any other shape.
-"""
+nearest to its core's, its shape the template of eight with the best overlap, its size from its area, its place from its
+box. A circle must also be round, since a lump is more like a circle than like any other shape."""
 
 from __future__ import annotations
 
@@ -69,9 +68,8 @@ class Verdict:
 
 
 def check(pixels: Pixels, asked: Parsed) -> Verdict:
-    """Compare an image, uint8 [H, W, 3], with a prompt. Raises UsageError above `MOST` objects.
-
-    Several objects of the image are matched to those of the prompt so that the verdict is best."""
+    """Compare an image, uint8 [H, W, 3], with a prompt. Objects are matched to the prompt's so that the verdict is
+    best. Raises UsageError above `MOST` objects."""
     things = [thing for thing in asked.things for _ in range(min(thing.count or 1, MOST + 1))]
     if len(things) > MOST:
         raise UsageError(f"the prompt asks for more than {MOST} shapes, which is what the checker can tell apart")

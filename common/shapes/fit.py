@@ -1,8 +1,7 @@
 """The similarity of an object to an ideal shape: the best overlap over place and size of the shape.
 
-The overlap is the intersection over union of the object's pixels with those of the ideal shape. The checker uses it to
-confirm a shape, since a lump that is more like a circle than like any other shape is no circle.
-"""
+The overlap is the intersection over union of the object's pixels and the ideal shape's. The checker uses it to confirm
+a shape, since a lump that is more like a circle than like any other shape is no circle."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Thing:
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """The scene of a prompt. `position` is that of the only thing, `relation` of the first of two to the second."""
+    """The scene of a prompt. `position`: of the only thing; `relation`: of the first of two things to the second."""
 
     things: tuple[Thing, ...] = ()
     background: str | None = None

@@ -41,8 +41,8 @@ def stem(config: TrainConfig) -> Path:
 
 def check(config: TrainConfig, outputs: Iterable[Path]) -> None:
     """Check what would fail later, and change nothing: a checkpoint that is broken or of another run, and a file or
-    folder that cannot be written. `outputs` are the files that the stage writes beside those of the folder `training`.
-    Raises ModelError and UsageError."""
+    folder that cannot be written. `outputs`: files that the stage writes outside the folder `training`. Raises
+    ModelError and UsageError."""
     name = stem(config)
     checkpoint = name.with_suffix(".safetensors")
     if config.resume:

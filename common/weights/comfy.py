@@ -77,7 +77,8 @@ def refuse_others(pieces: Mapping[str, TensorSlice]) -> None:
 
 
 def value_shapes(header: Header) -> dict[str, Shape]:
-    """Return the shapes of the tensors in an open file, of a weight in 4 bits that of its values. Raises ModelError."""
+    """Return the shapes of the tensors in an open file; for a weight in 4 bits, the shape of its values. Raises
+    ModelError."""
     shapes = {name: stored.shape for name, stored in header.tensors.items()}
     bytes_of = [name for name, stored in header.tensors.items() if stored.dtype in ("I8", "U8")]
     wanted = {name: None for name in bytes_of if name.endswith(".weight")}

@@ -28,7 +28,7 @@ Joins: TypeAlias = Mapping[str, Join]
 
 @dataclass(frozen=True)
 class Joined:
-    """The code of a weight in several tensors, each of which has a code of its own or none."""
+    """Decodes a weight that is stored as several tensors, each quantized in its own way or not at all."""
 
     codes: tuple[Code | None, ...]
     axis: int | None

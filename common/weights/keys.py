@@ -64,7 +64,7 @@ def plan(
     joins: Joins | None = None,
     beside: Path | None = None,
 ) -> LoadPlan:
-    """Check the headers of `folder`, or of a file and a second one `beside` it, against `manifest` {parameter: stored
+    """Check the headers of `folder`, or of a file and a second one (`beside`), against `manifest` {parameter: stored
     shape}, and return the plan.
 
     `uses(manifest)` says which parameters are loaded, and in which shape; the others are only checked. `rename` maps a
@@ -97,8 +97,8 @@ def plan(
 def plan_places(
     header: Header, component: str, places: Mapping[str, Place], manifest: Manifest, uses: ParamUses
 ) -> LoadPlan:
-    """Return the plan for one component of an open file: `places` {parameter: place} against `manifest`, of which
-    `uses` is loaded. The caller closes the file. Raises ModelError as `plan` does."""
+    """Return the plan for one component of an open file: `places` {parameter: place} against `manifest`; the `uses` are
+    loaded. The caller closes the file. Raises ModelError as `plan` does."""
     assert places.keys() == manifest.keys()
     expected = _expected_at(places, manifest).get
     stored, unused = grouped(_pieces([header], expected), expected, header.metadata)

@@ -31,7 +31,7 @@ SMALL = 16  # a block is not streamed if the largest one is this many times its 
 
 
 def blocks(plan: LoadPlan, streamable: re.Pattern[str] | None) -> Blocks:
-    """Return the entries of each block, without those of another residency. `streamable`: `Network.streamable`."""
+    """Return the streamable entries (always in memory or streamed) by block. `streamable`: `Network.streamable`."""
     by_block: Blocks = {}
     for name, entry in plan.entries.items():
         match = streamable.match(name) if streamable else None

@@ -1,7 +1,7 @@
 """The operations of the MLX networks. Every cast of the backend is here or in `load.py`.
 
-A linear layer or a convolution computes in its `dtype`, that of its weight, which `load.py` chose from the precision
-policy: its input is cast to it. What the policy calls an FP32 place is float32 *at least*.
+A linear layer or a convolution computes in its `dtype`, its weight's, which `load.py` chose from the precision policy:
+its input is cast to it. What the policy calls an FP32 place is float32 *at least*.
 
 Shapes: B batch, L tokens, H heads, D head dim, C channels. Images are [B h w C], as MLX convolves them.
 """

@@ -370,8 +370,8 @@ class TokenNorm(GroupNorm):
 
 
 def _for_norm(x: Tensor, norm: LayerNorm | GroupNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x, weight and bias of a norm in one dtype: the one they share, in which torch's norms compute in
-    float32 inside, or else float32."""
+    """Return x, weight and bias of a norm in one dtype: their common one (torch's norms compute in float32 inside),
+    else float32."""
     if x.dtype == norm.weight.dtype:
         return x, norm.weight, norm.bias
     x = at_least_float32(x)

@@ -1,6 +1,6 @@
 """Mixed precision in training: the dtype of each step, autocast, and a loss scaler for float16.
 
-- Parameters, their averages and the optimizer stay float32; a phase's dtype is that of its products.
+- Parameters, their averages and the optimizer stay float32; a phase's dtype is the dtype of its products.
 - No step is skipped: if a float16 gradient overflows, the same step runs again with a smaller scale.
 - When the scale collapses, bfloat16 replaces float16, and a line says so.
 """

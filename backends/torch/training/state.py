@@ -1,9 +1,8 @@
 """The files of a running training: checkpoints, and the loss as a table.
 
-A checkpoint is one safetensors file, written beside the old one, synced and renamed: kill -9 at any moment leaves a
+A checkpoint is one safetensors file, written next to the old one, synced and renamed: kill -9 at any moment leaves a
 whole one. It holds parameters, their average and the optimizer's moments; its header identifies its run. It needs no
-states of random generators, since each step makes its own from (seed, step).
-"""
+states of random generators, since each step makes its own from (seed, step)."""
 
 from __future__ import annotations
 

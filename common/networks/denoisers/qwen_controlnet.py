@@ -2,7 +2,7 @@
 
 What is unusual about it:
 - it is a shorter Qwen-Image transformer with a text path, a timestep and blocks of its own;
-- the latents of a picture, and for inpainting those of its mask, are embedded and added to the start of its image
+- the latents of a picture, and for inpainting its mask's latents, are embedded and added to the start of its image
   stream;
 - it predicts nothing: after each block a linear layer makes a residual for several blocks of the transformer.
 

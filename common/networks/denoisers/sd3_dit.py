@@ -3,7 +3,7 @@
 What is unusual about it:
 - two streams, image and text, with weights of their own, meet only in the joint attention (image first, then text);
 - modulation depends on the timestep and on the pooled text, so each branch of guidance has its own;
-- positions are a table of sines and cosines, a tensor of the file, of which an image takes the middle; no RoPE;
+- positions are a table of sines and cosines, a tensor of the file; an image takes its middle rows; no RoPE;
 - blocks order their modulation (shift, scale, gate); the final norm, and the text's in the last block, order it (scale,
   shift);
 - the last block has no feed-forward for text, whose stream ends there;

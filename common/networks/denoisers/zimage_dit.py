@@ -3,7 +3,7 @@
 What is unusual about it:
 - one stream: image tokens, then text tokens, after two refiner blocks for each alone;
 - image and text are each padded to a multiple of 32 with a learned token, and pads attend like all others;
-- it is told 1 - sigma, and its answer is the negative of the velocity;
+- its time input is 1 - sigma, and its output is the negative velocity;
 - blocks have two scales and two gates through a tanh, and no shift; each update goes through an RMSNorm of its own;
 - modulation comes from 256 channels: without SiLU before it in the blocks, with one in the final layer;
 - the channels of a patch come last, in the order (dy, dx, c);

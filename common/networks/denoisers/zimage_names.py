@@ -54,8 +54,8 @@ def _place_in_port(name: str) -> Place:
 
 
 def _config(stored: StoredShapes, like: ZImageConfig) -> ZImageConfig:
-    """Return the configuration for stored shapes, of vectors alone, since matrices may be packed; the axes of positions
-    are those of `like`."""
+    """Return the configuration for stored shapes of vectors only, since matrices may be packed; the axes of RoPE are
+    taken from `like`."""
     [dim] = stored.shape("layers.0.attention_norm1.weight", 1)
     [features] = stored.shape("final_layer.linear.bias", 1)
     [text] = stored.shape("cap_embedder.0.weight", 1)

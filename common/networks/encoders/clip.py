@@ -2,7 +2,7 @@
 
 What is unusual about them:
 - three kinds: ViT-L (quick_gelu), OpenCLIP-H cut to 23 of its 24 layers (gelu), and bigG with a projection (gelu);
-- keys start with `text_model.` in published files; transformers 5 saves those of a model without projection without it;
+- keys start with `text_model.` in published files; transformers 5 leaves it out for a model without projection;
 - `position_ids`, a buffer, is in older files;
 - attention is causal and padding is not masked: the padded positions are part of the conditioning;
 - SD 1.x and 2.x use the last state after the final norm, SDXL and SD3 the last but one without it, Flux.1 none;

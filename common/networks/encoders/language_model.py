@@ -1,5 +1,5 @@
-"""Configurations of language models that are text encoders, flat or nested beside those of other networks, and
-llama.cpp's names of their tensors in GGUF files."""
+"""Configurations of language models used as text encoders, flat or nested in a larger configuration, and llama.cpp's
+tensor names in GGUF files."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def described(config: Qwen3VLVisionConfig) -> dict[str, object]:
 
 
 def manifest(config: Qwen3VLVisionConfig) -> Manifest:
-    """Return the shape of every tensor: those of the language model, and the vision tower's after `visual.`."""
+    """Return the shape of every tensor: the language model's, and the vision tower's with the prefix `visual.`."""
     width = config.vision_width
     block = params.merge(
         params.affine("norm1", width),
@@ -168,8 +168,8 @@ def rename(key: str) -> str | None:
 
 
 def names(config: Qwen3VLVisionConfig) -> Rename:
-    """Return `rename`, which also knows the names of llama.cpp's file of the vision tower: there the number of a deep
-    merger is that of the layer before it."""
+    """Return `rename` extended by llama.cpp's names for the vision tower, where a deepstack merger has the number of
+    the layer before it."""
     deep = {str(layer): i for i, layer in enumerate(config.deep_layers)}
 
     def named(key: str) -> str | None:
@@ -201,8 +201,8 @@ class Stretched(NamedTuple):
 
 
 def stretched(config: Qwen3VLVisionConfig, rows: int, columns: int) -> Stretched:
-    """Return the places of rows x columns patches, block by block, in the table of positions, whose corners are those
-    of the picture."""
+    """Return the positions of rows x columns patches, block by block, in the position table, stretched corner to
+    corner."""
     places = vision_tower.blockwise(config.merge_size, rows, columns)
     where = places * (config.side - 1) / np.maximum(1, [rows - 1, columns - 1])
     low = np.floor(where).astype(np.int64)

@@ -58,7 +58,7 @@ def with_writing(config: QwenCaptionConfig, data: Mapping[str, Any]) -> QwenCapt
 
 
 def manifest(config: QwenVLVisionConfig) -> Manifest:
-    """Return the shape of every tensor: those of the vision tower and the language model, and the head's."""
+    """Return the shape of every tensor: vision tower, language model and head."""
     head = params.linear("lm_head", config.vocab_size, config.hidden_size, bias=False)
     return params.merge(qwen_vl_vision.manifest(config), head)
 

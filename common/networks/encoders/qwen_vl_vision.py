@@ -110,7 +110,7 @@ def described(config: QwenVLVisionConfig) -> dict[str, object]:
 
 
 def manifest(config: QwenVLVisionConfig) -> Manifest:
-    """Return the shape of every tensor: those of the language model, and the vision tower's after `visual.`."""
+    """Return the shape of every tensor: the language model's, and the vision tower's with the prefix `visual.`."""
     width, slot = config.vision_width, config.vision_width * config.merge_size**2
     block = params.merge(
         params.norm("norm1", width),

@@ -1,7 +1,7 @@
 """T5's encoder (version 1.1), a text encoder of Flux.1 and Stable Diffusion 3: configuration, key styles and manifest.
 
 What is unusual about it:
-- embeddings are not multiplied by the root of their width, and scores are not divided by that of a head's;
+- embeddings are not multiplied by the root of their width, and scores are not divided by the root of a head's width;
 - it has no positions: a bias for each head and each bucket of distances is added to the scores. Its table is stored in
   the first block, and all blocks use the one bias that is made from it;
 - all heads together are `num_heads` times `d_kv` wide, which need not be the width of the stream; no layer has a bias;

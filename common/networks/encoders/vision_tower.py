@@ -100,7 +100,7 @@ def described(
 
 
 def joined_taps() -> Joins:
-    """Return the patch kernel, of which such a file has each tap in time."""
+    """Return the patch kernel, stored as one tensor for each tap in time."""
     tap = f"{PREFIX}patch_embed.tap.weight"
     return {f"{PREFIX}patch_embed.proj.weight": Join((tap, f"{tap}.1"), axis=2)}
 

@@ -1,7 +1,7 @@
 """The network of ESRGAN and Real-ESRGAN (RRDBNet): configuration and manifest.
 
 What is unusual about it:
-- there is no configuration beside its files: the shapes of the tensors are the configuration;
+- its files come without a configuration: the shapes of the tensors are the configuration;
 - it has no norms, and convolutions of 3x3 alone: each pixel depends on those around it and on nothing else, so that
   layers run over bands of a picture with the bits of the whole;
 - networks for a scale of 2 or 1 first make patches of 2x2 or 4x4 pixels channels, and enlarge as much as others;

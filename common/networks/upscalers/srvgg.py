@@ -1,7 +1,7 @@
 """The compact network of Real-ESRGAN (SRVGGNetCompact): configuration and manifest.
 
 What is unusual about it:
-- there is no configuration beside its files: the shapes of the tensors are the configuration;
+- its files come without a configuration: the shapes of the tensors are the configuration;
 - all layers are at the picture's own size; the last makes the pixels of a larger one as channels, which are added to
   the picture with each pixel repeated;
 - its layers are one list, in which a convolution and the slopes of its activation (PReLU) take turns.

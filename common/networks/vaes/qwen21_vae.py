@@ -60,8 +60,8 @@ class ResidualLevel:
 
     @property
     def spread(self) -> tuple[int, ...]:
-        """The input channels of the decoder's shortcut, for each output channel and pixel of a patch: of `frames`
-        frames in the order (channel, frame, row, column), those of the last one."""
+        """The input channel of the decoder's shortcut for each output channel and pixel of a patch. The order is
+        (channel, frame, row, column); only the last of the `frames` is used."""
         repeats = self.neighbours * self.outputs // self.inputs
         firsts = ((output * self.frames + self.frames - 1) * 4 for output in range(self.outputs))
         return tuple((first + pixel) // repeats for first in firsts for pixel in range(4))

@@ -1,4 +1,4 @@
-"""Wan's names of the tensors of a VAE with levels, as ComfyUI has that of Qwen-Image-2.1: strings only.
+"""Wan's names of the tensors of a VAE with levels, as in ComfyUI's file for Qwen-Image-2.1: strings only.
 
 Layers are numbered within a level, its sampler after its residual blocks.
 """

@@ -1,10 +1,9 @@
 """A parity passport: the results of one model on one machine, block by block, so that another machine can repeat them.
 
-Beside the recording backend's results are those of float64 for the same inputs and weights; every backend is judged
+Next to the recording backend's results stand float64 results for the same inputs and weights; every backend is judged
 against these. These classes are the schema of the file too (docs/measured/parity.md), which `passport_file` reads and
 writes: a field is a key, with the bounds that a file is checked for. A new key has a default, for older files that lack
-it, and is `_LATER`. Names in a passport are looked up like those of an image's recipe: no field opens a path.
-"""
+it, and is `_LATER`. Names in a passport are looked up like those of an image's recipe: no field opens a path."""
 
 from __future__ import annotations
 

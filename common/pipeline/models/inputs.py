@@ -222,9 +222,9 @@ class PictureInputs:
     def warnings(
         self, request: Request, pictures: Sequence[Uint8], noises: Sequence[str], own: Callable[[], str]
     ) -> list[str]:
-        """Return warnings about the `pictures` of a call: of an alpha that the model does not see, and of one that was
-        made of the same noise, if the model would draw it again. noises: the hashes of the noise of pictures; own:
-        returns that of the request."""
+        """Return warnings about the `pictures` of a call: about alpha that the model ignores, and about a picture made
+        from the same noise as this request, if the model would repeat it. noises: the hashes of the pictures' noise;
+        own: returns the request's."""
         lines = []
         if not self.alpha and any(map(pixels.has_alpha, pictures)):
             lines.append("image is transparent in parts; they are taken as white")

@@ -92,8 +92,8 @@ class SamplingPlan:
 
     @cached_property
     def _evaluated(self) -> list[list[float]]:
-        """The noise level of each evaluation, for each segment, recorded by running it on a float. An adaptive sampler
-        chooses its own steps; those of the schedule stand for them, with three evaluations each."""
+        """The noise level of each evaluation, for each segment, recorded by running the sampler on a float. An adaptive
+        sampler chooses its own steps; the schedule's steps with three evaluations each stand for them."""
         if table.find(self.sampler).adaptive:
             return [[sigma for sigma in segment.schedule.sigmas[:-1] for _ in range(3)] for segment in self.segments]
         recorders = []

@@ -1,10 +1,9 @@
 """A LoRA file: its header is read strictly, its keys are recognized, and each module is checked against its weight.
 
 A table made from the model (`lora_names`) gives the weight of a module's name, never a rule that happens to match.
-Every module (`lora_keys`) is used, or the file is refused with its name; but those of layers that the model has and
-does not use are checked and left out, and so are copies of layers in another layout. No factor is read before it is
-needed; the scale alpha, one number, is.
-"""
+Every module (`lora_keys`) is used, or the file is refused with its name; except for layers that the model has and does
+not use, and copies of layers in another layout: these are checked and left out. No factor is read before it is needed;
+the scale alpha, one number, is."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 trainers write.
 
 A module may be spelled in two ways in one file, with dots and with underscores, so its tensors are gathered by its flat
-name. Whole differences are not read, but those of zeros change nothing and are left out.
-"""
+name. Whole differences are not read, but differences of zero are left out."""
 
 from __future__ import annotations
 

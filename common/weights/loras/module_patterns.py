@@ -71,11 +71,8 @@ class _Pattern(NamedTuple):
 
 
 def first_matches(patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Return {name: the first of `patterns` that matches it}, without the names that no pattern matches.
-
-    Raises ValueError for a pattern that cannot be read, for one that matches none of `names`, and if both together take
-    too long.
-    """
+    """Return, for each name that some pattern matches, the first such pattern. Raises ValueError for an unreadable
+    pattern, for a pattern that matches no name, and if matching takes too long."""
     patterns = tuple(patterns)
     if len(patterns) > MAX_PATTERNS:
         raise ValueError(f"has {len(patterns)} patterns; at most {MAX_PATTERNS} are read")

@@ -66,8 +66,8 @@ def read_config(path: Path, metadata: Mapping[str, str], modules: Iterable[str])
 
 
 def _read_json(path: Path, metadata: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return the configuration in the header, else in the file beside one that PEFT saved, and its place for
-    messages."""
+    """Return the configuration from the header, else from the file that PEFT saved in the same folder, and its place
+    for messages."""
     beside = path.with_name(ADAPTER_CONFIG)
     if _METADATA in metadata:
         raw, where = metadata[_METADATA].encode(), f"{path} ({_METADATA})"

@@ -162,9 +162,9 @@ class Qwen21Transformer(mlx.nn.Module):
     ) -> tuple[Array, list[Pair]]:
         """Predict the velocity [1 L channels] for latent tokens [1 L channels] and the sinusoid [1 256] of the time.
 
-        context: the start of the stream before the image [1 P C], and its modulation [1 4C]; ropes: tables [L 1
-        D/2 2] and [P 1 D/2 2]; known: the context's keys and values by block, if an earlier call returned them. A call
-        that `keeps` them returns them beside the velocity."""
+        context: the start of the stream before the image [1 P C], and its modulation [1 4C]; ropes: tables [L 1 D/2 2]
+        and [P 1 D/2 2]; known: the context's keys and values by block, if an earlier call returned them. A call that
+        `keeps` them returns them with the velocity."""
         time = self.time_text_embed(features)
         x, mods = context[0], (self.modulation[1](time), context[1])
         img, pairs = ops.stream(self.img_in(latents), self.stream), []

@@ -155,7 +155,7 @@ class Modulation:
     final: Array  # [T, 2C]
 
     def at(self, step: int, with_zero: bool) -> tuple[list[Pair], Array]:
-        """Return one step's rows; with_zero adds the row of timestep 0, the last one, to those of the image stream."""
+        """Return one step's rows; with_zero adds the last row, of timestep 0, to the image stream's."""
         one = slice(step, step + 1)
         rows = [(mx.concatenate((img[one], img[-1:])) if with_zero else img[one], txt[one]) for img, txt in self.blocks]
         return rows, self.final[one]

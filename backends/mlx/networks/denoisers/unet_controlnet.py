@@ -108,8 +108,8 @@ class Runner(LoadedNetwork[UNetControlNetConfig, UNetControlNet]):
 
     @ops.computes
     def predict(self, x: Array, step: NumpyArray, condition: Condition, scales: Sequence[float]) -> Changes:
-        """Return the changes for x [1 C h w], in the order of the pipeline, and sinusoids of the time. scales: of each
-        change, that of the mid block last."""
+        """Return the changes for x [1 C h w] and sinusoids of the time, in the order of the pipeline. scales: one for
+        each change, the mid block's last."""
         latents = ops.repeated(x[:, : self.config.in_channels], condition.controlled)
         features = ops.table(step, self.table_dtype)
         made = self.model(images.from_bchw(latents), features, condition.picture, condition.context, condition.addition)

@@ -1,8 +1,7 @@
 """Flux.2's transformer. What is unusual about it: `qwenimg.common.networks.denoisers.flux2_dit`.
 
-B batch, L image tokens with those of references, S text tokens, H heads, D head dim, C = H * D, M width of the
-feed-forward. Attribute paths are checkpoint keys.
-"""
+B batch, L image tokens (references included), S text tokens, H heads, D head dim, C = H * D, M width of the
+feed-forward. Attribute paths are checkpoint keys."""
 
 from __future__ import annotations
 

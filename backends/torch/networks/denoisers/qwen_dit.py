@@ -153,7 +153,7 @@ class Modulation:
     final: Tensor  # [T, 2C]
 
     def at(self, step: int, with_zero: bool) -> tuple[list[Pair], Tensor]:
-        """Return one step's rows; with_zero adds the row of timestep 0, the last one, to those of the image stream."""
+        """Return one step's rows; with_zero adds the last row, of timestep 0, to the image stream's."""
         one = slice(step, step + 1)
         rows = [(torch.cat((img[one], img[-1:])) if with_zero else img[one], txt[one]) for img, txt in self.blocks]
         return rows, self.final[one]

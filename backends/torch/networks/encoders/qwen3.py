@@ -64,8 +64,8 @@ class Qwen3TextEncoder(torch.nn.Module):
         self.layers = torch.nn.ModuleList([DecoderLayer(config, Attention(config)) for _ in range(config.used_layers)])
 
     def forward(self, ids: Tensor, rope: Pair, pads: int) -> Tensor:
-        """Return the hidden states after the layers `taps` side by side [B S C*taps], float32, for token ids [B S],
-        of which the last `pads` are pads, and RoPE tables [S D/2]."""
+        """Return the hidden states after the layers `taps`, concatenated: [B S C*taps], float32. Inputs: token ids [B
+        S], the last `pads` of them pads, and RoPE tables [S D/2]."""
         x = ops.stream(self.embed_tokens(ids), self.stream)
         states = []
         for number, layer in enumerate(self.layers, start=1):
@@ -82,7 +82,7 @@ class Runner(LoadedNetwork[Qwen3Config, Qwen3TextEncoder]):
 
     @ops.computes
     def encode(self, ids: Sequence[int], pads: int = 0) -> Tensor:
-        """Encode the token ids of one prompt, of which the last `pads` are pads, to [1 S C*taps], evaluated."""
+        """Encode the token ids of one prompt, the last `pads` of them pads: [1 S C*taps], evaluated."""
         table = text_rope(len(ids), self.config.head_dim, self.config.rope_theta)
         cos, sin = (ops.table(part, self.table_dtype, self.device) for part in table)
         return ops.eval(self.model(ops.placed([list(ids)], self.device), (cos, sin), pads))

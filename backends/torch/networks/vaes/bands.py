@@ -4,8 +4,8 @@ large.
 Between two layers memory then holds the image once, and inside a layer the intermediate results of one band.
 
 A band is read with as many rows above and below as the layers see beyond it, which are cut off again. A group norm
-takes its moments over the whole image: those of all bands are taken first, and the layers before the norm run once
-more. On a card the bands between two layers are in the host's memory.
+takes its moments over the whole image: the moments of all bands are taken first, and the layers before the norm run
+once more. On a card the bands between two layers are in the host's memory.
 
 Images are [B C h w].
 """
