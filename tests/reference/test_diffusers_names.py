@@ -17,6 +17,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers.pipelines.flux import pipeline_flux_kontext
 from PIL import Image
 from safetensors.torch import save_file
 from support import oracle, oracle_edit, oracle_flux, oracle_flux2, oracle_qwen21, oracle_sd, oracle_sd3, oracle_zimage
@@ -24,6 +25,7 @@ from support.processes import ENVIRONMENT
 
 import qwenimg.diffusers
 from qwenimg import QwenimgError, UsageError
+from qwenimg.common.families.flux import references
 from qwenimg.common.request.foreign_names import FEATURES
 from qwenimg.diffusers import keywords, pipelines
 
@@ -123,6 +125,30 @@ def test_a_script_draws_what_it_drew(places: dict[str, Path], case: tuple[str, s
         made = pipe(generator=torch.Generator().manual_seed(9), **asked)
         compare(f"{name} {kind} {backend}", made.images, expected)
         pipe.close()
+
+
+def test_kontext_sees_its_picture_as_there(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At small sizes in place of a megapixel, on both sides."""
+    sizes = ((48, 96), (64, 80), (64, 64), (80, 64), (96, 48))
+    monkeypatch.setattr(references, "SIZES", sizes)
+    monkeypatch.setattr(pipeline_flux_kontext, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
+    asked = SIZE | FROM | {"prompt": "make it red", "num_inference_steps": 2, "output_type": "np"}
+    reference = oracle_flux.pipeline(places["kontext"], "kontext")
+    expected = reference(generator=torch.Generator().manual_seed(2), max_area=80 * 48, **asked).images
+    for backend in BACKENDS:
+        pipe = opened("FluxKontextPipeline", places["kontext"], backend)
+        compare(backend, pipe(generator=torch.Generator().manual_seed(2), **asked).images, expected)
+
+
+def test_layers_are_a_list_of_each_picture(places: dict[str, Path]) -> None:
+    """Its numbers are compared with diffusers' in test_qwen_layered_pipeline; here, what the keywords become."""
+    pipe = opened("QwenImageLayeredPipeline", places["qwen-layered"])
+    asked: dict[str, Any] = {"width": 48, "height": 32, "layers": 2}
+    made = pipe(FROM["image"], "a ring", true_cfg_scale=1.0, num_inference_steps=2, generator=7, **asked)
+    [layers] = made.images
+    own = pipe.pipeline("a ring", image=FROM["image"], steps=2, guidance=1.0, seed=7, **asked)
+    assert [one.mode for one in layers] == ["RGBA"] * 2
+    assert all(np.array_equal(a, b) for a, b in zip(layers, own.layers, strict=True))
 
 
 # The table
