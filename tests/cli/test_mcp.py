@@ -59,6 +59,7 @@ def run(tools: Tools, tool: str, /, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_pictures_are_written_into_the_folder_and_returned(
     pipes: Callable[[str], qwenimg.Pipeline], place: Path, backend: str
 ) -> None:
@@ -82,6 +83,7 @@ def test_pictures_are_written_into_the_folder_and_returned(
     assert not masked.is_error, masked
 
 
+@pytest.mark.sample(0)
 def test_plan_and_models_draw_nothing(tools: Tools, place: Path) -> None:
     before = listing(place)
     assert "takes about" in run(tools, "plan", **SMALL).text
@@ -194,6 +196,7 @@ def test_the_command_needs_a_folder(tmp_path: Path) -> None:
 
 @mcp_library
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(1)
 def test_the_librarys_own_client(folders: dict[str, Path], place: Path, backend: str) -> None:
     from mcp.client import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -268,6 +271,7 @@ def test_closed_standard_input_ends_it(folders: dict[str, Path], place: Path) ->
 
 @mcp_library
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.sample(1)
 def test_a_signal_ends_it(folders: dict[str, Path], place: Path, number: int, code: int) -> None:
     process = started(folders, place)
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None

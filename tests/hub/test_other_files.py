@@ -97,6 +97,7 @@ def test_every_kind_of_file_is_answered(tmp_path: Path, name: str) -> None:
     assert json.loads(cli("info", str(tmp_path / name), "--json").out)["lines"] == lines
 
 
+@pytest.mark.sample(0)
 def test_what_is_ours_names_its_command(tiny: dict[str, Path], tmp_path: Path) -> None:
     """Folders of every family and each of their parts, a model in one file and its parts."""
     seen = []

@@ -127,6 +127,7 @@ def test_a_script_draws_what_it_drew(places: dict[str, Path], case: tuple[str, s
         pipe.close()
 
 
+@pytest.mark.sample(0)
 def test_kontext_sees_its_picture_as_there(places: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """At small sizes in place of a megapixel, on both sides."""
     sizes = ((48, 96), (64, 80), (64, 64), (80, 64), (96, 48))
@@ -140,6 +141,7 @@ def test_kontext_sees_its_picture_as_there(places: dict[str, Path], monkeypatch:
         compare(backend, pipe(generator=torch.Generator().manual_seed(2), **asked).images, expected)
 
 
+@pytest.mark.sample(0)
 def test_layers_are_a_list_of_each_picture(places: dict[str, Path]) -> None:
     """Its numbers are compared with diffusers' in test_qwen_layered_pipeline; here, what the keywords become."""
     pipe = opened("QwenImageLayeredPipeline", places["qwen-layered"])
@@ -202,6 +204,7 @@ def test_generators_that_have_drawn_and_several_pictures(places: dict[str, Path]
     compare("2 x 2", ours(generator=torch.Generator().manual_seed(4), **asked).images, expected)
 
 
+@pytest.mark.sample(0)
 def test_latents_of_diffusers_are_taken(places: dict[str, Path]) -> None:
     asked = SIZE | {"prompt": PROMPT, "num_inference_steps": 2, "output_type": "np"}
     for name, kind, shape in (
@@ -230,6 +233,7 @@ def test_noise_that_cannot_be_repeated_is_refused(places: dict[str, Path]) -> No
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["sd15", "z-image"])
+@pytest.mark.sample(1)
 def test_loras_are_those_of_diffusers(places: dict[str, Path], tmp_path: Path, kind: str) -> None:
     name, part = {"sd15": ("StableDiffusionPipeline", "unet"), "z-image": ("ZImagePipeline", "transformer")}[kind]
     reference = getattr(diffusers, name).from_pretrained(places[kind])
@@ -455,6 +459,7 @@ def test_a_callback_sees_each_step(shared_sd: Any) -> None:
     assert shared_sd(**asked).images == plain.images  # free again
 
 
+@pytest.mark.sample(0)
 def test_torch_is_not_imported_for_mlx(places: dict[str, Path]) -> None:
     code = (
         "import sys, warnings\nwarnings.simplefilter('ignore')\n"
