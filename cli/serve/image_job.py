@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from qwenimg.cli.serve.http_error import HttpError
-from qwenimg.cli.workers.messages import Draw, PictureDrawn
+from qwenimg.cli.workers.messages import Draw, Enlarging, PictureDrawn
 from qwenimg.common.jobs.job import Job
 
 State = Literal["waiting", "drawing", "done", "failed", "cancelled"]
@@ -36,6 +36,7 @@ class ImageJob:
     partial: int = 0
     kind: Literal["images", "sdapi", "job"]  # the API that it came by
     client: str = ""
+    enlarging: Enlarging | None = None
     deadline: float  # seconds: of a kept job from the first step on, else from the arrival on
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
@@ -86,6 +87,7 @@ class ImageJob:
             preview_suffix=self.preview_suffix,
             thumbnail=self.is_kept,
             partial=self.partial,
+            enlarging=self.enlarging,
         )
 
     def notify(self, name: Literal["state", "step", "picture", "end"], **data: Any) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import qwenimg
 from qwenimg.cli import failures
-from qwenimg.cli.workers import messages
+from qwenimg.cli.workers import enlarging, messages
 from qwenimg.cli.workers.channel import FollowerChannel
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import DoesNotFit, ModelError, QwenimgError, UsageError
@@ -148,6 +148,10 @@ class DrawingProcess:
         code, text, refused, is_checking = 0, "", False, False
         try:
             pipe = self._opened(task.model)
+            if task.enlarging is not None:
+                self._send(enlarging.enlarged(pipe, task, task.enlarging))
+                self._send(messages.Finished(id=task.id, peak=_peak()))
+                return
             is_checking = True
             _check_count(pipe, task.job)
             inputs, notes = _inputs(task.job)

@@ -22,6 +22,17 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Enlarging:
+    """A picture that is made larger instead of drawn."""
+
+    upscaler: str  # a file, or `lanczos` or `nearest`
+    by: float = 0.0  # how many times as wide and high; 0: until it covers `size`
+    size: tuple[int, int] = (0, 0)  # width and height
+    crops: bool = False  # what is more than `size` is cut off around its middle
+    seconds: float = 0.0  # it is refused if it takes longer
+
+
+@dataclass(frozen=True, kw_only=True)
 class Draw:
     """A job to draw."""
 
@@ -34,6 +45,7 @@ class Draw:
     thumbnail: bool = False  # True: each picture comes with a small one
     partial: int = 0
     """Previews of the picture's size that divide its steps evenly; 0: small ones, as many as cost next to nothing."""
+    enlarging: Enlarging | None = None  # of the job's picture, instead of drawing
 
 
 @dataclass(frozen=True, kw_only=True)

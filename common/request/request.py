@@ -204,8 +204,8 @@ class Request:
         section="Second pass", metavar="N", least=1, most=MAX_STEPS, recorded="changed", needs="hires",
     ))  # fmt: skip
     hires_with: str = option("lanczos", Option(
-        help="what enlarges the picture: lanczos, nearest, latent, latent-bicubic, ..., or the file of an upscaler, or "
-        "its name in --models-dir; default {default}", section="Second pass", metavar="NAME|FILE",
+        help="what enlarges the picture: lanczos, nearest, latent, latent-bicubic, ..., or an upscaler: its file, or "
+        "its name in the folders of models; default {default}", section="Second pass", metavar="NAME|FILE",
         aliases=("hires-upscaler", "hr-upscaler"), checks=names.check_enlarger, recorded="used", needs="hires",
     ))  # fmt: skip
     controls: tuple[Control, ...] = option((), Option(

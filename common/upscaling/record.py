@@ -19,11 +19,12 @@ from qwenimg.common.upscaling.upscaling import Upscaling
 
 FORMAT = 1
 KEPT = ("parameters", "qwenimg")  # texts of the picture that stay as they are
+OWN = ("postprocessing", UPSCALING)  # texts about how it was made larger
 MOST = 5_000_000  # characters of a kept text
 BY_A_MODEL, ENHANCED = "trainedAlgorithmicMedia", "algorithmicallyEnhanced"  # IPTC's words for a picture's origin
 
 
-def texts(upscaling: Upscaling, pixels: Uint8, by: int, before: Mapping[str, str]) -> dict[str, str]:
+def texts(upscaling: Upscaling, pixels: Uint8, by: float, before: Mapping[str, str]) -> dict[str, str]:
     """Return the texts of a picture made of `pixels`, by PNG's names. before: the texts of the file that it was read
     from. `postprocessing` is AUTOMATIC1111's line for other programs."""
     engine, upscaler = upscaling.engine, upscaling.upscaler
@@ -31,7 +32,7 @@ def texts(upscaling: Upscaling, pixels: Uint8, by: int, before: Mapping[str, str
     entries = {
         "format": FORMAT,
         "version": __version__,
-        "by": by,
+        "by": int(by) if by == int(by) else by,
         "upscaler": name,
         "network": upscaler.kind,
         "scale": upscaler.scale,
@@ -45,7 +46,7 @@ def texts(upscaling: Upscaling, pixels: Uint8, by: int, before: Mapping[str, str
         "versions": engine.versions() | {"numpy": np.__version__},
     }
     kept = {key: before[key] for key in KEPT if len(before.get(key, "")) in range(1, MOST)}
-    line = f"Postprocess upscale by: {by}, Postprocess upscaler: {json.dumps(Path(name).stem, ensure_ascii=False)}"
+    line = f"Postprocess upscale by: {by:g}, Postprocess upscaler: {json.dumps(Path(name).stem, ensure_ascii=False)}"
     return kept | {"postprocessing": line, UPSCALING: json.dumps(entries)}
 
 

@@ -154,7 +154,8 @@ class JobsApi:
 
     def _live(self, row: dict[str, Any], job: ImageJob | None = None) -> dict[str, Any]:
         """Return a row of the journal with how far the job is; `job`: the job as it was before the row was read."""
-        for option, files in (("lora", self.settings.loras), ("control", self.settings.controls)):
+        shown = {"lora": self.settings.loras, "control": self.settings.controls, "hires_with": self.settings.upscalers}
+        for option, files in shown.items():
             if option in row["request"]:  # the paths of files are not shown
                 row["request"][option] = named(str(row["request"][option]), files)
         job = self.dispatcher.job(row["id"]) or job
@@ -240,7 +241,8 @@ class JobsApi:
             | ({key: value for key, value in asdict(is_open[name]).items() if key != "name"} if name in is_open else {})
             for name in self.settings.models
         ]
-        return JsonAnswer({"models": rows, "loras": [*self.settings.loras], "controls": [*self.settings.controls]})
+        others = {name: [*getattr(self.settings, name)] for name in ("loras", "controls", "upscalers")}
+        return JsonAnswer({"models": rows, **others})
 
 
 def sent_recipe(data: bytes) -> dict[str, Any]:
@@ -259,7 +261,13 @@ def options_in(file: Path) -> dict[str, Any]:
         replay = read_replay(file)
     except ModelError as error:
         raise HttpError(400, f"this picture {str(error).partition(': ')[2]}", param="image") from None
-    inputs = {"image_sha256": "a picture", "mask_sha256": "a mask", "lora": "a LoRA", "control": "a control"}
+    inputs = {
+        "image_sha256": "a picture",
+        "mask_sha256": "a mask",
+        "lora": "a LoRA",
+        "control": "a control",
+        "hires_with": "an upscaler",
+    }
     needs = [f"It was drawn with {what}: give it again." for key, what in inputs.items() if key in replay.used]
     return {"options": plain(replay.options), "model": replay.model, "notes": [*needs, *replay.messages]}
 

@@ -15,18 +15,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qwenimg.cli.serve.apis import answers, body, sd_control, sd_fields
+from qwenimg.cli.serve.apis import answers, body, sd_control, sd_extras, sd_fields
 from qwenimg.cli.serve.apis.images_api import client_of
 from qwenimg.cli.serve.dispatcher import Dispatcher
 from qwenimg.cli.serve.http_error import HttpError
 from qwenimg.cli.serve.image_job import ImageJob
 from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.settings import Settings
+from qwenimg.cli.workers.messages import Enlarging
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign import LIKE_THE_MODELS, SCHEDULES, known_sampler, plain
 from qwenimg.common.jobs.image_options import Options
-from qwenimg.common.jobs.job import InputFiles
+from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.request import names
 from qwenimg.common.request.recipe import Recipe, png_text
 from qwenimg.common.sampling.schedules import SCHEDULES as OURS
@@ -72,6 +73,8 @@ class SdApi:
             "interrupt": self.interrupt,
             "skip": self.skip,
             "png-info": self.png_info,
+            "extra-single-image": self.extra_single_image,
+            "extra-batch-images": self.extra_batch_images,
             "options": self.set_options,
             "refresh-checkpoints": self.nothing,
         }
@@ -138,6 +141,41 @@ class SdApi:
         sent = {name: value for name, value in data.items() if name in kept or name not in _PICTURES}
         pictures = [base64.b64encode(drawn.data).decode() for drawn in job.pictures]
         return JsonAnswer({"images": pictures, "parameters": sent, "info": json.dumps(_info(job))})
+
+    async def extra_single_image(self, request: HttpRequest) -> Response:
+        """Make a picture larger."""
+        data = await body.json_object(request)
+        picture = body.picture_bytes(data.get("image"), "image")
+        made = await self._enlarged(request, sd_extras.enlarging(data, self.settings), picture)
+        return JsonAnswer({"html_info": "", "image": made})
+
+    async def extra_batch_images(self, request: HttpRequest) -> Response:
+        """Make pictures larger, one after the other."""
+        data = await body.json_object(request)
+        listed = data.get("imageList")
+        if not isinstance(listed, list) or not 1 <= len(listed) <= body.IMAGES:
+            raise HttpError(400, f"imageList is a list of 1 to {body.IMAGES} pictures", param="imageList")
+        pictures = [one.get("data") if isinstance(one, dict) else None for one in listed]
+        files = [body.picture_bytes(one, "imageList") for one in pictures]
+        how = sd_extras.enlarging(data, self.settings)
+        made = [await self._enlarged(request, how, one) for one in files]
+        return JsonAnswer({"html_info": "", "images": made})
+
+    async def _enlarged(self, request: HttpRequest, how: Enlarging | None, picture: bytes) -> str:
+        """Return the larger picture in base64."""
+        if how is None:
+            return base64.b64encode(picture).decode()
+        job = ImageJob(
+            model=self.chosen,
+            spec=Job(options={"prompt": ""}, seeds=(0,), files=InputFiles(images=(picture,))),
+            kind="sdapi",
+            client=client_of(request),
+            deadline=self.settings.deadline,
+            enlarging=how,
+        )
+        await self.dispatcher.submit(job)
+        await answers.wait(self.dispatcher, job, request)
+        return base64.b64encode(job.pictures[0].data).decode()
 
     def _values(self, data: Mapping[str, Any], *, with_image: bool) -> Options:
         """Return the options that `data` gives, by our names."""
