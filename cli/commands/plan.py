@@ -327,7 +327,10 @@ def _lines(planned: _Plan, engine: OnPaper) -> list[str]:
     from qwenimg.common.base.text import aligned
 
     pipe, request, now = planned.pipe, planned.request, planned.now
-    lines = [f"{pipe.headline()} · {request.width}x{request.height}, {counted(now.steps, 'step')}"]
+    size = f"{request.width}x{request.height}"
+    if request.hires is not None:
+        size += f", then {'x'.join(map(str, request.enlarged_size))}"
+    lines = [f"{pipe.headline()} · {size}, {counted(now.steps, 'step')}"]
     if shared := pipe.model.sharing(request).text:
         lines.append(shared)
     if not planned.here:

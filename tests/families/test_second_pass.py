@@ -161,3 +161,11 @@ def seen(path: Path) -> np.ndarray:
 
     with Image.open(path) as picture:
         return np.asarray(picture)
+
+
+def test_a_plan_has_both_passes() -> None:
+    ran = cli("plan", "sd15", "--size", "512x512", "--steps", "30", "--hires", "2", "--on", "3060")
+    lines = ran.out.decode().splitlines()
+    assert ran.code == 0 and "512x512, then 1024x1024, 45 steps" in lines[0], lines[0]
+    stages = [line.split()[0] for line in lines if line.startswith(("text ", "denoise ", "decode ", "encode "))]
+    assert stages == ["text", "denoise", "decode", "encode", "denoise", "decode"]
