@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qwenimg import Pipeline
     from qwenimg.common.families.opening import Opening
     from qwenimg.common.hub.forecast import FitForecast, Times
+    from qwenimg.common.hub.model_folders import ModelFolders
     from qwenimg.common.memory.memory_plan import MemoryPlan
     from qwenimg.common.pipeline.fit_options import OptionChange
     from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
@@ -132,7 +133,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     pipe, here = plan_pipeline(opening, engine)
     given["cache_prompts"] = opening.cache_prompts
     with closing(pipe):
-        planned = _planned(pipe, here, engine, given)
+        planned = _planned(pipe, here, engine, given, folders)
         return _put([json.dumps(_as_json(planned))] if given["json"] else _lines(planned, engine))
 
 
@@ -188,7 +189,7 @@ def _put_all(engine: OnPaper, every: bool, *, as_json: bool) -> int:
 # One picture
 
 
-def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any]) -> _Plan:
+def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any], folders: ModelFolders) -> _Plan:
     from qwenimg.common.pipeline.fit_options import FitOptions, plan_memory
 
     request, counted = _request(pipe, given)
@@ -198,6 +199,8 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
     if given["cache_prompts"] and counted:
         pipe.runtime.keep_prompts()
     memory = plan_memory(pipe.model, request, counted)
+    if given["upscale"] is not None or given["upscale_with"] is not None:
+        _add_upscaling(memory, pipe, request, given, folders)
     search = FitOptions(pipe.model, request, memory.budget, counted=counted)
     now = _row(pipe.model, request, "as it is", memory, memory.fits(memory.budget))
     ways = [(way, _row(way.model, request, way.text, way.needs, way.fits)) for way in search.all_changes()]
@@ -218,6 +221,26 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any])
         others=[] if fast else _others(pipe, engine, fits),
         sentence="" if fits else search.message(),
     )
+
+
+def _add_upscaling(
+    memory: MemoryPlan, pipe: Pipeline, request: Request, given: dict[str, Any], folders: ModelFolders
+) -> None:
+    """Add the stages of --upscale, beside the networks that are in memory then. Raises UsageError, ModelError and
+    DoesNotFit."""
+    from qwenimg.common.hub.network_search import find_upscaler, read_upscaler
+    from qwenimg.common.runtime.runtime import Runtime
+    from qwenimg.common.upscaling.upscaling import Upscaling, policy
+
+    path = find_upscaler(given["upscale_with"], folders, "--upscale-with")
+    runtime = Runtime(pipe.engine, policy("fp32"), lambda kind, text: None, max_memory=pipe.runtime.max_memory)
+    with closing(read_upscaler(path)) as upscaler:
+        by = upscaler.scale if given["upscale"] is None else given["upscale"]
+        width, height = request.enlarged_size
+        larger, beside = Upscaling(runtime, upscaler).plan(height, width, by), memory.stages[-1].weights
+        for stage in larger.stages:
+            memory.add(replace(stage, weights=beside + stage.weights))
+        memory.decoding += larger.steps
 
 
 def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, beside: int = 0) -> _Row:

@@ -17,11 +17,13 @@ from qwenimg.common.base.errors import (
     DoesNotFit,
     ModelError,
     NumericsError,
+    QwenimgError,
     UsageError,
     disk_full,
     out_of_memory,
 )
 from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.pictures import latents, layer_files
@@ -190,7 +192,10 @@ def run(pipe: Pipeline, jobs: Sequence[Job], inputs: Inputs, output: Output, lis
             if output.check_cache and "step_cache_effect" in result.recipe:
                 _check_cache(pipe, job, inputs, listener, result)
             result.warn(output.notes(job, result.recipe))
-            _write(job, output, result)
+            if (fault := _write(job, output, result)) is not None:
+                listener.failure(job, fault)
+                outcome.failed.append(fault)
+                continue
             listener.image(job, result, time.monotonic() - start)
             outcome.written += 1
             all_latents += [result.latents] if output.save_latents is not None else []
@@ -237,38 +242,59 @@ def _check_cache(pipe: Pipeline, job: Job, inputs: Inputs, listener: Listener, r
     listener.notify("stage", f"step cache: {result.recipe['step_cache_effect']}")
 
 
-def _write(job: Job, output: Output, result: Result) -> None:
-    """Write the image, or its layers and what shows all of them, in the format of the suffix, or pass a PNG to
-    `put`."""
+def _write(job: Job, output: Output, result: Result) -> QwenimgError | None:
+    """Write the image, or its layers and what shows all of them, in the format of the suffix, or pass a PNG to `put`.
+    Return the error of an image that could not be made larger, and is written at its own size. Raises UsageError and
+    DoesNotFit."""
     import numpy as np
 
     from qwenimg.common.pipeline import encode
 
-    recipe = result.recipe if output.metadata else None
+    recipe, fault = result.recipe if output.metadata else None, None
     if job.path is None:
         assert output.put is not None
-        output.put(_encoded(output, result.pixels, recipe, ".png"))
-        return
+        data, fault = _encoded(output, result.pixels, recipe, ".png")
+        output.put(data)
+        return _kept(fault, "the picture is there at its own size")
     views = {"stack": result.pixels, "sheet": np.asarray(result.sheet())} if job.views else {}
     images = [*(result.layers or (result.pixels,)), *(views[view] for view in job.views)]
     for path, pixels in zip(job.outputs, images, strict=True):
         if output.new_folder:
             atomic_files.make_folder(path.parent)
-        atomic_files.write_atomic(path, _encoded(output, pixels, recipe, path.suffix), overwrite=output.overwrite)
+        data, error = _encoded(output, pixels, recipe, path.suffix)
+        atomic_files.write_atomic(path, data, overwrite=output.overwrite)
+        fault = fault or error
     controls = control_outputs(job) if output.keep_control else ()
     for name, pixels in zip(controls, result.control_pictures, strict=False):
         if name is not None:
             atomic_files.write_atomic(name, encode.encode(pixels, None, ".png"), overwrite=output.overwrite)
+    return _kept(fault, f"{shown_path(job.path, 60)} has the picture at its own size")
 
 
-def _encoded(output: Output, pixels: NDArray[np.uint8], recipe: Recipe | None, suffix: str) -> bytes:
-    """Return the file of an image, made larger if the output says so."""
+def _kept(fault: QwenimgError | None, where: str) -> QwenimgError | None:
+    """Return the error of an image that could not be made larger, with the place where it is."""
+    return None if fault is None else type(fault)(f"not made larger, {where}: {clean(str(fault), 180)}")
+
+
+def _encoded(
+    output: Output, pixels: NDArray[np.uint8], recipe: Recipe | None, suffix: str
+) -> tuple[bytes, QwenimgError | None]:
+    """Return the file of an image, made larger if the output says so; or at its own size, with the error. Raises
+    UsageError."""
     from qwenimg.common.pipeline import encode
 
-    if output.larger is None:
-        return encode.encode(pixels, recipe, suffix)
-    larger, texts = output.larger(pixels, {} if recipe is None else png_text(recipe))
-    return encode.encode_texts(larger, texts, XMP, suffix)
+    fault: QwenimgError | None = None
+    if output.larger is not None:
+        try:
+            larger, texts = output.larger(pixels, {} if recipe is None else png_text(recipe))
+            return encode.encode_texts(larger, texts, XMP, suffix), None
+        except QwenimgError as error:
+            fault = error
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            fault = DoesNotFit("memory ran out; close other programs")
+    return encode.encode(pixels, recipe, suffix), fault
 
 
 def control_outputs(job: Job) -> list[Path | None]:

@@ -15,6 +15,7 @@ from support import upscalers
 from support.cli_runner import cli
 from support.upscalers import as_safetensors, as_torch
 
+from qwenimg import backends
 from qwenimg.common.pictures.pixels import fit
 from qwenimg.common.pictures.texts import UPSCALING, read_texts
 from qwenimg.common.runtime.runtime import Runtime
@@ -205,3 +206,34 @@ def test_a_picture_that_does_not_fit_is_taken_in_bands(folder: Path) -> None:
     apart = np.abs(made[0].astype(int) - made[1])
     print(f"{np.count_nonzero(apart)} of {apart.size} values, by {apart.max()}")
     assert apart.max() <= 1 and np.mean(apart > 0) < 1e-4
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_plan_has_the_stages_of_upscaling(folder: Path, backend: str) -> None:
+    asked = ("plan", "shapes", "--size", "64x48", "--backend", backend, "--memory", "4GB", "--json")
+    plain, larger = cli(*asked).events[0], cli(*asked, "--upscale", "2", "--upscale-with", "x4.pth").events[0]
+    *before, last = larger["stages"]
+    assert before == plain["stages"] and last["name"] == "upscale"
+    engine = backends.load(backend)
+    with closing(open_upscaler(folder / "x4.pth")) as upscaler:
+        alone = Upscaling(Runtime(engine, policy("fp32"), lambda kind, text: None), upscaler).plan(48, 64, 2).largest
+    print(f"{backend}: {last['activation_bytes']:,} bytes beside {last['weights_bytes']:,} of weights")
+    assert last["activation_bytes"] == alone.activations
+    assert last["weights_bytes"] == before[-1]["weights_bytes"] + alone.weights
+    assert larger["peak_bytes"] == max(stage["peak_bytes"] for stage in larger["stages"])
+    cli(*asked[:-1], "--upscale", "2", "--upscale-with", "photo.png").refused(5, "photo.png")
+
+
+def test_a_picture_that_cannot_be_made_larger_is_kept(folder: Path) -> None:
+    """At its own size, with its recipe; a line says so, the exit code is that of the error, and the next is drawn."""
+    huge = {name: values * np.float32(1e30) for name, values in upscalers.srvgg(convs=1, features=8, scale=2).items()}
+    as_safetensors(folder / "huge.safetensors", huge)
+    draw = ("a red circle", "-m", "shapes", "--steps", "1", "--size", "64", "--quiet", "--backend", "cpu")
+    ran = cli(*draw, "-s", "1-2", "--upscale", "2", "--upscale-with", "huge.safetensors", "-o", "out/")
+    files = sorted((folder / "out").iterdir())
+    assert ran.code == 6 and not ran.paths and [pixels(file).shape for file in files] == [(64, 64, 3)] * 2
+    lines = [line for line in ran.err.splitlines() if "not made larger" in line]
+    assert len(lines) == 2 and all(len(line) <= 320 and "non-finite" in line for line in lines), ran.err
+    assert json.loads(read_texts(files[0])["qwenimg"])["seed"] == 1
+    out = cli(*draw, "-s", "1", "--upscale", "2", "--upscale-with", "huge.safetensors", "-o", "-")
+    assert out.code == 6 and Image.open(io.BytesIO(out.out)).size == (64, 64)
