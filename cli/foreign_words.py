@@ -45,6 +45,8 @@ OPTIONS = by_name({
     "--debug timing,shapes prints more, --json prints events": "--verbose --log-level --log",
     "--json prints an event for each step; in Python: pipe.stream": "--callback --callback-steps",
     "give -N, --num-images, or several seeds, as -s 1-4": "--variations --n",
+    "give the second seed and its strength together, as --variation 7:0.2":
+        "--subseed --subseed-strength --variation-seed --variation-strength --variation-amount",
     "give --guidance 1 (0 in Z-Image), which turns guidance off": "--no-cfg --disable-cfg",
     "give -q 8": "--8bit",
     "give -q 6": "--6bit",

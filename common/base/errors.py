@@ -111,8 +111,7 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "a hypernetwork": ("hypernetwork", "hypernet"),
     "restoration of faces": ("face-restore", "restore-faces", "face-fix", "codeformer", "gfpgan"),
     "rewriting of prompts": ("enhance-prompt", "improve", "improve-prompt", "prompt-upsampling", "upsample-prompt"),
-    "variation of a seed": ("variation", "subseed", "subseed-strength", "variation-seed", "variation-strength",
-                            "seed-resize"),
+    "the noise of another size (seed resize)": ("seed-resize", "seed-resize-from-w", "seed-resize-from-h"),
     "training": ("train", "finetune", "fine-tune", "dreambooth", "train-lora"),
     "a grid from the command line": ("grid", "compare", "xyz", "xy-plot"),
     "video": ("video", "animate", "img2vid", "txt2vid"),
@@ -122,7 +121,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
 
 INSTEAD = {
     "a grid from the command line": "the page of `qwenimg serve` draws grids, and -s 1-4 -o out/ single files",
-    "variation of a seed": "-s 1-4 draws with several seeds",
 }
 """By title: what helps until then."""
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.jobs.foreign import Foreign
+from qwenimg.common.numbers.variation import Variation
 from qwenimg.common.request import names
 from qwenimg.common.request.names import FILLS_THERE
+from qwenimg.common.request.request import MAX_SEED
 from qwenimg.common.sampling.types import MAX_STEPS
 
 MAX_TEXT = 500_000  # characters: two prompts of the largest size, and the fields
@@ -42,6 +44,7 @@ _ABOUT = (
 )
 _HIRES = "Hires "  # how the fields of a second pass begin
 USUAL_STRENGTH = 0.75  # of a second pass, where nothing says it
+_VARIATION = ("Variation seed", "Variation seed strength")
 _MASKED = ("Mask blur", "Inpaint area", "Masked content", "Masked area padding", "Mask mode")
 
 
@@ -86,6 +89,7 @@ def _put_fields(recipe: Foreign, line: str) -> None:
     recipe.put("steps", number(values.get("Steps")))
     recipe.put("seed", number(values.get("Seed")))
     recipe.put("guidance", number(values.get("CFG scale")))
+    _put_variation(recipe, values)
     recipe.put_sampler(values.get("Sampler"), values.get("Schedule type"))
     recipe.put_model(values.get("Model"))
     _put_size(recipe, values.get("Size"))
@@ -100,8 +104,16 @@ def _put_fields(recipe: Foreign, line: str) -> None:
     for words in ("BREAK", "AND"):
         if re.search(rf"\b{words}\b", recipe.fields.get("prompt", "")):
             recipe.notes.append(f"{words} in its prompt is drawn as a word")
-    known = (*_ONCE, *_ABOUT, *masked, *(("Denoising strength",) if recipe.picture else ()))
+    known = (*_ONCE, *_ABOUT, *_VARIATION, *masked, *(("Denoising strength",) if recipe.picture else ()))
     recipe.left_out += [f"{name} {value}".strip() for name, value in pairs if name not in known]
+
+
+def _put_variation(recipe: Foreign, values: dict[str, str]) -> None:
+    seed, strength = (number(values.get(name, "0")) for name in _VARIATION)
+    if type(seed) is not int or seed > MAX_SEED or not isinstance(strength, int | float) or not 0 <= strength <= 1:
+        raise recipe.fault("Variation seed", "a seed and a strength from 0 to 1")
+    if strength:
+        recipe.put("variation", str(Variation(seed, float(strength))))
 
 
 def _put_size(recipe: Foreign, size: str | None) -> None:

@@ -41,7 +41,8 @@ class _Sizes:
 @dataclass(frozen=True, kw_only=True)
 class _Numbers:
     num_images: int = option(1, Option(
-        help="draw N pictures, each with the next seed", section="Picture", metavar="N", flags=("-N",),
+        help="draw N pictures, each with the next seed, or the next variation of one", section="Picture", metavar="N",
+        flags=("-N",),
         aliases=("batch-count", "n-images", "num-images-per-prompt"), least=1, most=MAX_PICTURES,
     ))  # fmt: skip
 
@@ -143,7 +144,9 @@ def seeds(options: Options, chance: int) -> tuple[int, ...]:
         return listed or (chance,)
     if listed and len(listed) > 1:
         raise UsageError("several seeds and a number of images; --num-images counts up from one seed")
-    first = listed[0] if listed else chance
+    first: int = listed[0] if listed else chance
+    if options.get("variation"):  # which counts up in place of the seed, see `Job.split`
+        return (first,) * count
     if first + count - 1 > MAX_SEED:
         raise UsageError(f"seed {first} and {count} images go beyond the largest seed, {MAX_SEED}")
     return tuple(range(first, first + count))

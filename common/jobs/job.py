@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,6 +15,7 @@ from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.jobs.image_options import MAX_PICTURES, Options, check, merged, seeds
 from qwenimg.common.jobs.naming import check_distinct, output_path
 from qwenimg.common.jobs.prompt_file import Line
+from qwenimg.common.numbers import variation
 from qwenimg.common.pictures import layer_files
 from qwenimg.common.prompts.check import check_not_blank
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
@@ -82,11 +84,17 @@ class Job:
         return self.options.get(name)
 
     def split(self, wildcards: Wildcards) -> list[Job]:
-        """Return a job for each image, with the texts that its seed chooses. Raises UsageError and ModelError."""
-        return [
-            replace(self, options=wildcards.chosen(self.options, seed), seeds=(seed,), index=index)
-            for index, seed in enumerate(self.seeds, self.index)
-        ]
+        """Return a job for each image, with the texts that its seed chooses; each further image of one seed has the
+        next variation of it, if there are any. Raises UsageError and ModelError."""
+        times: Counter[int] = Counter()
+        jobs: list[Job] = []
+        for index, seed in enumerate(self.seeds, self.index):
+            options = wildcards.chosen(self.options, seed)
+            if options.get("variation") and times[seed]:
+                options = options | {"variation": str(variation.parse(options["variation"]).next(times[seed]))}
+            times[seed] += 1
+            jobs.append(replace(self, options=options, seeds=(seed,), index=index))
+        return jobs
 
 
 @dataclass(frozen=True, kw_only=True)

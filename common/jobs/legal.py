@@ -45,6 +45,8 @@ def check_forms(options: Options, pattern: str | None, latents: Path | None, sav
         output_path(pattern, seed=0, index=1, prompt="", now=datetime.now(UTC), several=False, same_seeds=False)
     if latents is not None:
         latents_.kind_of(latents)
+        if options.get("variation"):
+            raise UsageError("--variation turns the noise of a seed, --latents is noise of a file; leave one out")
     if save_latents is not None and save_latents.suffix.lower() not in latents_.SUFFIXES:
         raise UsageError(f"--save-latents {clean(save_latents, 120)}: let the name end in .npy or .safetensors")
 

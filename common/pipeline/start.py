@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers import sizes, variation
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.numbers.noise import FEWEST, TorchCPUGenerator, low_bits_warning, sha256
 from qwenimg.common.pictures import masks, pixels
@@ -133,12 +133,13 @@ def initial_state(
 
 def warnings(request: Request, plan: SamplingPlan) -> list[str]:
     """Return the warnings about a request and its plan that do not depend on the model."""
-    warning = low_bits_warning(request.seed) if request.latents is None else None
+    seeds = [request.seed] if request.latents is None else []
+    seeds += [variation.parse(request.variation).seed] if request.variation else []
     schedule = plan.segments[0].schedule
     from_noise = request.image is None or plan.whole or schedule.alpha(schedule.sigmas[0]) == 0
     fills = from_noise and request.mask is not None and request.mask_fill != "original"
     lines = [
-        warning,
+        *map(low_bits_warning, seeds),
         "mask-fill has no effect: the masked part is drawn from noise alone; give a strength below 1"
         if fills
         else None,
@@ -151,7 +152,8 @@ def noise(model: DiffusionModel, request: Request, generator: TorchCPUGenerator)
     """Return the initial noise [F, C, h, w]: the seed's, or the given one. Raises UsageError and NumericsError."""
     shape = _noise_shape(model, request)
     if request.latents is None:
-        return generator.normal(shape)
+        drawn = generator.normal(shape)
+        return variation.parse(request.variation).applied(drawn) if request.variation else drawn
     try:
         given = np.asarray(request.latents)
     # Lists of several lengths, values that are no numbers, or a range of more numbers than fit into memory

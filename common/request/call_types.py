@@ -35,6 +35,7 @@ class CallOptions(TypedDict, total=False):
     sampler: str | None
     schedule: str | None
     seed: int | None
+    variation: str | None
     lora: Loras | None
     lora_mode: str | None
     few_steps: str | None

@@ -88,6 +88,12 @@ def check_few_steps(text: str) -> None:
     few_steps.parse(text)
 
 
+def check_variation(text: str) -> None:
+    from qwenimg.common.numbers import variation
+
+    variation.check(text)
+
+
 def fills() -> Sequence[str]:
     return FILLS
 

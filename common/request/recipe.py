@@ -17,6 +17,7 @@ from qwenimg.common.base.hf_cache import REPO
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
+from qwenimg.common.numbers import variation
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import lora_text, names
 from qwenimg.common.request.lora_text import Lora
@@ -147,6 +148,7 @@ def a1111_parameters(recipe: Recipe) -> str:
         **model_hash,
         "Model": model_label(recipe["model"]),
         "RNG": "CPU" if rng == "torch-cpu" else rng,
+        **_variation_fields(cast(Mapping[str, Any], recipe)),
         **({"Lora hashes": hashes} if hashes else {}),
         **_picture_fields(cast(Mapping[str, Any], recipe)),
         **({"Template": recipe["template"]} if "template" in recipe else {}),
@@ -157,6 +159,13 @@ def a1111_parameters(recipe: Recipe) -> str:
     prompt = " ".join([recipe["prompt"], *(f"<lora:{name}:{strength:g}>" for name, strength, _ in loras)])
     lines = [prompt, *([f"Negative prompt: {negative}"] if negative else [])]
     return "\n".join([*lines, ", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items())])
+
+
+def _variation_fields(recipe: Mapping[str, Any]) -> dict[str, str]:
+    if not recipe.get("variation"):
+        return {}
+    turned = variation.parse(recipe["variation"])
+    return {"Variation seed": str(turned.seed), "Variation seed strength": f"{turned.strength:.12g}"}
 
 
 def _picture_fields(recipe: Mapping[str, Any]) -> dict[str, str]:

@@ -124,6 +124,11 @@ class Request:
         section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, longest=20_000,
         checks=_check_seed, recorded="always",
     ))  # fmt: skip
+    variation: str = option("", Option(  # "": none
+        help="a picture like that of the seed: its noise, turned towards that of a second seed by 0 to 1, as 7:0.2; -N "
+        "counts up the second seed", call="turn the seed's noise towards that of a second seed by 0 to 1, as 7:0.2",
+        section="Picture", metavar="SEED:STRENGTH", checks=names.check_variation, recorded="changed",
+    ))  # fmt: skip
     loras: tuple[Lora, ...] = option((), Option(
         name="lora", help="a LoRA file or hub id, with its strength; may be repeated",
         call="FILE:SCALE, a path, a pair (path, strength), or a list of these", python="Loras", section="Model",
@@ -234,6 +239,8 @@ class Request:
         if self.hires is not None and max(self.enlarged_size) > sizes.MAX_SIDE:
             shown, most = "x".join(map(str, self.enlarged_size)), sizes.MAX_SIDE
             raise UsageError(f"hires {self.hires:g} makes the picture {shown}; at most {most} pixels a side are drawn")
+        if self.variation and self.latents is not None:
+            raise UsageError("variation turns the noise of a seed, latents is noise of a file; leave one out")
         self._check_pictures()
 
     def _check_pictures(self) -> None:

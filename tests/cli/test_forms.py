@@ -24,7 +24,7 @@ WRONG = {
     "clip_skip": "99", "lora": "a:0.5:c:", "lora_mode": "no", "few_steps": "lcm:x", "num_images": "0", "width": "-3",
     "height": "0", "prediction": "x", "variant": "x", "backend": "x", "compile": "x", "debug": "x", "output": "a.gif",
     "save_latents": "x.txt", "latents": "x.txt", "control": "net=a.png:nan", "control_mode": "no",
-    "only_masked": "20000", "mask_blur": "-1", "mask_fill": "no", "mask_mode": "no",
+    "only_masked": "20000", "mask_blur": "-1", "mask_fill": "no", "mask_mode": "no", "variation": "7:2",
     "hires": "9", "hires_strength": "nan", "hires_steps": "0", "hires_with": "latent-antialiased", "outpaint": "left=x",
 }  # fmt: skip
 # Any text may be one of these: a prompt, or the name of a file, a folder or a model.

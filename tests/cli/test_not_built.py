@@ -265,7 +265,8 @@ def test_no_bits_are_guessed(library: Library, bits: str) -> None:
         (["--threads", "4"], "OMP_NUM_THREADS"), (["--tile"], "tiles"), (["--face-restore"], "not built"),
         (["--enhance-prompt"], "not built"), (["--safety-checker"], "there is none"), (["--yes"], "--overwrite"),
         (["--float32"], "--precision"), (["--webui"], "qwenimg serve"), (["--seed-resize", "1"], "not built"),
-        (["--callback"], "--json"), (["--subseed", "1"], "not built"), (["--n", "4"], "-N"), (["--verbose"], "--debug"),
+        (["--callback"], "--json"), (["--subseed", "1"], "--variation"), (["--n", "4"], "-N"),
+        (["--verbose"], "--debug"),
     ],
 )  # fmt: skip
 def test_options_that_had_no_answer(library: Library, args: list[str], said: str) -> None:

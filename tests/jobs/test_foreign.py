@@ -158,6 +158,20 @@ def test_our_own_a1111_text_is_read_back() -> None:
     assert known_model(found.model or "") == "qwen-image" and found.messages() == []
 
 
+def test_a_variation_is_written_and_read_as_there() -> None:
+    own = recipe(variation="7:0.25")
+    text = a1111_parameters(own)
+    assert "Variation seed: 7, Variation seed strength: 0.25" in text
+    found = read(parameters=text)
+    assert found.fields["variation"] == "7:0.25" and found.messages() == []
+    start = "x\nSteps: 5, Seed: 1, Size: 8x8, RNG: CPU"
+    assert read(parameters=f"{start}, Variation seed: 9, Variation seed strength: 1").fields["variation"] == "9:1.0"
+    assert "variation" not in read(parameters=f"{start}, Variation seed: 9, Variation seed strength: 0").fields
+    for seed, strength in (("x", "0.5"), ("7", "2"), ("7", "nan"), (str(2**64), "0.5"), ("-1", "0.1"), ("1.5", "0.1")):
+        line = refused(read, parameters=f"{start}, Variation seed: {seed}, Variation seed strength: {strength}")
+        assert "a bad Variation seed" in line
+
+
 def test_a_prompt_that_looks_like_fields_is_not_told_apart_and_that_is_said() -> None:
     fake = "cat\nNegative prompt: x\nSteps: 1, Sampler: Euler, Seed: 666, Size: 8x8"
     alone = read(parameters=fake)

@@ -297,7 +297,7 @@ VALUES += [
 # Numbers whose defaults depend on the model, or are given by chance.
 MODELS_OWN = {"width", "height", "steps", "guidance", "strength", "seed"}
 # What a schema cannot say: a text that is none of a form.
-FREE = ("seed", "size", "aspect", "few_steps", "cached_calls", "skip_layers", "hires_with")
+FREE = ("seed", "size", "aspect", "few_steps", "cached_calls", "skip_layers", "hires_with", "variation")
 
 
 def test_the_schema_takes_what_a_line_of_a_prompt_file_takes() -> None:

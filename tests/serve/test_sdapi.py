@@ -148,7 +148,7 @@ def test_a_request_of_a_mask_is_the_options_of_the_command_line(server: RunningS
 # A1111's fields of img2img in version 1.10, with a value that asks for something, and without a place here.
 REFUSED: list[dict[str, Any]] = [
     {"resize_mode": 1}, {"resize_mode": 3}, {"initial_noise_multiplier": 1.1}, {"image_cfg_scale": 2.0},
-    {"latent_mask": "x"}, {"mask_round": False}, {"subseed_strength": 0.1}, {"seed_resize_from_h": 64},
+    {"latent_mask": "x"}, {"mask_round": False}, {"subseed_strength": 1.1}, {"seed_resize_from_h": 64},
     {"seed_resize_from_w": 64}, {"s_churn": 0.5}, {"s_tmin": 1}, {"s_tmax": 1}, {"s_noise": 1.01},
     {"s_min_uncond": 0.2}, {"eta": 0.5}, {"sampler_name": "Euler a", "eta": 0}, {"refiner_checkpoint": "x"},
     {"send_images": False}, {"infotext": "x\nSteps: 2"}, {"script_args": [1]}, {"styles": ["x"]},
@@ -242,9 +242,24 @@ def test_no_second_pass_that_is_not_done(http: httpx2.Client, given: dict[str, A
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "hires_with", refused.text
 
 
+def test_a_variation_is_that_of_the_command(http: httpx2.Client) -> None:
+    """As A1111 does it: several pictures have one seed, and the second seed counts up."""
+    body = {"prompt": "a red circle", **FEW, "seed": 3, "subseed": 7, "subseed_strength": 0.5}
+    answer = http.post("/sdapi/v1/txt2img", json=body | {"n_iter": 2}).json()
+    info = json.loads(answer["info"])
+    assert (info["all_seeds"], info["all_subseeds"]) == ([3, 3], [7, 8])
+    assert "Variation seed: 7, Variation seed strength: 0.5" in info["infotexts"][0]
+    kind = {"Content-Type": "application/json"}
+    chance = json.loads(http.post("/sdapi/v1/txt2img", json=body | {"subseed": -1}).json()["info"])
+    assert chance["all_subseeds"][0] > 0
+    for wrong in ({"subseed": -2}, {"subseed": 2**64}, {"subseed": 1.5}, {"subseed_strength": float("1e400")}):
+        data = json.dumps(body | wrong).replace("Infinity", "1e400")
+        assert http.post("/sdapi/v1/txt2img", content=data, headers=kind).status_code == 400, wrong
+
+
 def test_every_field_of_webuiapi_is_in_the_table() -> None:
     """What that client sends is known by name: done, or checked."""
-    known = {name for row in (*BOTH, *TEXT, *PICTURE) for name in row.names} | {"subseed", "denoising_strength"}
+    known = {name for row in (*BOTH, *TEXT, *PICTURE) for name in row.names} | {"denoising_strength"}
     sent = set(inspect.signature(webuiapi.WebUIApi.img2img).parameters)
     sent |= set(inspect.signature(webuiapi.WebUIApi.txt2img).parameters)
     own = {"self", "images", "mask_image", "use_async", "use_deprecated_controlnet", "controlnet_units"}
@@ -274,7 +289,7 @@ def test_a_model_is_kept_if_settings_are(http: httpx2.Client) -> None:
     ("given", "name"),
     [
         ({"restore_faces": True}, "restore_faces"), ({"tiling": True}, "tiling"),
-        ({"subseed_strength": 0.5}, "subseed_strength"), ({"script_name": "X/Y/Z"}, "script_name"),
+        ({"subseed_strength": "half"}, "subseed_strength"), ({"script_name": "X/Y/Z"}, "script_name"),
         ({"alwayson_scripts": {"ADetailer": {"args": []}}}, "ADetailer"), ({"styles": ["x"]}, "styles"),
         ({"alwayson_scripts": []}, "alwayson_scripts"), ({"alwayson_scripts": {"controlnet": {"args": [1]}}}, "units"),
         ({"batch_size": 0}, "batch_size"), ({"batch_size": 4, "n_iter": 5}, "at most 16"), ({"steps": 0}, "steps"),

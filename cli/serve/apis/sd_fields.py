@@ -16,8 +16,10 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign_a1111 import USUAL_STRENGTH, factor_of
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS, Options
+from qwenimg.common.numbers.variation import Variation
 from qwenimg.common.request import names
 from qwenimg.common.request.names import FILLS_THERE
+from qwenimg.common.request.request import MAX_SEED, random_seed
 from qwenimg.common.sampling.table import SAMPLERS
 
 
@@ -54,7 +56,10 @@ BOTH = (
     FieldRow(names=("restore_faces", "tiling"), values=(False,)),
     FieldRow(names=("script_name", "infotext"), values=("", "None")),
     FieldRow(names=("script_args", "styles"), values=([],)),
-    FieldRow(names=("subseed_strength",), values=(0,), why="`subseed` does nothing then"),
+    FieldRow(
+        names=("subseed", "subseed_strength"),
+        done="as there: the noise of `seed`, turned towards that of `subseed` (-1: random)",
+    ),
     FieldRow(names=("seed_resize_from_w", "seed_resize_from_h"), values=(0, -1)),
     FieldRow(names=("refiner_checkpoint",), values=("", "None"), why="`refiner_switch_at` does nothing then"),
     FieldRow(names=("s_churn", "s_tmin", "s_tmax", "s_min_uncond"), values=(0,)),
@@ -130,6 +135,16 @@ def check(data: Mapping[str, Any], *, with_image: bool) -> None:
         raise _unsupported("eta")
     for name in ("include_init_images", "override_settings_restore_afterwards"):
         _flag(data, name, 0)
+
+
+def variation(data: Mapping[str, Any]) -> Options:
+    """Return the variation of the seed; none for a strength of 0."""
+    strength, seed = _number(data, "subseed_strength", 0.0), _whole(data, "subseed", -1)
+    if strength is None or not 0 <= strength <= 1:
+        raise HttpError(400, "subseed_strength is a number from 0 to 1", param="subseed_strength")
+    if not -1 <= seed <= MAX_SEED:
+        raise HttpError(400, f"subseed is a whole number from 0 to {MAX_SEED}, or -1", param="subseed")
+    return {"variation": str(Variation(random_seed() if seed == -1 else seed, float(strength)))} if strength else {}
 
 
 def check_eta(data: Mapping[str, Any], sampler: object) -> None:

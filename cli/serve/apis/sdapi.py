@@ -28,6 +28,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign import LIKE_THE_MODELS, SCHEDULES, known_sampler, plain
 from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.jobs.job import InputFiles, Job
+from qwenimg.common.numbers.variation import parse
 from qwenimg.common.request import names
 from qwenimg.common.request.recipe import Recipe, png_text
 from qwenimg.common.sampling.schedules import SCHEDULES as OURS
@@ -189,7 +190,7 @@ class SdApi:
             values["num_images"] = counts[0] * counts[1]
         values |= _sampler(data.get("sampler_name") or data.get("sampler_index"), data.get("scheduler"))
         sd_fields.check_eta(data, values.get("sampler"))
-        return values
+        return values | sd_fields.variation(data)
 
     def _model(self, name: object) -> str:
         """Return the model with a name that the server lists, as it stands there or shortened by clients."""
@@ -358,13 +359,17 @@ def _info(job: ImageJob) -> dict[str, Any]:
         "all_prompts": [one["prompt"] for one in recipes],
         "all_negative_prompts": [one["negative_prompt"] for one in recipes],
         "all_seeds": [one["seed"] for one in recipes],
-        "all_subseeds": [0 for _ in recipes],
+        "all_subseeds": [_second_seed(one) for one in recipes],
         "batch_size": len(job.spec.seeds),
         "infotexts": [png_text(one)["parameters"] for one in recipes],
         "index_of_first_image": 0,
         "extra_generation_params": {},
         "warnings": [*dict.fromkeys(line for one in recipes for line in one["warnings"])],
     }
+
+
+def _second_seed(recipe: Mapping[str, Any]) -> int:
+    return parse(recipe["variation"]).seed if recipe.get("variation") else 0
 
 
 def _texts(data: bytes) -> dict[str, str]:
