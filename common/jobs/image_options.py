@@ -146,7 +146,7 @@ def seeds(options: Options, chance: int) -> tuple[int, ...]:
         raise UsageError("several seeds and a number of images; --num-images counts up from one seed")
     first: int = listed[0] if listed else chance
     if options.get("variation"):  # which counts up in place of the seed, see `Job.split`
-        return (first,) * count
+        return (first,) * int(count)
     if first + count - 1 > MAX_SEED:
         raise UsageError(f"seed {first} and {count} images go beyond the largest seed, {MAX_SEED}")
     return tuple(range(first, first + count))
