@@ -218,7 +218,7 @@ class Checked:
     changed: list[str]
 
     def verdict(self) -> str:
-        """Why the check failed; "" if it passed."""
+        """The reason of a failed check; "" if it passed."""
         from qwenimg.common.parity import summary
 
         why = summary.verdict(self.judged, self.drawn)

@@ -54,7 +54,7 @@ class Choice:
 
     @property
     def wishes(self) -> Preset:
-        """What the preset chooses besides the policy (tiling, quantization, compiling); `auto` chooses nothing."""
+        """The choices of the preset besides the policy (tiling, quantization, compiling); `auto` makes none."""
         return PRESETS.get(self.preset, _OWN)
 
     def recorded(self) -> dict[str, str]:

@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPlan:
-    """How a request is sampled. `sigmas`: of all segments, for the recipe."""
+    """The sampler, schedule and segments of a request. `sigmas`: of all segments, for the recipe."""
 
     sampler: str
     schedule: str
