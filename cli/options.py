@@ -96,7 +96,7 @@ def with_bare_values(args: Sequence[str]) -> list[str]:
 
 
 def described(one: Option) -> tuple[list[str], dict[str, Any]]:
-    """Return the spellings of an option, the short one first, and its help."""
+    """Return the spellings of an option, the short one first, and its metavar and help."""
     text = one.format_help(one.help)
     spelled = sorted((f"--{one.dashed}", *one.flags), key=lambda flag: flag.startswith("--"))
     return spelled, {"metavar": one.metavar, "help": f"{text[:1].upper()}{text[1:]}."}

@@ -57,7 +57,7 @@ def find() -> Terminal | None:
 
 
 def parse_answer(answer: bytes) -> Terminal | None:
-    """Return the terminal that gave this `answer`, if it shows pictures."""
+    """Parse the `answer` of a terminal; None if it cannot show pictures."""
     cell = _CELL.search(answer)
     height = int(cell[1]) if cell and int(cell[1]) else CELL
     identity = _IDENTITY.search(answer)
