@@ -12,6 +12,7 @@ from qwenimg.common.base.amounts import counted, size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
+from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.quant.block_float import BlockFloat
@@ -40,17 +41,20 @@ def of_file(layout: str, header: Header, looked_up: Callable[[str], bool] = lamb
     return whole
 
 
-def of_merged(layout: str, header: Header, opened: Callable[[Path], Mapping[str, Component]]) -> Description:
-    """Return the description of a whole model in one file: its parts, or its fault. opened: opens its parts."""
+def of_merged(
+    layout: str, header: Header, opened: Callable[[Path], Mapping[str, Component]], fits: Iterable[Fit]
+) -> Description:
+    """Return the description of a whole model in one file: its parts, or their fault. opened: opens its parts."""
     whole, path = of_file(layout, header), header.file.path
     try:
         components = opened(path)
+        for part in components.values():
+            part.plan.close()
+        check(path, components, fits)
     except ModelError as error:
         whole.faults.append(str(error))
         return whole
-    for name, part in components.items():
-        part.plan.close()
-        whole.lines.append(component_line(name, part.plan))
+    whole.lines.extend(component_line(name, part.plan) for name, part in components.items())
     return whole
 
 

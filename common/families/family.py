@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description, of_merged
+from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.part_file import PartFile, part_of
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
@@ -45,6 +46,7 @@ class Family:
     parts: Mapping[str, Network] = field(default_factory=dict)
     # Completes a known model without files from the folder of its published configurations
     published: Callable[[Checkpoint, Path], Checkpoint] = lambda checkpoint, folder: checkpoint
+    fits: tuple[Fit, ...] = ()  # of its parts to each other
     options: frozenset[str] = frozenset()  # of some families, see `FamilyOptions`, that some of its models take
     choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
     open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
@@ -97,5 +99,5 @@ class Family:
             return similar
         option = self.option(header)
         if option == "model" and self.open_parts is not None:
-            return of_merged(f"{self.title}, single file", header, self.open_parts)
+            return of_merged(f"{self.title}, single file", header, self.open_parts, self.fits)
         return self.files[option].describe(header, option) if option and option in self.files else None

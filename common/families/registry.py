@@ -11,7 +11,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families import catalog, file_kind
+from qwenimg.common.families import catalog, file_kind, fits
 from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.family import Family
@@ -66,6 +66,8 @@ def open_model(path: Path, choices: Choices | None = None) -> Opened:
         raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
     made_of = None if "transformer" in choices.parts else _made_of(path, family)
     checkpoint = family.open(path, choices)
+    with closed_on_error(checkpoint):
+        fits.check(path, checkpoint.components, family.fits)
     if choices.quantize is not None:
         checkpoint = checkpoint.quantized(choices.quantize)
     checkpoint = replace(checkpoint, reports=checkpoint.reports + _left_out([path, *choices.parts.values()]))

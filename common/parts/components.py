@@ -92,20 +92,6 @@ def is_absent(part: Component) -> bool:
     return not part.plan.files
 
 
-def check_widths(folder: Path, states: tuple[int, int], latents: tuple[int, int]) -> None:
-    """Check the channels of text states and of latents, each as the transformer takes them and as the other component
-    makes them. Raises ModelError."""
-    if states[0] != states[1]:
-        raise ModelError(
-            f"{clean(folder)}: the transformer wants text states of {states[0]} channels, the text encoder makes "
-            f"{states[1]}"
-        )
-    if latents[0] != latents[1]:
-        raise ModelError(
-            f"{clean(folder)}: the transformer takes {latents[0]} channels, the VAE's latents have {latents[1]}"
-        )
-
-
 def is_bare(folder: Path) -> bool:
     """Return whether the folder of a component has its configuration alone, as this package ships those of known
     models."""

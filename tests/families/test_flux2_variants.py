@@ -101,9 +101,9 @@ INDEX, DIT, TEXT, VAE = "model_index.json", "transformer/config.json", "text_enc
         (INDEX, {"_class_name": "Flux2KleinInpaintPipeline"}, "for another task: give the model's own folder"),
         (INDEX, {"is_distilled": "yes"}, "'is_distilled' is yes; expected true or false"),
         (INDEX, {"is_distilled": 1}, "'is_distilled' is 1; expected true or false"),
-        (DIT, {"guidance_embeds": True}, "is told the guidance"),
-        (DIT, {"joint_attention_dim": 60}, "wants text states of 60 channels, the text encoder makes 3 times 60"),
-        (DIT, {"in_channels": 128}, "takes 128 channels, the VAE's latents have 32 in patches"),
+        (DIT, {"guidance_embeds": True}, "is guidance-distilled"),
+        (DIT, {"joint_attention_dim": 60}, "context_embedder.weight"),
+        (DIT, {"in_channels": 128}, "x_embedder.weight"),
         (DIT, {"patch_size": 2}, "patch_size is 2: not supported"),
         (DIT, {"axes_dims_rope": [4, 6, 12]}, "must be 4 even numbers that add up to attention_head_dim 22"),
         (DIT, {"axes_dims_rope": [3, 7, 4, 8]}, "must be 4 even numbers"),
@@ -116,7 +116,7 @@ INDEX, DIT, TEXT, VAE = "model_index.json", "transformer/config.json", "text_enc
         (DIT, {"timestep_guidance_channels": 63}, "must be even"),
         (TEXT, {"num_hidden_layers": 27}, "num_hidden_layers 27 is too small"),
         (TEXT, {"model_type": "mistral3"}, "mistral3"),
-        (VAE, {"latent_channels": 16}, "takes 32 channels, the VAE's latents have 64 in patches"),
+        (VAE, {"latent_channels": 16}, "bn.running_mean"),
     ],
 )
 def test_models_that_are_refused(
@@ -127,7 +127,7 @@ def test_models_that_are_refused(
         qwenimg.load(folder, backend="cpu")
     text = str(refused.value)
     print(text)
-    assert said in text and str(folder) in text and "\n" not in text
+    assert said in text and str(folder)[-40:] in text and "\n" not in text
 
 
 def test_layers_that_no_forward_uses_may_be_missing(tiny_flux2: dict[str, Path], tmp_path: Path) -> None:

@@ -296,5 +296,5 @@ def test_a_model_with_a_bad_vae_is_closed(
     elif fault == "other latents":
         vae = tmp_path / "vae"
         tiny_kl_vae(latent_channels=8).save_pretrained(vae)
-    messages = {"cut": "vae", "no VAE": "holds no VAE", "missing": "does not exist", "other latents": "VAE has 8"}
+    messages = {"cut": "vae", "no VAE": "holds no VAE", "missing": "does not exist", "other latents": "latents have 8"}
     fails(handles, 1, messages[fault], both["sd1"][from_file], vae)

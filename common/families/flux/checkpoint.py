@@ -14,6 +14,7 @@ from qwenimg.common.base.hf_cache import cached_name, display_name
 from qwenimg.common.base.safe_files import absolute, bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
@@ -22,8 +23,8 @@ from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
 from qwenimg.common.networks.denoisers.flux_names import LAYOUTS
 from qwenimg.common.networks.encoders import clip, t5
-from qwenimg.common.networks.encoders.t5 import T5Config
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
+from qwenimg.common.networks.vaes.kl_vae import KLVAEConfig
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import (
     find_config,
@@ -51,6 +52,37 @@ REFUSED = {
 }
 _SCHEDULER = Path("scheduler") / "scheduler_config.json"
 NETWORKS = {"transformer": flux_dit.NETWORK, CLIP: clip.NETWORK, T5: t5.NETWORK, "vae": kl_vae.NETWORK}
+
+
+def _patch_channels(vae: KLVAEConfig) -> int:
+    return PATCH**2 * vae.latent_channels
+
+
+FITS = (
+    Fit(
+        "the transformer wants text states of {} channels, the text encoder makes {}",
+        lambda configs: configs["transformer"].joint_attention_dim,
+        lambda configs: [configs[T5].d_model],
+    ),
+    Fit(
+        "the transformer wants a pooled text of {} channels, CLIP makes {}",
+        lambda configs: configs["transformer"].pooled_projection_dim,
+        lambda configs: [configs[CLIP].hidden_size],
+    ),
+    Fit(
+        "the transformer makes {} channels, the VAE's latents have {} in patches",
+        lambda configs: configs["transformer"].out_features,
+        lambda configs: [_patch_channels(configs["vae"])],
+    ),
+    Fit(
+        "the transformer takes {} channels, the VAE's latents in patches, or with FLUX.1 Fill's mask, have {}",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [
+            _patch_channels(configs["vae"]),
+            2 * _patch_channels(configs["vae"]) + (PATCH * configs["vae"].scale) ** 2,
+        ],
+    ),
+)
 
 
 def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
@@ -101,8 +133,7 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
             keep(components[name].plan)
         inner = {name: part for name, part in components.items() if name not in parts}
         single_file.check_known(path, inner, [name for name in inside if name in parts])
-        dit, clip_config, t5_config, vae = (components[name].config for name in NETWORKS)
-        _check_fit(path, dit, clip_config, t5_config, vae)
+        dit = components["transformer"].config
         kind = _kind(path, choices, dit)
         tokenizers = _tokenizers(path, choices, components)
         schnell = _is_distilled(path, choices, dit, kind, None)
@@ -127,12 +158,11 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
         for name in NETWORKS:
             components[name] = _component(folder, name, parts.get(name), configs[name], whole=choices.whole)
             keep(components[name].plan)
-        opened = [components[name].config for name in NETWORKS]
-        _check_fit(folder, *opened)
-        kind = _kind(folder, choices, opened[0])
+        dit = components["transformer"].config
+        kind = _kind(folder, choices, dit)
         tokenizers = _tokenizers(folder, choices, components)
         levels = read_levels(folder) if whole or is_file(folder / _SCHEDULER) else None
-        schnell = _is_distilled(folder, choices, opened[0], kind, levels)
+        schnell = _is_distilled(folder, choices, dit, kind, levels)
     return Checkpoint(
         source=folder,
         components=components,
@@ -259,23 +289,3 @@ def _component(folder: Path, name: str, place: Path | None, config: Any, *, whol
     if is_folder(place):
         return open_component(clip.NETWORK, place, read_config(clip.NETWORK, place), name, whole=whole)
     return clip_files.open_file(place, name, config, is_known=is_file(folder / name / "config.json"))
-
-
-def _check_fit(folder: Path, dit: FluxConfig, clip_config: Any, t5_config: T5Config, vae: Any) -> None:
-    """Check that the components of a folder belong together. Raise ModelError."""
-    shown, latents = clean(folder), PATCH**2 * vae.latent_channels
-    for title, wanted, given in (
-        ("text states", dit.joint_attention_dim, t5_config.d_model),
-        ("pooled text", dit.pooled_projection_dim, clip_config.hidden_size),
-    ):
-        if wanted != given:
-            raise ModelError(
-                f"{shown}: the transformer wants {title} of {wanted} channels, its text encoder makes {given}"
-            )
-    mask = latents + PATCH**2 * vae.scale**2  # Fill's further channels
-    if dit.in_channels not in (latents, latents + mask) or dit.out_features != latents:
-        raise ModelError(
-            f"{shown}: the transformer takes {dit.in_channels} and makes {dit.out_features} channels, the VAE's "
-            f"latents have {vae.latent_channels} in patches of {PATCH} x {PATCH}: {latents} are supported, and "
-            f"{latents + mask} of FLUX.1 Fill"
-        )

@@ -15,6 +15,7 @@ from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.flux import mflux, variants
 from qwenimg.common.families.flux.checkpoint import (
+    FITS,
     NETWORKS,
     REFUSED,
     is_schnell,
@@ -127,6 +128,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("text_encoder_2",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    fits=FITS,
     published=_published,
     options=Flux.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),

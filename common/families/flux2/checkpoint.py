@@ -15,14 +15,13 @@ from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux2.known import SMALL_FILES
 from qwenimg.common.networks.denoisers import flux2_dit, flux2_names
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders import qwen3
-from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, flux2_vae_names
-from qwenimg.common.networks.vaes.flux2_vae import Flux2VAEConfig
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
 from qwenimg.common.parts.open_file import open_part, stored_shape
@@ -47,6 +46,18 @@ NETWORKS: dict[str, Network] = {
     "vae": flux2_vae.NETWORK,
 }
 LAYOUTS = {"transformer": flux2_names.LAYOUTS, "vae": flux2_vae_names.LAYOUTS}
+FITS = (
+    Fit(
+        "the transformer wants text states of {} channels, the text encoder makes {}",
+        lambda configs: configs["transformer"].joint_attention_dim,
+        lambda configs: [configs["text_encoder"].state_size],
+    ),
+    Fit(
+        "the transformer takes {} channels, the VAE's latents have {} in patches",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [configs["vae"].patch_channels],
+    ),
+)
 _SCHEDULER = "scheduler/scheduler_config.json"
 
 
@@ -59,18 +70,17 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     known = None if is_file(index) else model_of(folder / "transformer")
     distilled = is_distilled(index if known is None else data_folder(known) / index.name)
     configs = {name: _config(folder / name, known) for name in NETWORKS}
-    check_fit(folder, *(configs[name] for name in NETWORKS))
+    _check_klein(folder, configs["transformer"])
     with closed_on_failure() as keep:
         components = {}
         for name in NETWORKS:
             components[name] = _open_part(name, choices.part(name) or folder / name, configs[name], choices.whole)
             keep(components[name].plan)
-        dit, text, vae = (components[name].config for name in NETWORKS)
-        check_fit(folder, dit, text, vae)  # with parts from elsewhere
+        _check_klein(folder, components["transformer"].config)  # which may be from elsewhere
     return Checkpoint(
         source=folder,
         components=components,
-        tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, text)},
+        tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, components["text_encoder"].config)},
         scheduler=_scheduler(folder, known),
         distilled=distilled,
     )
@@ -117,20 +127,10 @@ def is_distilled(index: Path) -> bool:
     return value
 
 
-def check_fit(folder: Path, dit: Flux2Config, text: Qwen3Config, vae: Flux2VAEConfig) -> None:
-    """Check that the components of a folder belong together. Raise ModelError."""
+def _check_klein(folder: Path, dit: Flux2Config) -> None:
+    """Raise ModelError for the transformer of FLUX.2 dev."""
     if dit.guidance_embeds:
         raise ModelError(
-            f"{clean(folder)}: the transformer is told the guidance (guidance_embeds), as FLUX.2 dev's is; "
+            f"{clean(folder)}: the transformer is guidance-distilled (guidance_embeds), as FLUX.2 dev's is; "
             "FLUX.2 klein is supported"
-        )
-    if dit.joint_attention_dim != text.state_size:
-        raise ModelError(
-            f"{clean(folder)}: the transformer wants text states of {dit.joint_attention_dim} channels, the text "
-            f"encoder makes {len(TAPS)} times {text.hidden_size}"
-        )
-    if dit.in_channels != vae.patch_channels:
-        raise ModelError(
-            f"{clean(folder)}: the transformer takes {dit.in_channels} channels, the VAE's latents have "
-            f"{vae.patch_channels} in patches"
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux2.checkpoint import LAYOUTS, NETWORKS, is_distilled, model_of, open_folder
+from qwenimg.common.families.flux2.checkpoint import FITS, LAYOUTS, NETWORKS, is_distilled, model_of, open_folder
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.known_model import KnownModel
@@ -81,6 +81,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    fits=FITS,
     published=lambda checkpoint, folder: replace(checkpoint, distilled=is_distilled(folder / "model_index.json")),
     options=Flux2.options,
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),

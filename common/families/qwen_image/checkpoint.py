@@ -14,6 +14,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.variants import QwenVariant
@@ -44,6 +45,21 @@ from qwenimg.common.weights.plan import closed_on_failure
 _UP = re.compile(r"decoder\.(?:up_blocks\.0\.resnets\.(\d)\.conv1|upsamples\.(\d{1,2})\.residual\.2)\.weight")
 _SAMPLER = re.compile(r"decoder\.(?:up_blocks\.\d\.upsamplers\.0|upsamples\.(\d{1,2}))\.resample\.1\.weight")
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+FITS = (
+    Fit(
+        "the transformer wants text states of {} channels, the text encoder makes {}",
+        lambda configs: configs["transformer"].joint_attention_dim,
+        lambda configs: [configs["text_encoder"].hidden_size],
+    ),
+    *(
+        Fit(
+            f"the transformer {verb} {{}} channels, the VAE's latents have {{}} in patches",
+            lambda configs, field=field: getattr(configs["transformer"], field),
+            lambda configs: [configs["vae"].z_dim * configs["transformer"].patch_size ** 2],
+        )
+        for verb, field in (("takes", "in_channels"), ("makes", "out_features"))
+    ),
+)
 
 
 def networks(kind: QwenVariant) -> dict[str, Network]:
@@ -98,7 +114,7 @@ def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, C
     if not is_file(places["vae"] / "config.json"):  # the configuration is that of another VAE, or the published one
         configs["vae"] = variants.of_kind(configs["vae"], kind)
     configs["text_encoder"] = _writing(configs["text_encoder"], [places["text_encoder"], folder / "text_encoder"])
-    _check_fit(folder, kind, configs["transformer"], configs["text_encoder"], configs["vae"])
+    _check_channels(folder, kind, configs["vae"])
     if kind.edits:
         _check_sees(texts)
     elif tower is not None and not kind.layered:
@@ -181,22 +197,12 @@ def _check_sees(places: Sequence[Path]) -> None:
     )
 
 
-def _check_fit(folder: Path, kind: QwenVariant, dit: QwenDiTConfig, text: QwenVLConfig, vae: QwenVAEConfig) -> None:
-    """Check that the components of a folder belong together. Raise ModelError."""
+def _check_channels(folder: Path, kind: QwenVariant, vae: QwenVAEConfig) -> None:
+    """Raise ModelError for a VAE of pictures with other channels than those of the variant."""
     if vae.input_channels != kind.channels:
         raise ModelError(
             f"{clean(folder)}: the VAE is of pictures of {vae.input_channels} channels, "
             f"{kind.title.partition(',')[0]} needs one of {kind.channels}: give its own with --vae"
-        )
-    if dit.joint_attention_dim != text.hidden_size:
-        raise ModelError(
-            f"{clean(folder)}: the transformer wants text states of {dit.joint_attention_dim} channels, "
-            f"the text encoder makes {text.hidden_size}"
-        )
-    if dit.in_channels != vae.z_dim * dit.patch_size**2 or dit.out_features != dit.in_channels:
-        raise ModelError(
-            f"{clean(folder)}: the transformer takes {dit.in_channels} and makes {dit.out_features} channels, "
-            f"the VAE's latents have {vae.z_dim} in patches of {dit.patch_size} x {dit.patch_size}"
         )
 
 

@@ -7,7 +7,7 @@ from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.description import Description, listed, of_merged, summary, weights_summary
-from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, is_tower, open_parts
+from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, is_tower, open_parts
 from qwenimg.common.families.qwen_image.control_files import described, is_control
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
 from qwenimg.common.formats import gguf
@@ -67,7 +67,7 @@ def describe_file(header: Header, prediction: Prediction | None) -> Description 
     if part is None or header.format == "GGUF":
         return None
     if part == "model":
-        return of_merged("Qwen-Image, single file", header, lambda path: open_parts(path, Choices())[1])
+        return of_merged("Qwen-Image, single file", header, lambda path: open_parts(path, Choices())[1], FITS)
     if part == "control":
         lines = [f"layout: {described(header.tensors)}", summary("file", header.tensors)]
         return Description(lines=[*lines, "use it: qwenimg PROMPT -m qwen-image --control FILE=PICTURE"])

@@ -11,7 +11,7 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.qwen_image import control_files, references, variants
-from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, networks, open_folder
+from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, networks, open_folder
 from qwenimg.common.families.qwen_image.describe_file import describe_file, is_model, part_of
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
@@ -128,6 +128,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    fits=FITS,
     published=_published,
     options=QwenImageLayered.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),

@@ -13,6 +13,7 @@ from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.qwen_image_21.known import SMALL_FILES
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
@@ -23,7 +24,7 @@ from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_t
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
-from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
+from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts import towers
@@ -38,6 +39,18 @@ NETWORKS: dict[str, Network] = {
     "text_encoder": qwen3_vl_vision.NETWORK,
     "vae": qwen21_vae.NETWORK,
 }
+FITS = (
+    Fit(
+        "the transformer wants text states of {} channels, the text encoder makes {}",
+        lambda configs: configs["transformer"].context_in_dim,
+        lambda configs: [configs["text_encoder"].state_size],
+    ),
+    Fit(
+        "the transformer takes {} channels, the VAE's latents have {}",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [configs["vae"].z_dim],
+    ),
+)
 SAMPLE_SIGMAS = "sample_sigmas"  # in model_index.json: noise levels that the model was distilled for
 
 
@@ -57,8 +70,6 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
         for name, network in networks.items():
             components[name] = _opened(name, network, places[name], configs[name], tower, whole=choices.whole)
             keep(components[name].plan)
-        dit, text, vae = (components[name].config for name in NETWORKS)  # with parts from elsewhere
-        check_widths(folder, (dit.context_in_dim, text.state_size), (dit.in_channels, vae.z_dim))
     config = flow_match.read_config(read_json(scheduler), scheduler)
     fixed = sample_sigmas(folder / "model_index.json")
     return Checkpoint(

@@ -10,7 +10,7 @@ from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import PartFile
 from qwenimg.common.families.qwen_image_21 import references
-from qwenimg.common.families.qwen_image_21.checkpoint import NETWORKS, is_tower, open_folder, sample_sigmas
+from qwenimg.common.families.qwen_image_21.checkpoint import FITS, NETWORKS, is_tower, open_folder, sample_sigmas
 from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of_name
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
 from qwenimg.common.formats.stored import Header
@@ -91,6 +91,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    fits=FITS,
     published=_published,
     options=QwenImage21.options,
     choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),

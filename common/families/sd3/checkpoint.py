@@ -16,10 +16,12 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.fits import Configs, Fit
 from qwenimg.common.families.sd3 import single_file
 from qwenimg.common.families.sd3.texts import PADS, T5
 from qwenimg.common.networks.denoisers import sd3_dit, sd3_names
 from qwenimg.common.networks.encoders import clip, t5
+from qwenimg.common.networks.encoders.clip import CLIPConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import known_configs
@@ -49,6 +51,39 @@ NETWORKS: Mapping[str, Network] = {
     T5: t5.NETWORK,
     "vae": kl_vae.NETWORK,
 }
+
+
+def _clips(configs: Configs) -> list[CLIPConfig]:
+    return [configs[name] for name in ("text_encoder", "text_encoder_2")]
+
+
+FITS = (
+    Fit(
+        "the transformer wants a pooled text of {} channels, the CLIPs make {}",
+        lambda configs: configs["transformer"].pooled_projection_dim,
+        lambda configs: [sum(clip.projection_dim or 0 for clip in _clips(configs))],
+    ),
+    Fit(
+        "the transformer wants text states of {} channels, T5 makes {}",
+        lambda configs: configs["transformer"].joint_attention_dim,
+        lambda configs: [configs[T5].hidden_size] if T5 in configs else [],
+    ),
+    Fit(
+        "the transformer wants text states of {} channels, the CLIPs make {}",
+        lambda configs: configs["transformer"].joint_attention_dim,
+        lambda configs: [
+            max(configs["transformer"].joint_attention_dim, sum(clip.hidden_size for clip in _clips(configs)))
+        ],
+    ),
+    *(
+        Fit(
+            f"the transformer {verb} {{}} channels, the VAE's latents have {{}}",
+            lambda configs, field=field: getattr(configs["transformer"], field),
+            lambda configs: [configs["vae"].latent_channels],
+        )
+        for verb, field in (("takes", "in_channels"), ("makes", "out_channels"))
+    ),
+)
 
 
 def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
@@ -174,7 +209,7 @@ def _opened(checkpoint: Checkpoint, part: str, path: Path, *, whole: bool) -> tu
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    """Check that the components of a model are there and belong together. Raise ModelError."""
+    """Check that the components of a model are there, and its CLIPs those of SD 3. Raise ModelError."""
     components, source = checkpoint.components, checkpoint.source
     if absent := [name for name, part in components.items() if is_absent(part)]:
         options = " ".join(f"--{'text-encoder' if 'text' in name else name} FILE" for name in absent)
@@ -183,25 +218,5 @@ def _check(checkpoint: Checkpoint) -> None:
             source,
             f"lacks {', '.join(absent)}: add {options}{without}, or give a file or folder that has the whole model",
         )
-    dit, shown = components["transformer"].config, clean(source)
-    clips = [components[name].config for name in ("text_encoder", "text_encoder_2")]
-    if None in [config.projection_dim for config in clips]:
-        raise ModelError(f"{shown}: a text encoder has no projection; SD 3 takes CLIPTextModelWithProjection")
-    pooled, width = sum(c.projection_dim for c in clips), sum(c.hidden_size for c in clips)
-    if pooled != dit.pooled_projection_dim:
-        raise ModelError(
-            f"{shown}: the transformer wants a pooled text of {dit.pooled_projection_dim} channels, the text encoders "
-            f"make {pooled}"
-        )
-    wanted = components[T5].config.hidden_size if T5 in components else max(width, dit.joint_attention_dim)
-    if not width <= wanted == dit.joint_attention_dim:
-        raise ModelError(
-            f"{shown}: the transformer wants text states of {dit.joint_attention_dim} channels, the text encoders make "
-            f"{max(width, wanted)}"
-        )
-    channels = components["vae"].config.latent_channels
-    if not dit.in_channels == dit.out_channels == channels:
-        raise ModelError(
-            f"{shown}: the transformer takes {dit.in_channels} and makes {dit.out_channels} channels, the VAE's "
-            f"latents have {channels}"
-        )
+    if any(components[name].config.projection_dim is None for name in ("text_encoder", "text_encoder_2")):
+        raise ModelError(f"{clean(source)}: a text encoder has no projection; SD 3 takes CLIPTextModelWithProjection")

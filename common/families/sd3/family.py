@@ -8,7 +8,7 @@ from pathlib import Path
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.sd3 import lora_names
-from qwenimg.common.families.sd3.checkpoint import NETWORKS, open_checkpoint
+from qwenimg.common.families.sd3.checkpoint import FITS, NETWORKS, open_checkpoint
 from qwenimg.common.families.sd3.describe_file import LARGE_LAYERS, TURBO, describe_file, model_of, part_of, reads
 from qwenimg.common.families.sd3.known import LARGE, LARGE_TURBO, MEDIUM, SD3_MEDIUM
 from qwenimg.common.families.sd3.model import SD3
@@ -85,6 +85,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder", "text_encoder_2", T5), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    fits=FITS,
     options=SD3.options,
     choices=frozenset({"tokenizer", *PARTS}),
     open=open_checkpoint,

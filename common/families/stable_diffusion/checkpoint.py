@@ -14,6 +14,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.choices import Choices, Prediction
+from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
@@ -57,6 +58,23 @@ NETWORKS: Mapping[str, Network] = {
     "text_encoder": clip.NETWORK,
     "text_encoder_2": clip.NETWORK,
 }
+FITS = (
+    Fit(
+        "the UNet wants text states of {} channels, the text encoders make {}",
+        lambda configs: configs["unet"].cross_attention_dim,
+        lambda configs: [sum(config.hidden_size for name, config in configs.items() if name.startswith("text"))],
+    ),
+    Fit(
+        "the UNet makes {} channels, the VAE's latents have {}",
+        lambda configs: configs["unet"].out_channels,
+        lambda configs: [configs["vae"].latent_channels],
+    ),
+    Fit(
+        "the UNet takes {} channels, the VAE's latents, alone or with a mask, have {}",
+        lambda configs: configs["unet"].in_channels,
+        lambda configs: [configs["vae"].latent_channels, 2 * configs["vae"].latent_channels + 1],
+    ),
+)
 SIZES = {"base": 6, "refiner": 5}  # numbers beside the pooled text: sizes and crop; or sizes, crop and a score
 
 
@@ -219,7 +237,7 @@ def with_parts(
     def check_whole(parts: Checkpoint) -> None:
         if absent := [name for name, part in parts.components.items() if is_absent(part)]:
             raise (faults or {}).get(absent[0]) or lacks(parts.source, absent)
-        check(parts, sdxl=sdxl)
+        _check_kind(parts, sdxl=sdxl)
 
     changed = with_given(checkpoint, choices.parts, _opened, check_whole)
     given = choices.part("transformer")
@@ -273,26 +291,16 @@ def _as_stated(checkpoint: Checkpoint, path: Path) -> Checkpoint:
     return replace(checkpoint, scheduler=scheduler, reports=(*others, ("notice", line), *reports))
 
 
-def check(checkpoint: Checkpoint, *, sdxl: bool) -> Checkpoint:
-    """Return `checkpoint` if its components belong together, in an SDXL pipeline if `sdxl`. Raises ModelError."""
-    shown, config = clean(checkpoint.source), checkpoint["unet"].config
+def _check_kind(checkpoint: Checkpoint, *, sdxl: bool) -> None:
+    """Check that a model has texts, and the UNet of an SDXL pipeline if `sdxl`. Raise ModelError."""
+    shown = clean(checkpoint.source)
     if not checkpoint.texts:
         raise ModelError(f"{shown}: has no text encoder")
-    widths = sum(text.config.hidden_size for text in checkpoint.texts.values())
-    if widths != config.cross_attention_dim:
-        raise ModelError(f"{shown}: the UNet wants text states of {config.cross_attention_dim} channels, not {widths}")
-    z = checkpoint["vae"].config.latent_channels
-    if config.out_channels != z or config.in_channels not in (z, 2 * z + 1):
-        raise ModelError(
-            f"{shown}: the UNet takes {config.in_channels} and makes {config.out_channels} channels; the VAE has {z}: "
-            f"{z}, or {2 * z + 1} for inpainting, and {z} are supported"
-        )
     model = facts(checkpoint)
     if sdxl != model.sdxl:
         raise ModelError(f"{shown}: is of an SDXL pipeline, or its UNet of SDXL, but not both")
     if sdxl and model.size_numbers not in SIZES.values():
         raise ModelError(f"{shown}: the UNet takes {model.size_numbers} numbers beside the text; expected 6 or 5")
-    return checkpoint
 
 
 def _has(index: dict[str, object], name: str) -> bool:

@@ -12,7 +12,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import control, lora_title
-from qwenimg.common.families.stable_diffusion.checkpoint import NETWORKS, PIPELINES, facts, zeros_for_empty
+from qwenimg.common.families.stable_diffusion.checkpoint import FITS, NETWORKS, PIPELINES, facts, zeros_for_empty
 from qwenimg.common.families.stable_diffusion.describe_file import describe_file, part_of
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.single_file import reads
@@ -110,6 +110,7 @@ FAMILY = Family(
     components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    fits=FITS,
     published=_published,
     options=StableDiffusion.options,
     choices=frozenset({"prediction", "tokenizer", *PARTS}),

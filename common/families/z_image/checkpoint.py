@@ -12,6 +12,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
@@ -19,7 +20,7 @@ from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import known_configs, merged_file
-from qwenimg.common.parts.components import check_widths, find_config, open_component, open_tokenizer
+from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts import language_files
@@ -33,6 +34,18 @@ from qwenimg.common.weights.plan import closed_on_failure
 NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
 LAYOUTS = {"transformer": zimage_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS}
 
+FITS = (
+    Fit(
+        "the transformer wants text states of {} channels, the text encoder makes {}",
+        lambda configs: configs["transformer"].cap_feat_dim,
+        lambda configs: [configs["text_encoder"].hidden_size],
+    ),
+    Fit(
+        "the transformer takes {} channels, the VAE's latents have {}",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [configs["vae"].latent_channels],
+    ),
+)
 _SCHEDULER = "scheduler/scheduler_config.json"
 
 
@@ -62,8 +75,6 @@ def open_parts(folder: Path, choices: Choices | None = None) -> dict[str, Compon
         for name in NETWORKS:
             components[name] = _opened(name, folder, choices, published=not is_file(folder / "model_index.json"))
             keep(components[name].plan)
-        dit, text, vae = (components[name].config for name in NETWORKS)
-        check_widths(folder, (dit.cap_feat_dim, text.hidden_size), (dit.in_channels, vae.latent_channels))
     return components
 
 

@@ -7,7 +7,7 @@ import re
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import KL_VAE, QWEN3, PartFile
-from qwenimg.common.families.z_image.checkpoint import NETWORKS, is_turbo, open_folder, open_parts, purpose
+from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, is_turbo, open_folder, open_parts, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.formats.stored import Header
@@ -54,6 +54,7 @@ FAMILY = Family(
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    fits=FITS,
     choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     options=ZImage.options,
     open=open_folder,

@@ -1,0 +1,32 @@
+"""Parts of a model that must fit each other: channels that one takes and others make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.text import clean
+from qwenimg.common.runtime.checkpoint import Component
+
+Configs: TypeAlias = Mapping[str, Any]
+"""The configurations of a model's parts, by their folders."""
+
+
+class Fit(NamedTuple):
+    """Channels that must be equal."""
+
+    words: str  # of the message, with {} for either number
+    taken: Callable[[Configs], int]
+    made: Callable[[Configs], Sequence[int]]  # numbers that fit, most often one; none if the model lacks the part
+
+
+def check(source: Path, parts: Mapping[str, Component], fits: Iterable[Fit]) -> None:
+    """Check that the `parts` of the model in `source` fit each other. Raises ModelError."""
+    configs = {name: part.config for name, part in parts.items()}
+    for fit in fits:
+        taken, made = fit.taken(configs), fit.made(configs)
+        if made and taken not in made:
+            words = fit.words.format(taken, " or ".join(map(str, made)))
+            raise ModelError(f"{clean(source, 120)}: {words}")
