@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.opening import OPENING
+from qwenimg.common.families.load_options import LOAD_OPTIONS
 from qwenimg.common.jobs import image_options
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS
 from qwenimg.common.request.parts import PARTS
@@ -25,7 +25,7 @@ from qwenimg.common.request.parts import PARTS
 MAX_BYTES = 64 << 10
 # Seeds, prompts and files belong to one run.
 KEYS: Mapping[str, tuple[type, ...]] = {
-    **{name: OPENING[name].types for name in OPENING if OPENING[name].config},
+    **{name: LOAD_OPTIONS[name].types for name in LOAD_OPTIONS if LOAD_OPTIONS[name].config},
     **{name: TEXT_OPTIONS[name].types for name in TEXT_OPTIONS if TEXT_OPTIONS[name].config},
     "output": (str,),
     "no_metadata": (bool,),
@@ -79,8 +79,8 @@ def _check(values: Mapping[str, Any]) -> None:
     if not isinstance(backend, str) or not known(backend):
         raise UsageError(f"backend is {clean(backend, 40)!r}; choose one of {', '.join(NAMES)}")
     image_options.check(image_options.parse(values))
-    for name in (name for name in OPENING if name in values):
-        OPENING[name].check(_as_option(name, values[name]))
+    for name in (name for name in LOAD_OPTIONS if name in values):
+        LOAD_OPTIONS[name].check(_as_option(name, values[name]))
     if "output" in values:
         from qwenimg.common.jobs.naming import output_path
 
@@ -115,9 +115,9 @@ def settle(ctx: click.Context, given: dict[str, Any]) -> None:
 
 
 def _as_option(name: str, value: Any) -> Any:
-    if name in OPENING and OPENING[name].several:
+    if name in LOAD_OPTIONS and LOAD_OPTIONS[name].several:
         return folders(value)
-    return Path(home(value)) if name in OPENING and OPENING[name].kind is Path else value
+    return Path(home(value)) if name in LOAD_OPTIONS and LOAD_OPTIONS[name].kind is Path else value
 
 
 def folders(text: str) -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.image_options import Options, option_in, parse
 from qwenimg.common.jobs.job import InputFiles, Inputs, Job, jobs_of, makes_folder, with_paths
 from qwenimg.common.jobs.legal import check_cache, check_forms, check_pictures, read_noise, read_pictures
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from qwenimg.common.upscaling.record import Enlargement
 
 MOST = 20  # the most faults of a prompt file that are reported one by one if they end the run
-Open = Callable[[Opening, Callable[[str, str], None]], "Pipeline"]
+Open = Callable[[LoadOptions, Callable[[str, str], None]], "Pipeline"]
 """Opens a model, and has a function that takes its messages."""
 
 
@@ -51,7 +51,7 @@ class Run:
     """The options of `generate`, parsed."""
 
     options: Options  # of every image; lines of the prompt file override them
-    opening: Opening
+    opening: LoadOptions
     folders: ModelFolders | None  # those of --models-dir
     files: InputFiles
     latents: Path | None
@@ -64,7 +64,7 @@ class Run:
     upscale_with: str | None = None
 
 
-def parsed(given: Mapping[str, Any], opening: Opening) -> Run:
+def parsed(given: Mapping[str, Any], opening: LoadOptions) -> Run:
     """Parse click's values of the options. No file is opened but the model folders. Raises UsageError and
     ModelError."""
     options = parse(given)

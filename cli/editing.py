@@ -8,13 +8,13 @@ from typing import Any
 
 from qwenimg.common.base.errors import NotHere, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.opening import OPENING
+from qwenimg.common.families.load_options import LOAD_OPTIONS
 
 USAGE = {"edit": 'qwenimg edit PICTURE... "TEXT"', "inpaint": 'qwenimg inpaint PICTURE MASK "TEXT"'}
 MOST = 20  # words; no model takes as many pictures
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Options that name a model, or files of one.
-MODELS = ("model", "replay", *(name for name in ("transformer", "text_encoder", "vae") if name in OPENING))
+MODELS = ("model", "replay", *(name for name in ("transformer", "text_encoder", "vae") if name in LOAD_OPTIONS))
 First = Callable[[Sequence[str]], int | None]
 
 

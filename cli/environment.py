@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from qwenimg.cli import options
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.opening import OPENING
+from qwenimg.common.families.load_options import LOAD_OPTIONS
 from qwenimg.common.jobs import image_options
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS
 
@@ -76,5 +76,5 @@ def _check(name: str, value: Any) -> None:
         image_options.check(image_options.parse({name: value}))
     elif name == "debug":
         options.parse_debug(value)
-    elif name in OPENING:
-        OPENING[name].check(value)
+    elif name in LOAD_OPTIONS:
+        LOAD_OPTIONS[name].check(value)

@@ -7,7 +7,7 @@ import json
 import click
 from click.shell_completion import CompletionItem
 
-from qwenimg.common.families.opening import OPENING
+from qwenimg.common.families.load_options import LOAD_OPTIONS
 from qwenimg.common.jobs.image_options import ALL
 
 COMMANDS = {
@@ -55,7 +55,7 @@ COMMON = (
     "image", "strength", "mask", "lora", "few_steps", "replay", "prompt_file", "quantize", "max_memory", "models_dir",
 )  # fmt: skip
 ALL_HELP = "qwenimg.help_all"
-_KNOWN = {**ALL, **{name: OPENING[name] for name in OPENING if not OPENING[name].again}}
+_KNOWN = {**ALL, **{name: LOAD_OPTIONS[name] for name in LOAD_OPTIONS if not LOAD_OPTIONS[name].again}}
 _OPTIONS_OF = {title: [name for name in _KNOWN if _KNOWN[name].section == title] for title in (*_OWN, "Model's files")}
 SECTIONS = {
     title: (*_OPTIONS_OF[title], *_OWN[title], *(_OPTIONS_OF["Model's files"] if title == "Model" else ()))

@@ -12,7 +12,7 @@ import click
 from qwenimg.backends import NAMES
 from qwenimg.cli.options import FILE, Backend, described
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.opening import OPENING, opening_of
+from qwenimg.common.families.load_options import LOAD_OPTIONS, load_options_of
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.parts import PARTS
 
@@ -36,18 +36,18 @@ _COUNTS = {1: "one text encoder", 2: "two text encoders", 3: "three text encoder
 
 
 def declared(*names: str, **more: Any) -> Callable[[_F], _F]:
-    """Declare the options `names` of `Opening`, in this order. more: settings of click for this command."""
+    """Declare the options `names` of `LoadOptions`, in this order. more: settings of click for this command."""
 
     def decorated(command: _F) -> _F:
         for name in reversed(names):
-            command = _declared(OPENING[name], more)(command)
+            command = _declared(LOAD_OPTIONS[name], more)(command)
         return command
 
     return decorated
 
 
 def _declared(one: Option, more: dict[str, Any]) -> Callable[[_F], _F]:
-    """Return click's option for an option of `Opening`; None is the value of an option that was not given."""
+    """Return click's option for an option of `LoadOptions`; None is the value of an option that was not given."""
     spelled, shown = described(one)
     if one.again:
         shown |= {"hidden": True, "allow_from_autoenv": False}
@@ -79,15 +79,15 @@ def take_texts(given: dict[str, Any]) -> None:
 
 
 def taken(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of `Opening` from `given` and return them. Raises UsageError for too many text encoders."""
+    """Take the options of `LoadOptions` out of `given`. Raises UsageError for too many text encoders."""
     if "text_encoder" in given:
         take_texts(given)
-    return {name: given.pop(name) for name in OPENING if name in given}
+    return {name: given.pop(name) for name in LOAD_OPTIONS if name in given}
 
 
 def with_opening(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare --models-dir for `command`, and call it with an `Opening` in place of its options. Names that are found
-    in the folders are replaced by paths, also the argument `file`."""
+    """Declare --models-dir for `command`, and call it with `LoadOptions`. Names that are found in the folders are
+    replaced by paths, also the argument `file`."""
 
     @functools.wraps(command)
     def located(**given: Any) -> Any:
@@ -102,7 +102,7 @@ def _located(given: dict[str, Any]) -> dict[str, Any]:
 
     options = taken(given)
     folders, place = part_files.located(
-        opening_of(options | {"models_dir": options["models_dir"] or _config_folders()})
+        load_options_of(options | {"models_dir": options["models_dir"] or _config_folders()})
     )
     if "file" in given:
         given["file"] = Path(folders.of_any_kind(str(given["file"])))

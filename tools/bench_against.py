@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ def command(
     opened = registry.open_model(resolved.folder)
     with closing(opened.checkpoint):
         peers.check_files(peer, resolved.folder, opened.checkpoint)
-        vae, usual = opened.checkpoint.components["vae"].config, opened.defaults(resolved.known)
+        vae, usual = opened.checkpoint.components["vae"].config, replace(opened, path=resolved).defaults()
     peers.check_python(peer, python, row.needs, row.install)
     engine = backends.load(row.backend or backend)
     policy = parse(precision, on_gpu=engine.on_gpu, kind=opened.family.precision)

@@ -28,7 +28,7 @@ from qwenimg.cli.batch.record import BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
 from qwenimg.cli.workers import worker
 from qwenimg.cli.workers.messages import Draw, Finished, PictureDrawn, Ready, Start
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.job import Job
 
 
@@ -86,7 +86,7 @@ def measure(folder: Path, engine: str, pictures: int, count: int, size: int) -> 
         BatchTask(key=f"{i:064x}", job=Job(options={"prompt": f"a red circle {i}"}, seeds=(i,), where=f"r:{i}"))
         for i in range(pictures)
     ]
-    starts = [Start(models={"model": Opening()}, backend="cpu", threads=1)] * count
+    starts = [Start(models={"model": LoadOptions()}, backend="cpu", threads=1)] * count
     journal, ends = BatchJournal(folder, (0, 1)), list[float]()
     with opened(engine, ["cpu"] * count, size) as make_worker:
 

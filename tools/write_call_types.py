@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import fields
 from pathlib import Path
 
-from qwenimg.common.families.opening import OPENING, Opening
+from qwenimg.common.families.load_options import LOAD_OPTIONS, LoadOptions
 from qwenimg.common.request.family_options import FamilyOptions
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.request import OPTIONS, Request
@@ -67,8 +67,8 @@ def load(
 
 def load_text(before: str) -> str:
     """Return the text `before` of the package's `__init__.py` with the keywords of `load` as they are now."""
-    named = [OPENING[name] for name in (*POSITIONAL, *(name for name in OPENING if name not in POSITIONAL))]
-    types = {one.name: str(one.type) for one in fields(Opening)}
+    named = [LOAD_OPTIONS[name] for name in (*POSITIONAL, *(name for name in LOAD_OPTIONS if name not in POSITIONAL))]
+    types = {one.name: str(one.type) for one in fields(LoadOptions)}
     lines = [f"{one.name}: {one.python or types[one.name]} = {one.default!r},".replace("'", '"') for one in named]
     lines.insert(len(POSITIONAL), "*,")
     lines += ["notify: Callable[[str, str], None] | None = None,", "**unknown: Never,"]

@@ -20,7 +20,7 @@ from qwenimg.backends.paper import on_paper
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.families.catalog import BUILT_IN, CONTROLS, KNOWN
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.forecast import NO_MODELS, PROMPT
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.pictures.pixels import HALF
@@ -83,7 +83,7 @@ def _peak(known: KnownModel, free: int, bits: str | None) -> int:
 
 def _planned(known: KnownModel, free: int) -> Pipeline:
     engine = replace(on_paper("auto", MUCH, machine(MACHINE)), free=free)
-    return plan_pipeline(Opening(model=known.name), engine)[0]
+    return plan_pipeline(LoadOptions(model=known.name), engine)[0]
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from qwenimg.cli.batch.contents import Contents
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.base.version import __version__
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.image_options import Options, plain
 from qwenimg.common.jobs.job import NO_FILES, InputFiles, Inputs, Job, jobs_of
 from qwenimg.common.jobs.naming import slug
@@ -43,18 +43,18 @@ class BatchTask:
         return f"{slug(self.job.prompt, _NAME)}-{self.key[:16]}.png"
 
 
-def model_identity(opening: Opening) -> tuple[dict[str, Any], Defaults]:
+def model_identity(opening: LoadOptions) -> tuple[dict[str, Any], Defaults]:
     """Return everything besides a request that decides the pixels, as plain JSON; and the model's defaults. Raises
     QwenimgError for a model that does not open."""
     from qwenimg.common.formats.fingerprint import fingerprint
     from qwenimg.common.hub.open_model import open_files
 
     with closing(open_files(opening)) as files:
-        parts = dict(files.opened.checkpoint.components)
+        parts = dict(files.checkpoint.components)
         prints = {name: fingerprint(part.plan.files) for name, part in sorted(parts.items()) if part.plan.files}
-        refining = files.refining[0].name if files.refining is not None else ""
-        defaults = files.opened.defaults(files.resolved.known)
-        name = files.resolved.name
+        refining = files.refiner.name if files.refiner is not None else ""
+        defaults = files.defaults()
+        name = files.path.name
     words = {key: str(opening.value(key)) for key in ("backend", "precision", "preset", "fallback", "quantize")}
     return words | {"model": name, "files": prints, "refiner": refining, "version": __version__}, defaults
 

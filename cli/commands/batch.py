@@ -25,7 +25,7 @@ from qwenimg.cli.progress import StepBar
 from qwenimg.cli.signals import Stop
 from qwenimg.cli.workers.messages import Start
 from qwenimg.common.base.amounts import duration
-from qwenimg.common.families.opening import opening_of
+from qwenimg.common.families.load_options import load_options_of
 from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, parse
 from qwenimg.common.jobs.job import InputFiles
 from qwenimg.common.jobs.legal import check_forms, check_pictures, read_files, read_pictures
@@ -125,7 +125,7 @@ def batch(
     place = parse_shard(shard)
     backend = given.pop("backend")  # a text in config.toml
     backends = (backend,) if isinstance(backend, str) else backend or ("auto",)
-    folders, opening = part_files.located(opening_of(places.taken(given)))
+    folders, opening = part_files.located(load_options_of(places.taken(given)))
     lines = read_prompts(file)
     check_pictures(paths, defaults_of_lines, controlled="control" in defaults_of_lines)
     inputs, notes = read_pictures(paths)

@@ -11,7 +11,7 @@ import click
 from qwenimg.cli import places
 from qwenimg.cli.options import Number
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from qwenimg.common.pipeline.pipeline import Pipeline
@@ -47,7 +47,7 @@ _FEW = 2  # steps of the shorter run
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.with_opening
 def bench(
-    opening: Opening,
+    opening: LoadOptions,
     width: int | None,
     height: int | None,
     steps: int,
@@ -70,7 +70,7 @@ def bench(
     backends.load(opening.backend)
     imported = time.perf_counter() - begun
     with closing(open_files(opening)) as files:
-        usual = files.opened.defaults(files.resolved.known)
+        usual = files.defaults()
     work = measuring.Workload(
         width=width or usual.width,
         height=height or usual.height,

@@ -10,7 +10,7 @@ from qwenimg.cli import places, streams
 from qwenimg.cli.commands.pull import ByteBar
 from qwenimg.cli.options import FILE, TEXTS
 from qwenimg.common.base.amounts import counted, size_text
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.request.parts import PARTS
 
 
@@ -40,7 +40,7 @@ from qwenimg.common.request.parts import PARTS
 @places.declared("variant")
 @click.option("--quiet", is_flag=True, help="Print only errors on standard error.")
 @places.with_opening
-def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
+def convert(opening: LoadOptions, out: Path, lora: tuple[str, ...], dtype: str | None, quiet: bool) -> None:
     """Write MODEL, a folder, a file or a name, as the folder OUT: in fewer bits, with LoRAs in its weights, or
     unchanged.
 
@@ -54,12 +54,12 @@ def convert(opening: Opening, out: Path, lora: tuple[str, ...], dtype: str | Non
     from qwenimg.common.request import lora_text
 
     loras = lora_text.parse(lora)
-    choices = completed(opening).choices
-    model = resolve(opening.model, without=choices.elsewhere)
-    name = model.known.name if model.known is not None and "transformer" not in choices.parts else None
+    options = completed(opening)
+    model = resolve(options.model, without=options.replaced)
+    name = model.known.name if model.known is not None and "transformer" not in options.parts else None
     progress = ConversionProgress(quiet=quiet)
     try:
-        convert(model.folder, out, choices, progress, name=name, loras=loras, dtype=dtype)
+        convert(model.folder, out, options, progress, name=name, loras=loras, dtype=dtype)
     finally:
         progress.bar.close()
     streams.put(os.fsencode(out) + b"\n")

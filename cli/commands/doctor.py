@@ -9,7 +9,7 @@ from dataclasses import replace
 import click
 
 from qwenimg.cli import places
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 
 
 @click.command("doctor")
@@ -18,7 +18,7 @@ from qwenimg.common.families.opening import Opening
 @click.option("--all", "every", is_flag=True, help="List all known models, not ten.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.with_opening
-def doctor(opening: Opening, as_json: bool, every: bool) -> int:
+def doctor(opening: LoadOptions, as_json: bool, every: bool) -> int:
     """Measure this device for some seconds: a matrix product, a convolution and attention in each dtype against
     float64.
 
@@ -40,7 +40,7 @@ def doctor(opening: Opening, as_json: bool, every: bool) -> int:
         if opening.model is not None:
             files = open_files(replace(opening, offline=True), planned=True)
             stack.callback(files.close)
-            examined = (files.resolved.name, files.opened.family.precision, files.opened.checkpoint)
+            examined = (files.path.name, files.family.precision, files.checkpoint)
         report = examine(engine, examined)
     fits = forecast.forecast_all(on_paper(engine, report))
     if as_json:

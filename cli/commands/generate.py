@@ -15,7 +15,7 @@ from qwenimg.cli import options, places, streams
 from qwenimg.cli.help import HELP_NAMES, Sectioned, complete_prompt, show_all_help, show_version
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.opening import OPENING, Opening, opening_of
+from qwenimg.common.families.load_options import LOAD_OPTIONS, LoadOptions, load_options_of
 
 _SETTINGS = {
     "auto_envvar_prefix": "QWENIMG",
@@ -45,7 +45,7 @@ _SETTINGS = {
     help="Draw IMAGE again from the recipe in its file; other options change it.",
 )
 # Model
-@places.declared(*OPENING)
+@places.declared(*LOAD_OPTIONS)
 @click.option(
     "--devices", type=click.IntRange(1, MOST), default=1, metavar="N", help="Draw each picture on N devices together."
 )
@@ -125,7 +125,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         line = f"-n is what to steer away from, here {text}; for {text} pictures give -N {text}"
         report.notify("warning", line)
     keep_policy = given["preset"] is None and given["precision"] is None
-    opening = opening_of(places.taken(given))
+    opening = load_options_of(places.taken(given))
     offline = opening.offline or given["json"] or given["devices"] > 1
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
 
@@ -139,7 +139,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
             run = with_offer(repeats, offline=offline)
         return draw(run, opens, stop, report)
 
-    def opened(opening: Opening, notify: Callable[[str, str], None]) -> qwenimg.Pipeline:
+    def opened(opening: LoadOptions, notify: Callable[[str, str], None]) -> qwenimg.Pipeline:
         from qwenimg.cli.commands.pull import with_offer
 
         return with_offer(lambda: qwenimg.open_pipeline(opening, notify), offline=offline)

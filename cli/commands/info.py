@@ -13,10 +13,10 @@ from qwenimg.cli import places
 from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.text import shown_path
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 
 if TYPE_CHECKING:
-    from qwenimg.common.families.choices import Prediction
+    from qwenimg.common.families.load_options import Prediction
     from qwenimg.common.jobs.foreign import Foreign
 
 MAX_TEXT = 2_000  # characters of one text that are printed
@@ -28,7 +28,7 @@ XMP = "XML:com.adobe.xmp"  # Pillow's name for it in a PNG
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @places.declared("prediction", metavar=None, help="What a Stable Diffusion file's UNet predicts.")
 @places.with_opening
-def info(file: Path, as_json: bool, opening: Opening) -> None:
+def info(file: Path, as_json: bool, opening: LoadOptions) -> None:
     """Print the recipe in an image, or what any other file is: a model, a part of one, a LoRA, an upscaler, a workflow.
     The last line names the command that uses it, or says why none does. FILE may be a folder or a name (shapes)."""
     file = _found(file)

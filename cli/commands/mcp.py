@@ -15,7 +15,7 @@ from qwenimg.cli import places, streams
 from qwenimg.cli.options import FILE, Number
 from qwenimg.common.base.errors import BackendMissing, UsageError
 from qwenimg.common.base.text import shown_path
-from qwenimg.common.families.opening import opening_of
+from qwenimg.common.families.load_options import load_options_of
 
 
 @click.command("mcp")
@@ -49,7 +49,7 @@ def mcp(folder: Path, deadline: float, **given: Any) -> int:
 
     if os.path.lexists(folder):
         Folder(folder)  # for its error, before a model is opened; a new one is made after
-    with qwenimg.open_pipeline(opening_of(places.taken(given)), _say) as pipe:
+    with qwenimg.open_pipeline(load_options_of(places.taken(given)), _say) as pipe:
         place = Folder(folder)
         streams.say(f"qwenimg: {pipe.model_name} for an assistant; pictures in {shown_path(place.path)}")
         if sys.stdin.isatty():

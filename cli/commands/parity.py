@@ -18,7 +18,7 @@ from qwenimg.cli.help import HELP_NAMES
 from qwenimg.cli.options import FILE
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.image_options import ALL, typed
 from qwenimg.common.request.parts import components_of
 
@@ -80,7 +80,7 @@ def _asking(command: _F) -> _F:
 @_opening
 @_asking
 @places.with_opening
-def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int:
+def record(opening: LoadOptions, output: Path, overwrite: bool, **asked: Any) -> int:
     """Write a passport: the results of every block of MODEL here, and those of float64."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity import summary
@@ -110,7 +110,7 @@ def record(opening: Opening, output: Path, overwrite: bool, **asked: Any) -> int
 @places.with_opening
 def check(
     passport: Path,
-    opening: Opening,
+    opening: LoadOptions,
     only_blocks: bool,
     output: Path | None,
     overwrite: bool,
@@ -152,7 +152,7 @@ def check(
 @_asking
 @places.with_opening
 def run(
-    opening: Opening, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
+    opening: LoadOptions, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
 ) -> int:
     """Record MODEL on the first of the backends and check it on the others, in this process."""
     from qwenimg.backends import installed
@@ -287,7 +287,7 @@ class Session:
 
 
 @contextmanager
-def _opened(opening: Opening) -> Iterator[Session]:
+def _opened(opening: LoadOptions) -> Iterator[Session]:
     """Open the model; the built-in one if none is named."""
     import qwenimg
     from qwenimg.common.shapes.builtin import NAME

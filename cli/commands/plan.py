@@ -17,7 +17,7 @@ from qwenimg.common.base.errors import UsageError
 
 if TYPE_CHECKING:
     from qwenimg import Pipeline
-    from qwenimg.common.families.opening import Opening
+    from qwenimg.common.families.load_options import LoadOptions
     from qwenimg.common.hub.forecast import FitForecast, Times
     from qwenimg.common.hub.model_folders import ModelFolders
     from qwenimg.common.memory.memory_plan import MemoryPlan
@@ -114,7 +114,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     --on. Takes the options of generate. Times come from a machine's published rate, or from this CPU's measured one.
     """
     from qwenimg.cli import config, environment
-    from qwenimg.common.families.opening import opening_of
+    from qwenimg.common.families.load_options import load_options_of
     from qwenimg.common.hub.open_model import plan_pipeline
     from qwenimg.common.hub.part_files import located
     from qwenimg.common.precision import machines
@@ -125,7 +125,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     _check(ctx, what, given)
     config.settle(ctx, given)
     environment.check(ctx, given)
-    folders, opening = located(opening_of(places.taken(given) | ({} if what is None else {"model": what})))
+    folders, opening = located(load_options_of(places.taken(given) | ({} if what is None else {"model": what})))
     given["lora"] = folders.loras(lora_text.parse(given["lora"]))
     engine = _engine(opening, memory, on, given["devices"])
     if not (opening.model or opening.parts or opening.refiner or given["replay"]):
@@ -152,7 +152,7 @@ def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
     given["words"] = ()
 
 
-def _engine(opening: Opening, memory: str | None, on: str | None, devices: int) -> OnPaper:
+def _engine(opening: LoadOptions, memory: str | None, on: str | None, devices: int) -> OnPaper:
     """Return an engine without a device, for one of `devices` ranks, with the given memory."""
     from qwenimg.backends.paper import on_paper
     from qwenimg.cli.ranks.lead import check

@@ -12,10 +12,10 @@ import click
 
 from qwenimg.cli import places
 from qwenimg.cli.options import FILE
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 
 if TYPE_CHECKING:
-    from qwenimg.common.hub.open_model import ModelFiles
+    from qwenimg.common.families.registry import OpenModel
     from qwenimg.common.measure.precision import PrecisionReport
 
 STEPS = 5  # the first and the last are observed, those between are timed
@@ -40,7 +40,7 @@ STEPS = 5  # the first and the last are observed, those between are timed
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @places.with_opening
 def precision(
-    opening: Opening,
+    opening: LoadOptions,
     policies: str | None,
     prompt: str,
     size: str | None,
@@ -71,8 +71,8 @@ def precision(
     with ExitStack() as stack:
         files = _files(opening, measured=any((as_json, plot, as_html)))
         stack.callback(files.close)
-        if not files.here:
-            streams.put("\n".join(_on_paper(files.resolved.name, opening.backend)).encode() + b"\n")
+        if files.on_paper:
+            streams.put("\n".join(_on_paper(files.path.name, opening.backend)).encode() + b"\n")
             return 0
         report = _measured(files, opening.backend, policies, sides, picture)
     streams.put("\n".join(precision_page.lines(report)).encode() + b"\n")
@@ -86,15 +86,15 @@ def precision(
     return 0
 
 
-def _files(opening: Opening, *, measured: bool) -> ModelFiles:
+def _files(opening: LoadOptions, *, measured: bool) -> OpenModel:
     """Open the files of the model. Unless it is to be `measured`, a known model may be missing."""
     from qwenimg.common.hub.open_model import open_files
 
     if measured:
         return open_files(opening)
     files = open_files(replace(opening, offline=True), planned=True)
-    if files.here:
-        files.opened.checkpoint.read_tokenizers()
+    if not files.on_paper:
+        files.checkpoint.read_tokenizers()
     return files
 
 
@@ -110,16 +110,16 @@ def _on_paper(name: str, backend: str) -> list[str]:
 
 
 def _measured(
-    files: ModelFiles, backend: str, policies: str | None, size: tuple[int, int] | None, picture: dict[str, Any]
+    files: OpenModel, backend: str, policies: str | None, size: tuple[int, int] | None, picture: dict[str, Any]
 ) -> PrecisionReport:
     from qwenimg import backends
     from qwenimg.cli import streams
     from qwenimg.common.base.amounts import size_text
     from qwenimg.common.measure.precision import EXACT_BYTES, Measuring, PrecisionTask, chosen, measure
 
-    opened, name = files.opened, files.resolved.name
+    opened, name = files, files.path.name
     names = chosen(policies, opened.family.precision)
-    defaults = opened.defaults(files.resolved.known)
+    defaults = opened.defaults()
     device = Measuring(opened, backends.load(backend), name, defaults)
     width, height = size or device.size()
     asked = PrecisionTask(width=width, height=height, **picture)

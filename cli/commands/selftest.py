@@ -17,7 +17,7 @@ from qwenimg.cli.progress import StepBar
 from qwenimg.cli.signals import Stop
 from qwenimg.common.base.errors import NumericsError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.opening import opening_of
+from qwenimg.common.families.load_options import load_options_of
 
 if TYPE_CHECKING:
     from qwenimg.common.shapes.gate import GatePrompt
@@ -65,7 +65,7 @@ def selftest(
     path = None if output is None else _sheet_path(output, overwrite, len(prompts) * SHEET_BYTES)
     report = SelftestReport(prompts, as_json=as_json, quiet=quiet)
     pipe = qwenimg.open_pipeline(
-        opening_of({"model": model or NAME, "backend": backend, "precision": precision}), report.notify
+        load_options_of({"model": model or NAME, "backend": backend, "precision": precision}), report.notify
     )
     report.line(pipe.headline())
     report.event("plan", backend=pipe.backend, device=pipe.device, model=pipe.model_name, pictures=len(prompts))

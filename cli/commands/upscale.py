@@ -16,7 +16,7 @@ from qwenimg.cli.signals import Stop
 from qwenimg.common.base import atomic_files
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from qwenimg.common.upscaling.network_file import Upscaler
@@ -53,7 +53,7 @@ MOST_BY = 16
 @click.pass_context
 def upscale(
     ctx: click.Context,
-    opening: Opening,
+    opening: LoadOptions,
     pictures: tuple[Path, ...],
     by: int | None,
     upscaler: str | None,

@@ -21,7 +21,7 @@ from qwenimg.cli.workers import process
 from qwenimg.cli.workers.process import Lost, Process
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub import open_model
 from qwenimg.common.pipeline.rank_pipeline import RankPipeline
 from qwenimg.common.runtime.group import RankPlace
@@ -38,7 +38,7 @@ _VERDICT = 5.0  # seconds in which the end of a rank is seen, once an exchange w
 class Leader:
     """Rank 0. The other ranks follow its pipeline once it is open."""
 
-    def __init__(self, devices: int, place: RankPlace | None, opening: Opening, stop: Stop) -> None:
+    def __init__(self, devices: int, place: RankPlace | None, opening: LoadOptions, stop: Stop) -> None:
         """Check the options. place: set by a launcher, whose ranks connect here at once; None: the other ranks are
         started when the pipeline is opened. Raises QwenimgError."""
         check(opening)
@@ -48,7 +48,7 @@ class Leader:
         self._link: LeaderLink | None = None
         self._engine = None if place is None else self._connected(place)
 
-    def open_pipeline(self, opening: Opening, notify: Callable[[str, str], None]) -> Pipeline:
+    def open_pipeline(self, opening: LoadOptions, notify: Callable[[str, str], None]) -> Pipeline:
         """Open a pipeline on this rank, and the same on all others. Raises QwenimgError."""
         pipe = open_model.open_pipeline(opening, self._started, notify)
         assert self._link is not None
@@ -127,7 +127,7 @@ class Leader:
 
 
 @contextmanager
-def leading(devices: int, opening: Opening, stop: Stop) -> Iterator[Leader]:
+def leading(devices: int, opening: LoadOptions, stop: Stop) -> Iterator[Leader]:
     """Yield rank 0 of several devices, and end the other ranks after the context. On another rank of a launcher it
     follows rank 0 and never returns. Raises QwenimgError."""
     place = ranks.place(devices)
@@ -141,7 +141,7 @@ def leading(devices: int, opening: Opening, stop: Stop) -> Iterator[Leader]:
         leader.leave()
 
 
-def check(opening: Opening) -> None:
+def check(opening: LoadOptions) -> None:
     """Raise UsageError for an option that does not work on several devices."""
     if opening.fallback:
         raise UsageError(

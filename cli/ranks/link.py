@@ -19,7 +19,7 @@ from qwenimg.cli.workers import channel
 from qwenimg.cli.workers.channel import FollowerChannel, LeaderChannel
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.version import __version__
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.group import Group, RankLost, RankPlace
 
@@ -36,7 +36,7 @@ _LOCAL = ("127.0.0.1", "localhost")
 class Open:
     """A model to open, and its identity on rank 0."""
 
-    opening: Opening
+    opening: LoadOptions
     identity: Mapping[str, str]
 
 

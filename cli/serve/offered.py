@@ -17,7 +17,7 @@ from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base import leftovers
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.base.text import clean, shown_path
-from qwenimg.common.families.opening import Opening, opening_of
+from qwenimg.common.families.load_options import LoadOptions, load_options_of
 from qwenimg.common.prompts.wildcards import Wildcards
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Offer:
 class Offered:
     """The openings of models and the files of LoRAs and control networks, by the names that requests may give."""
 
-    models: Mapping[str, Opening]
+    models: Mapping[str, LoadOptions]
     loras: Mapping[str, str]  # files, or names in the cache
     controls: Mapping[str, str]  # folders, or files
     upscalers: Mapping[str, str] = field(default_factory=dict)  # files
@@ -74,7 +74,7 @@ def search(offer: Offer) -> Offered:
     """Find models, LoRAs and control networks. Raises UsageError, and ModelError for a model that is not here."""
     from qwenimg.common.hub.model_folders import read_folders
 
-    base = opening_of(offer.options)
+    base = load_options_of(offer.options)
     folders = read_folders(base.models_dir)
     Wildcards(base.wildcards)  # only for its errors
     return Offered(
@@ -85,17 +85,17 @@ def search(offer: Offer) -> Offered:
     )
 
 
-def _models(names: Sequence[str | None], base: Opening) -> dict[str, Opening]:
+def _models(names: Sequence[str | None], base: LoadOptions) -> dict[str, LoadOptions]:
     from qwenimg.common.hub import part_files
     from qwenimg.common.hub.resolve import resolve
 
     if len(names) > 1 and (base.parts or base.refiner or base.tokenizer):
         raise UsageError("files of parts belong to one model; give one --model beside them")
-    models: dict[str, Opening] = {}
+    models: dict[str, LoadOptions] = {}
     for name in names:
         _, opening = part_files.located(replace(base, model=name))
         opening = part_files.completed(opening)
-        resolved = resolve(opening.model, offline=opening.offline, without=opening.choices.elsewhere)
+        resolved = resolve(opening.model, offline=opening.offline, without=opening.replaced)
         at_path = resolved.name.removesuffix(".safetensors").removesuffix(".gguf")
         served = at_path if resolved.from_path else name or resolved.name
         if served in models:

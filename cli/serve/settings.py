@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.prompts.wildcards import OFF
 
 
@@ -13,7 +13,7 @@ from qwenimg.common.prompts.wildcards import OFF
 class Settings:
     """The settings of a server."""
 
-    models: Mapping[str, Opening]  # by served names, the first is opened at the start
+    models: Mapping[str, LoadOptions]  # by served names, the first is opened at the start
     aliases: Mapping[str, str] = field(default_factory=dict)  # further names of models
     backends: tuple[str, ...] = ("auto",)  # a worker for each
     loras: Mapping[str, str] = field(default_factory=dict)  # files, by the names that requests may give

@@ -110,7 +110,7 @@ class DrawingProcess:
 
         for name, opening in self.models.items():
             with closing(open_files(opening)) as files:
-                self._defaults[name] = _shown(files.opened.defaults(files.resolved.known))
+                self._defaults[name] = _shown(files.defaults())
         pipe = self._opened(next(iter(self.models)))
         try:
             with closing(pipe.stream("warm-up", seed=0, steps=1)) as events:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.job import Job
 
 # To a worker
@@ -16,7 +16,7 @@ from qwenimg.common.jobs.job import Job
 class Start:
     """The first message, with the settings of the worker."""
 
-    models: Mapping[str, Opening]  # that it may open, by name; the first is opened at once
+    models: Mapping[str, LoadOptions]  # that it may open, by name; the first is opened at once
     backend: str = "auto"  # of all models; auto: their own
     threads: int = 0  # on a CPU; 0: its framework's choice
 

@@ -28,8 +28,8 @@ from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.conversion.parts import ConvertedPart, as_json, parts, small_files
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.registry import NOTE, Opened
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.registry import NOTE, OpenModel
 from qwenimg.common.formats.safetensors import read_header
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Loras
@@ -59,14 +59,14 @@ class ConversionListener(Protocol):
 def convert(
     source: Path,
     out: Path,
-    choices: Choices,
+    options: LoadOptions,
     listener: ConversionListener,
     *,
     name: str | None = None,
     loras: Sequence[Lora] = (),
     dtype: str | None = None,
 ) -> None:
-    """Write the model in the folder or file `source`, opened with `choices`, as the folder `out`. Raises UsageError,
+    """Write the model in the folder or file `source`, opened with `options`, as the folder `out`. Raises UsageError,
     ModelError and DoesNotFit; finished files stay for the next call.
 
     name: of a known model. dtype: of weights that are not quantized, a key of DTYPES; None keeps that of the files."""
@@ -74,7 +74,7 @@ def convert(
     work = out.parent / f"{out.name}.part"
     _check_place(out, work)
     with ExitStack() as stack:
-        opened = registry.open_model(source, replace(choices, whole=True))
+        opened = registry.open_model(source, replace(options, for_rewrite=True))
         stack.callback(opened.checkpoint.close)
         opened.checkpoint.read_tokenizers()
         for report in opened.checkpoint.reports:
@@ -83,10 +83,10 @@ def convert(
         stack.callback(files.close)
         changed = replace(opened, checkpoint=opened.checkpoint.with_deltas(files.deltas(loras, "fuse")))
         converted = parts(changed, dtype and DTYPES[dtype])
-        small = small_files(changed, choices.prediction)
-        options = {"model": name, "quantize": choices.quantize, "dtype": dtype, "prediction": choices.prediction}
-        options["variant"] = choices.variant
-        note = _note(changed, converted, small, options | files.recorded(loras))
+        small = small_files(changed, options.prediction)
+        made_with = {"model": name, "quantize": options.quantize, "dtype": dtype, "prediction": options.prediction}
+        made_with["variant"] = options.variant
+        note = _note(changed, converted, small, made_with | files.recorded(loras))
         stack.enter_context(_building(out, work, note))
         stack.enter_context(_clearing(work))
         _write(work, converted, small, note, listener)
@@ -95,7 +95,7 @@ def convert(
 
 
 def _note(
-    opened: Opened, converted: list[ConvertedPart], small: dict[str, bytes], options: Mapping[str, object]
+    opened: OpenModel, converted: list[ConvertedPart], small: dict[str, bytes], options: Mapping[str, object]
 ) -> dict[str, object]:
     """Return a description of the folder's contents, without paths; equal notes mean equal folders. options: the
     user's, None if not given."""

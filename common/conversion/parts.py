@@ -15,7 +15,7 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import repository
-from qwenimg.common.families.registry import Opened
+from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.formats.files import MAX_SHARDS
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.formats.stored import DTYPES
@@ -58,7 +58,7 @@ class ConvertedPart:
         return any(_packed_code(weight) for shard in self.shards for weight in shard)
 
 
-def parts(opened: Opened, dtype: str | None) -> list[ConvertedPart]:
+def parts(opened: OpenModel, dtype: str | None) -> list[ConvertedPart]:
     """Return the components of a model that was opened whole. Unquantized weights get `dtype`, or keep their file's."""
     networks = {network.name: network for network in opened.family.networks}
     return [
@@ -137,7 +137,7 @@ def _code_fields(code: Affine | BlockFloat) -> dict[str, object]:
 # Small files
 
 
-def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
+def small_files(opened: OpenModel, prediction: str | None) -> dict[str, bytes]:
     """Return pipeline, scheduler, tokenizers and license by their paths in the folder. Raises ModelError."""
     source, checkpoint = opened.checkpoint.source, opened.checkpoint
     is_bare = not is_file(source / "model_index.json")
@@ -167,7 +167,7 @@ def small_files(opened: Opened, prediction: str | None) -> dict[str, bytes]:
     return data_of | {path: as_json(data) for path, data in tables.items()}
 
 
-def _of_family(opened: Opened) -> dict[str, dict[str, object]]:
+def _of_family(opened: OpenModel) -> dict[str, dict[str, object]]:
     """Return the family's own small files, for a model that lacks them."""
     assert opened.family.small_files is not None
     return opened.family.small_files(opened.checkpoint)

@@ -6,19 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 
 from qwenimg.common.base.amounts import counted, size_text
-from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.shape import Shape
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.formats.stored import Header, Stored
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.quant.block_float import BlockFloat
 from qwenimg.common.quant.gguf_blocks import storage_of
 from qwenimg.common.quant.rotated import Rotated
-from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.plan import LoadPlan, Source
 
 SHOWN = 5  # names of a list that are shown
@@ -35,27 +31,10 @@ class Description:
 def of_file(layout: str, header: Header, looked_up: Callable[[str], bool] = lambda name: False) -> Description:
     """Return the description of a file in this `layout`: its weights, and for GGUF their size in memory. looked_up: as
     for `in_memory`."""
-    whole = Description(lines=[f"layout: {layout}", summary("file", header.tensors)])
+    description = Description(lines=[f"layout: {layout}", summary("file", header.tensors)])
     if header.format == "GGUF":
-        whole.lines.append(in_memory(header.tensors, looked_up))
-    return whole
-
-
-def of_merged(
-    layout: str, header: Header, opened: Callable[[Path], Mapping[str, Component]], fits: Iterable[Fit]
-) -> Description:
-    """Return the description of a whole model in one file: its parts, or their fault. opened: opens its parts."""
-    whole, path = of_file(layout, header), header.file.path
-    try:
-        components = opened(path)
-        for part in components.values():
-            part.plan.close()
-        check(path, components, fits)
-    except ModelError as error:
-        whole.faults.append(str(error))
-        return whole
-    whole.lines.extend(component_line(name, part.plan) for name, part in components.items())
-    return whole
+        description.lines.append(in_memory(header.tensors, looked_up))
+    return description
 
 
 def component_line(name: str, plan: LoadPlan) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
-from qwenimg.common.families.choices import Choices, Prediction
-from qwenimg.common.families.description import Description, of_merged
+from qwenimg.common.families.description import Description
 from qwenimg.common.families.fits import Fit
-from qwenimg.common.families.part_file import PartFile, part_of
+from qwenimg.common.families.load_options import LoadOptions, Prediction
+from qwenimg.common.families.part_file import FamilyFile
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import lora_layers
@@ -18,16 +18,34 @@ from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.models.diffusion_model import DiffusionModel
 from qwenimg.common.precision.precision import DenoiserKind
 from qwenimg.common.request.request import Defaults
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.runtime import Runtime
 from qwenimg.common.weights.loras.lora_keys import Module
 from qwenimg.common.weights.loras.lora_names import Names
 
-Model: TypeAlias = Callable[[Runtime, Checkpoint], DiffusionModel]
-
 
 def _check_nothing(checkpoint: Checkpoint) -> None:
     """Do nothing, for a family whose files are checked completely when they are opened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlFiles:
+    """The files that --control takes for a family's models."""
+
+    open: Callable[[Path, Checkpoint], Controller]  # a folder or file
+    networks: tuple[Network, ...]
+    # The known control network of this name, as it is published and without files; None for another name
+    published: Callable[[str], Controller | None] = lambda name: None
+    # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
+    names_lora: Callable[[Path], bool] = lambda path: False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinerFiles:
+    """The refiners of a family's models."""
+
+    title: str  # of the models that take one, for a message
+    check: Callable[[Checkpoint, Checkpoint | None], None]  # of a base and its refiner or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,66 +56,75 @@ class Family:
     title: str
     pipelines: frozenset[str]  # class names in model_index.json
     refused: Mapping[str, str] = field(default_factory=dict)  # start of a class's name: why it is not supported
-    networks: tuple[Network, ...]  # all that its models may have, the denoiser first
-    denoiser: str  # the folder of the denoiser
     components: tuple[tuple[str, ...], ...]  # folders with weights: at least one of each group; the denoiser's first
     precision: DenoiserKind
-    # The network of each folder of its known models, for those without files here
-    parts: Mapping[str, Network] = field(default_factory=dict)
+    parts: Mapping[str, Network]  # the network of each folder, the denoiser's first
+    other_networks: tuple[Network, ...] = ()  # that some of its models have in place of those
     # Completes a known model without files from the folder of its published configurations
     published: Callable[[Checkpoint, Path], Checkpoint] = lambda checkpoint, folder: checkpoint
     fits: tuple[Fit, ...] = ()  # of its parts to each other
-    options: frozenset[str] = frozenset()  # of some families, see `FamilyOptions`, that some of its models take
-    choices: frozenset[str] = frozenset()  # the fields of `Choices` that it takes
-    open: Callable[[Path, Choices], Checkpoint]  # a folder in diffusers layout, or in another that it reads
-    reads_file: Callable[[Header], bool] | None = None  # whether one file with this header is a model of the family
-    # The description of one file with this header and the user's prediction; None for another family's file
-    describe_file: Callable[[Header, Prediction | None], Description | None] | None = None
-    # The parts in files of their own, by the option that takes them; of a family with another rule, `part` returns the
-    # option for a header: `model`, one of PARTS, or None for another family's file
-    files: Mapping[str, PartFile] = field(default_factory=dict)
-    part: Callable[[Header], str | None] | None = None
-    # Opens the parts of a whole model in one file, to describe it
-    open_parts: Callable[[Path], Mapping[str, Component]] | None = None
+    load_options: frozenset[str] = frozenset()  # those of `LoadOptions.of_files` that it takes
+    open: Callable[[Path, LoadOptions], Checkpoint]  # a folder in diffusers layout, or in another that it reads
+    files: tuple[FamilyFile, ...] = ()  # the files that it reads; one is of the first kind that reads it
     # The known model that a transformer, a folder or file, is of; only for a family whose parts need no model's folder,
     # since its configurations ship
-    model_of: Callable[[Path, Choices], str] | None = None
-    model: Model  # the class, or what chooses one by the checkpoint
-    lora_names: Callable[[Checkpoint], Names] = lora_layers.names  # of the layers that LoRAs may change
+    model_of: Callable[[Path, LoadOptions], str] | None = None
+    models: Mapping[str, type[DiffusionModel]]  # by a checkpoint's variant; "": of all others
     # The title of the models that a LoRA with these modules fits, more exact than the family's
     lora_title: Callable[[Mapping[str, Module]], str] | None = None
-    # Whether the path of a LoRA names one that --control takes: no tensor tells it from others
-    names_control: Callable[[Path], bool] | None = None
     class_name: Callable[[Checkpoint], str] | None = None  # in model_index.json, for a family with several
     # The JSON files, by path, that `convert` writes for a model without its small files
     small_files: Callable[[Checkpoint], dict[str, dict[str, object]]] | None = None
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
-    control: Callable[[Path, Checkpoint], Controller] | None = None  # opens the folder or file of --control
-    control_networks: tuple[Network, ...] = ()  # of what `control` opens
-    # The known control network of this name, as it is published and without files; None for another name
-    published_control: Callable[[str], Controller | None] | None = None
+    control: ControlFiles | None = None
     described: Callable[[Path], str]  # the model in a folder and its purpose, for `info`
-    refines: str = ""  # the models that take a refiner, for a message
-    check_refiner: Callable[[Checkpoint, Checkpoint | None], None] | None = None  # of a base and its refiner or None
+    refiner: RefinerFiles | None = None
+
+    @property
+    def denoiser(self) -> str:
+        """The folder of the denoiser."""
+        return self.precision.denoiser
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """All networks that its models may have, the denoiser first."""
+        return tuple(dict.fromkeys((*self.parts.values(), *self.other_networks)))
+
+    @property
+    def control_networks(self) -> tuple[Network, ...]:
+        """The networks of its control files."""
+        return () if self.control is None else self.control.networks
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The options of some families, see `FamilyOptions`, that some of its models take."""
+        return frozenset[str]().union(*(model.options for model in self.models.values()))
+
+    def model(self, runtime: Runtime, checkpoint: Checkpoint) -> DiffusionModel:
+        """Return the model of a checkpoint."""
+        made: Any = self.models.get(checkpoint.variant) or self.models[""]  # each is made of these two
+        model: DiffusionModel = made(runtime, checkpoint)
+        return model
+
+    def lora_names(self, checkpoint: Checkpoint) -> Names:
+        """Return the names of the layers that LoRAs may change."""
+        return lora_layers.names(checkpoint, self.parts)
 
     def option(self, header: Header) -> str | None:
         """Return the option that takes a file with this header: `model`, one of PARTS, `control`, or None for another
         family's file."""
-        if self.part is not None:
-            return self.part(header)
-        is_model = self.reads_file is not None and self.reads_file(header)
-        return "model" if is_model else part_of(self.files, header)
+        return next((file.option for file in self.files if file.reads(header)), None)
+
+    def opens(self, header: Header) -> bool:
+        """Return whether a file with this header is opened as a model, perhaps with parts that are given."""
+        return any(file.option == "model" and file.opens(header) for file in self.files)
 
     def describe(self, header: Header, prediction: Prediction | None) -> Description | None:
-        """Return the description of one file with this header; None for another family's file, or a part without a
-        description of its own. prediction: the user's."""
-        if self.describe_file and (described := self.describe_file(header, prediction)) is not None:
-            return described
-        denoiser = self.files.get("transformer")
-        if denoiser is not None and (similar := denoiser.describe_similar(header)) is not None:
-            return similar
-        option = self.option(header)
-        if option == "model" and self.open_parts is not None:
-            return of_merged(f"{self.title}, single file", header, self.open_parts, self.fits)
-        return self.files[option].describe(header, option) if option and option in self.files else None
+        """Return the description of one file with this header; None for another family's file. prediction: the
+        user's."""
+        for file in self.files:
+            if file.option == "transformer" and (similar := file.describe_similar(header)) is not None:
+                return similar
+        own = next((file for file in self.files if file.reads(header)), None)
+        return None if own is None else own.describe(header, prediction)

@@ -1,8 +1,9 @@
-"""A model that is known by name: where it is, and its defaults."""
+"""A model that is known by name, with its defaults; and the place of a model on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -38,3 +39,19 @@ class KnownModel:
     def usual(self) -> dict[str, Any]:
         """The values of its model card, by the names of `Defaults`."""
         return {name: getattr(self, name) for name in ("width", "height", "steps", "guidance", "negative_prompt")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPath:
+    """A model on this machine, a folder or one file. `name` is a known name, a hub id or the last name of a path, never
+    a path, for messages and metadata. `revision` is the commit of a folder in the cache."""
+
+    folder: Path
+    name: str
+    known: KnownModel | None = None
+    revision: str | None = None
+
+    @property
+    def from_path(self) -> bool:
+        """True if the name alone does not identify the model."""
+        return self.known is None and self.revision is None

@@ -1,33 +1,60 @@
-"""One part of a family's models in a file of its own, as a row: its signs in a header, and its description."""
+"""The files that a family reads, as rows: their signs in a header, and their description for `info`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.description import Description, of_file, summary
+from qwenimg.common.families.description import Description, component_line, of_file, summary
+from qwenimg.common.families.fits import Fit, check
+from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders import clip, qwen3, t5
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import vae_files
 from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.open_file import open_part
+from qwenimg.common.parts.texts import clip_files, t5_files
+from qwenimg.common.runtime.checkpoint import Component
 
 _ALL = "--transformer FILE --text-encoder FILE --vae FILE"
+_OPTIONS = {"vae": "--vae", "transformer": "--transformer"}  # all other parts are text encoders
+
+
+class FamilyFile(Protocol):
+    """One kind of file that a family reads."""
+
+    @property
+    def option(self) -> str:
+        """The option that takes it: `model`, one of PARTS, or `control`."""
+
+    def reads(self, header: Header) -> bool:
+        """Return whether a file with this header is of this kind."""
+
+    def opens(self, header: Header) -> bool:
+        """Return whether such a file is opened as a model, perhaps with parts that are given."""
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description | None:
+        """Return the description of a file that it reads, or None for a general one. prediction: the user's."""
+
+    def describe_similar(self, header: Header) -> Description | None:
+        """Return the description of a similar model's file, which is not drawn with; or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartFile:
-    """One part in a file of its own. It has `layouts`, or `is_in`, or both."""
+    """One part in a file of its own. It has `layouts`, or `is_in` and a `network`."""
 
+    option: str
     title: Callable[[Header], str] | str  # for `info`
-    network: Network
+    network: Network | None = None  # of a part without `layouts`
     use: str = _ALL  # the options that `info` names, with which a picture is drawn
     layouts: Layouts | None = None  # `info` opens the part by them, and names its faults
     is_in: Callable[[Header], bool] | None = None  # whether a file has the part; None: whether the layouts find it
@@ -36,30 +63,33 @@ class PartFile:
     variant: Callable[[Path, Any], str] | None = None
 
     def reads(self, header: Header) -> bool:
-        """Return whether a file with this header has the part."""
         if self.is_in is not None:
             return self.is_in(header)
         return self.layouts is not None and self.layouts.find_in(header) is not None
 
-    def describe(self, header: Header, part: str) -> Description:
-        """Return the description of the `part` in a file with this header: its layout, its weights and its faults."""
-        rename = renaming(self.network, self.network.config())
-        whole = of_file(self._layout(header), header, lambda key: rename(key) in self.network.tables)
+    def opens(self, header: Header) -> bool:
+        return False
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description:
+        """Return the layout of the part, its weights and its faults."""
+        network = self.layouts.network if self.layouts else self.network
+        assert network is not None
+        rename, tables = renaming(network, network.config()), network.tables
+        description = of_file(self._layout(header), header, lambda key: rename(key) in tables)
         if self.layouts is not None:
             try:
-                like = self.like() if self.like else self.network.config()
-                opened = open_part(self.layouts, header.file.path, like, part)
+                like = self.like() if self.like else network.config()
+                opened = open_part(self.layouts, header.file.path, like, self.option)
             except ModelError as error:
-                whole.faults.append(str(error))
-                return whole
+                description.faults.append(str(error))
+                return description
             opened.plan.close()
             if self.variant is not None:
-                whole.lines.insert(1, f"type: {self.variant(header.file.path, opened.config)}")
-        whole.lines.append(f"use it: qwenimg PROMPT {self.use}")
-        return whole
+                description.lines.insert(1, f"type: {self.variant(header.file.path, opened.config)}")
+        description.lines.append(f"use it: qwenimg PROMPT {self.use}")
+        return description
 
     def describe_similar(self, header: Header) -> Description | None:
-        """Return the description of the similar model in a file with this header, which is not drawn with; or None."""
         other = self.layouts.similar_model(header.tensors) if self.layouts else None
         if other is None:
             return None
@@ -69,29 +99,78 @@ class PartFile:
         """Return the part and the layout of its names."""
         title = self.title if isinstance(self.title, str) else self.title(header)
         naming = self.layouts.find(header.tensors) if self.layouts else None
-        names = f", {naming.layout.names}" if naming else ""
+        names = f", {self.layouts.title_of(naming, header.tensors)}" if self.layouts and naming else ""
         prefix = f", behind {naming.prefix}" if naming and naming.prefix else ""
         return f"{'GGUF, ' if header.format == 'GGUF' else ''}{title}{names}{prefix}"
 
 
-def part_of(files: Mapping[str, PartFile], header: Header) -> str | None:
-    """Return the part of one of `files` in a file with this header; None for another file."""
-    return next((part for part, file in files.items() if file.reads(header)), None)
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """A model in one file, which may lack parts."""
+
+    title: str  # of the family
+    parts: tuple[str, ...]  # that a model has, by their folders
+    is_in: Callable[[Header], bool]
+    is_opened: Callable[[Header], bool] | None = None  # for `opens`; None: files with `is_in` alone
+    open: Callable[[Path], Mapping[str, Component]]  # the parts that are in the file
+    variant: Callable[[Path, Mapping[str, Component]], str] | None = None  # for `info`
+    fits: Iterable[Fit] = ()
+    option: str = "model"
+
+    def reads(self, header: Header) -> bool:
+        return self.is_in(header)
+
+    def opens(self, header: Header) -> bool:
+        return (self.is_opened or self.is_in)(header)
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description:
+        """Return the parts in the file, those that it lacks, and their faults."""
+        path, form = header.file.path, "GGUF, " if header.format == "GGUF" else ""
+        description = of_file(f"{form}{self.title}, single file", header)
+        lacking = []
+        try:
+            opened = self.open(path)
+            for part in opened.values():
+                part.plan.close()
+            lacking = [name for name in self.parts if name not in opened]
+            check(path, opened, () if lacking else self.fits)
+        except ModelError as error:
+            description.faults.append(str(error))
+            return description
+        if self.variant is not None:
+            description.lines.insert(1, f"type: {self.variant(path, opened)}")
+        description.lines.extend(component_line(name, part.plan) for name, part in opened.items())
+        if lacking:
+            options = dict.fromkeys(_OPTIONS.get(name, "--text-encoder") for name in lacking)
+            description.lines.append(f"lacks: {', '.join(lacking)}; add them by {' and '.join(options)}, once for each")
+        return description
+
+    def describe_similar(self, header: Header) -> Description | None:
+        return None
 
 
 # Parts that several families have
 
 KL_VAE = PartFile(
+    option="vae",
     title=f"a VAE for latents of {kl_vae.FLUX_1.latent_channels} channels",
-    network=kl_vae.NETWORK,
     use="-m MODEL --vae FILE",
     layouts=kl_vae_names.LAYOUTS,
     is_in=lambda header: vae_files.latent_channels(header.tensors) == kl_vae.FLUX_1.latent_channels,
     like=lambda: kl_vae.FLUX_1,
 )
+_TEXT = "-m MODEL --text-encoder FILE"
 QWEN3 = PartFile(
+    option="text_encoder",
     title="Qwen3, a text encoder",
     network=qwen3.NETWORK,
-    use="-m MODEL --text-encoder FILE",
+    use=_TEXT,
     is_in=lambda header: gguf.may_be(header, qwen3.NETWORK.architectures) and qwen3.is_in(header.tensors),
 )
+T5 = PartFile(option="text_encoder", title="T5, a text encoder", network=t5.NETWORK, use=_TEXT, is_in=t5_files.is_alone)
+
+
+_CLIP = partial(PartFile, option="text_encoder", title=clip_files.title, network=clip.NETWORK, use=_TEXT)
+CLIP = _CLIP(is_in=lambda header: clip_files.width_alone(header.tensors) is not None)
+CLIP_L = _CLIP(is_in=lambda header: clip_files.width_alone(header.tensors) == 768)
+CLIP_G = _CLIP(is_in=lambda header: clip_files.width_alone(header.tensors) == 1280)

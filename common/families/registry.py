@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, file_kind, fits
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.file_kind import FileKind
 from qwenimg.common.families.flux.family import FAMILY as FLUX
 from qwenimg.common.families.flux2.family import FAMILY as FLUX_2
-from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.families.known_model import KnownModel, ModelPath
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image.family import FAMILY as QWEN_IMAGE
 from qwenimg.common.families.qwen_image_21.family import FAMILY as QWEN_IMAGE_21
 from qwenimg.common.families.sd3.family import FAMILY as SD3
@@ -29,10 +29,9 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.parts import known_configs, mflux
-from qwenimg.common.precision import precision
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
-from qwenimg.common.weights import left_out, quantize
+from qwenimg.common.weights import left_out
 
 FAMILIES: tuple[Family, ...] = (QWEN_IMAGE, QWEN_IMAGE_21, STABLE_DIFFUSION, SD3, Z_IMAGE, FLUX, FLUX_2)
 """In the order in which messages name them. It decides nothing else: each family knows its own files exactly."""
@@ -41,37 +40,48 @@ NOTE = "qwenimg.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A model on disk, checked, and its family. `made_of`: the known model that it was converted from."""
+class OpenModel:
+    """A model on disk, checked, and its family. Its files are open until `close`."""
 
     family: Family
-    checkpoint: Checkpoint
-    made_of: KnownModel | None = None
+    checkpoint: Checkpoint  # with the refiner's
+    path: ModelPath
+    options: LoadOptions = field(default_factory=LoadOptions)
+    refiner: ModelPath | None = None
+    made_of: KnownModel | None = None  # the known model that it was converted from
+    on_paper: bool = False  # a known model by its published configurations, whose files are not here
 
-    def defaults(self, known: KnownModel | None = None) -> Defaults:
-        """Return the defaults of the `known` model, or of the one that this model was converted from, else of its
-        family."""
-        defaults, known = self.family.defaults(self.checkpoint), known or self.made_of
+    def defaults(self) -> Defaults:
+        """Return the defaults of the known model that it is, or was converted from, else of its family."""
+        defaults, known = self.family.defaults(self.checkpoint), self.path.known or self.made_of
         return defaults if known is None else replace(defaults, **known.usual)
 
+    @property
+    def reports(self) -> Reports:
+        """The messages on its files, and on the refiner's."""
+        refiner = self.checkpoint.refiner
+        return self.checkpoint.reports + (() if refiner is None else refiner.reports)
 
-def open_model(path: Path, choices: Choices | None = None) -> Opened:
+    def close(self) -> None:
+        self.checkpoint.close()
+
+
+def open_model(path: Path, options: LoadOptions | None = None) -> OpenModel:
     """Open the model at `path`: check all about its files, and read no weight. Raises ModelError and UsageError."""
-    choices = choices or Choices()
-    if choices.quantize is not None:
-        quantize.parse(choices.quantize)  # before files are opened
+    options = options or LoadOptions()
     family = of_file(path) if is_file(path) else of_folder(path)
-    if (choice := next((one for one in choices.made() if one not in family.choices), None)) is not None:
-        able, option = titles(lambda other: choice in other.choices), choice.replace("_", "-")
-        raise UsageError(f"--{option} is for {able}; {clean(path, 80)} is another model")
-    made_of = None if "transformer" in choices.parts else _made_of(path, family)
-    checkpoint = family.open(path, choices)
+    if (foreign := next((name for name in options.of_files() if name not in family.load_options), None)) is not None:
+        able, flag = titles(lambda other: foreign in other.load_options), foreign.replace("_", "-")
+        raise UsageError(f"--{flag} is for {able}; {clean(path, 80)} is another model")
+    made_of = None if "transformer" in options.parts else _made_of(path, family)
+    checkpoint = family.open(path, options)
     with closed_on_error(checkpoint):
         fits.check(path, checkpoint.components, family.fits)
-    if choices.quantize is not None:
-        checkpoint = checkpoint.quantized(choices.quantize)
-    checkpoint = replace(checkpoint, reports=checkpoint.reports + _left_out([path, *choices.parts.values()]))
-    return Opened(family=family, checkpoint=checkpoint, made_of=made_of)
+    if options.quantize is not None:
+        checkpoint = checkpoint.quantized(options.quantize)
+    checkpoint = replace(checkpoint, reports=checkpoint.reports + _left_out([path, *options.parts.values()]))
+    place = ModelPath(folder=path, name=clean(path.name or "model", 100))
+    return OpenModel(family=family, checkpoint=checkpoint, path=place, options=options, made_of=made_of)
 
 
 def _left_out(paths: Iterable[Path]) -> Reports:
@@ -81,13 +91,18 @@ def _left_out(paths: Iterable[Path]) -> Reports:
 
 
 @cache
-def published(known: KnownModel) -> Opened | None:
+def published(known: KnownModel) -> OpenModel | None:
     """Return a known model as it is published, without its files; None if its configurations are not known."""
     if known is catalog.BUILT_IN or (folder := catalog.configurations(known)) is None:
         return None
     family = next(family for family in FAMILIES if family.name == known.family)
     checkpoint = known_configs.checkpoint(known.name, folder, family.parts, known.dtype, known.denoiser_dtype)
-    return Opened(family=family, checkpoint=family.published(checkpoint, folder))
+    return OpenModel(
+        family=family,
+        checkpoint=family.published(checkpoint, folder),
+        path=ModelPath(folder=checkpoint.source, name=known.name, known=known),
+        on_paper=True,
+    )
 
 
 def _made_of(path: Path, family: Family) -> KnownModel | None:
@@ -98,7 +113,7 @@ def _made_of(path: Path, family: Family) -> KnownModel | None:
     return known if known is not None and known.family == family.name else None
 
 
-def model_of(transformer: Path, choices: Choices) -> str | None:
+def model_of(transformer: Path, options: LoadOptions) -> str | None:
     """Return the name of the known model that the transformer in a folder or file is of, so that files of all parts are
     a model; None if its family's parts need a model's folder. Raises ModelError."""
     if is_folder(transformer):
@@ -108,23 +123,22 @@ def model_of(transformer: Path, choices: Choices) -> str | None:
     else:
         part = identify_file(transformer) if is_file(transformer) else None
         families = part.families if part is not None and part.option in ("transformer", "model") else ()
-    return next((family.model_of(transformer, choices) for family in families if family.model_of), None)
+    return next((family.model_of(transformer, options) for family in families if family.model_of), None)
 
 
-def open_refiner(base: Opened, path: Path) -> Checkpoint:
+def open_refiner(base: OpenModel, path: Path) -> Checkpoint:
     """Open the refiner at `path` for `base`, whose tokenizer serves for a file without one. Raises ModelError and
     UsageError."""
-    check = base.family.check_refiner
-    if check is None:
-        raise UsageError(
-            f"--refiner is for {' and '.join(family.refines for family in FAMILIES if family.refines)} only"
-        )
-    check(base.checkpoint, None)
-    opened = open_model(path, Choices(tokenizer_of_base=list(base.checkpoint.tokenizers.values())[-1].path))
+    refiners = base.family.refiner
+    if refiners is None:
+        able = " and ".join(family.refiner.title for family in FAMILIES if family.refiner is not None)
+        raise UsageError(f"--refiner is for {able} only")
+    refiners.check(base.checkpoint, None)
+    opened = open_model(path, LoadOptions(refined_tokenizer=list(base.checkpoint.tokenizers.values())[-1].path))
     with closed_on_error(opened.checkpoint):
         if opened.family is not base.family:
             raise ModelError(f"{clean(path, 120)}: is no refiner for {base.family.title}")
-        check(base.checkpoint, opened.checkpoint)
+        refiners.check(base.checkpoint, opened.checkpoint)
         opened.checkpoint.read_tokenizers()
     return opened.checkpoint
 
@@ -196,9 +210,12 @@ def of_file(path: Path) -> Family:
     """Return the family that reads one file, by its header. Raises ModelError that says what another file is."""
     header = peek(path)
     for family in FAMILIES:
-        if family.reads_file and family.reads_file(header):
+        if family.opens(header):
             return family
-    supported, kind = titles(lambda family: family.reads_file is not None, "or"), identify(header)
+    supported, kind = (
+        titles(lambda family: any(file.option == "model" for file in family.files), "or"),
+        identify(header),
+    )
     if kind is not None:
         beside = ", beside the model that it belongs to (-m)"
         raise bad(path, f"is {kind.title} and no whole model: give it with {kind.flag}{beside}")
@@ -211,15 +228,3 @@ def of_file(path: Path) -> Family:
 def titles(chosen: Callable[[Family], bool], before_last: str = "and") -> str:
     """Return the names of the families that are `chosen`, for a message."""
     return file_kind.listed_titles([family for family in FAMILIES if chosen(family)], before_last)
-
-
-def check_precision(text: str) -> None:
-    """Raise UsageError for a policy that no family knows, before a model is opened."""
-    errors = []
-    for family in FAMILIES:
-        try:
-            precision.parse(text, on_gpu=False, kind=family.precision)
-            return
-        except UsageError as error:
-            errors.append(error)
-    raise errors[0]

@@ -14,10 +14,10 @@ from qwenimg.common.base.safe_files import is_file, is_folder
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry, repository
-from qwenimg.common.families.choices import Prediction
 from qwenimg.common.families.description import Description, in_memory, kinds, listed, summary, weights_summary
 from qwenimg.common.families.file_kind import FLAGS, is_lora
-from qwenimg.common.families.registry import Opened
+from qwenimg.common.families.load_options import Prediction
+from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import open_header
@@ -165,7 +165,7 @@ def _open(folder: Path, description: Description, *, parts: bool = False) -> Non
         description.lines.append(_resident(opened))
 
 
-def _resident(opened: Opened) -> str:
+def _resident(opened: OpenModel) -> str:
     """Return the size of the files, and of the weights that must be in memory at once: those of the largest part, in
     16 bit and, if that is less, with -q."""
     checkpoint = opened.checkpoint

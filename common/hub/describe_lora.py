@@ -112,7 +112,7 @@ def _use(lora: LoraFile, models: Layers, fits: Sequence[str], errors: Mapping[st
 
 def _option(lora: LoraFile, family: Family) -> str:
     """Return the option that takes the file, and why where only its name says it."""
-    if family.names_control is None or not family.names_control(lora.file.path):
+    if family.control is None or not family.control.names_lora(lora.file.path):
         return "--lora FILE:SCALE"
     return "--control FILE=PICTURE (by its name it is for control pictures; its tensors are those of any LoRA)"
 

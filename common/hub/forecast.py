@@ -14,7 +14,7 @@ from qwenimg.common.base.config import data_folder, read_json
 from qwenimg.common.base.errors import NotHere
 from qwenimg.common.families import catalog
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub import listing
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.memory.memory_plan import MemoryPlan
@@ -222,7 +222,7 @@ def editor(masked: bool, engine: Callable[[], OnPaper], options: Mapping[str, An
     names = catalog.INPAINTERS if masked else catalog.EDITORS
     here = [name for name in names if listing.is_here(name)]
     if len(here) > 1:
-        return next((name for name in here if _fits(Opening(model=name, **options), engine())), here[0])
+        return next((name for name in here if _fits(LoadOptions(model=name, **options), engine())), here[0])
     if here:
         return here[0]
     what = "draws within a mask" if masked else "edits pictures"
@@ -230,7 +230,7 @@ def editor(masked: bool, engine: Callable[[], OnPaper], options: Mapping[str, An
     raise NotHere(f"no model that {what} is here; get one: {pull_text(best)}", best, chosen=True)
 
 
-def _fits(opening: Opening, engine: OnPaper) -> bool:
+def _fits(opening: LoadOptions, engine: OnPaper) -> bool:
     """Return whether a picture fits on `engine` as a run would draw it."""
     with closing(plan_pipeline(opening, engine)[0]) as pipe:
         plan = plan_memory(pipe.model, pipe.check(PROMPT, **pipe.model.inputs.placeholder()), False)
@@ -247,7 +247,7 @@ def _best(names: Iterable[str], engine: OnPaper) -> str:
 def of_model(known: KnownModel, engine: OnPaper) -> list[FitForecast]:
     """Return how `known` runs on `engine` with its default steps, and with few steps if it is a Qwen-Image that has a
     distilled LoRA."""
-    pipe, _ = plan_pipeline(Opening(model=known.name), engine, published=True)
+    pipe, _ = plan_pipeline(LoadOptions(model=known.name), engine, published=True)
     with closing(pipe):
         has_few = known.family == "qwen-image" and FEW in pipe.model.few_steps
         return [_forecast(known, pipe, few) for few in ((False, True) if has_few else (False,))]
@@ -300,7 +300,7 @@ def policies(name: str, engine: OnPaper) -> list[tuple[str, ...]]:
     known = catalog.find(name)
     assert known is not None, name
     lines: list[tuple[str, ...]] = [("policy", "peak", "", "a step", "a picture")]
-    with closing(plan_pipeline(Opening(model=known.name), engine)[0]) as pipe:
+    with closing(plan_pipeline(LoadOptions(model=known.name), engine)[0]) as pipe:
         auto = pipe.precision.name
         for policy in pipe.precision.kind.bases:
             model = pipe.model.variant(Change(precision=policy))

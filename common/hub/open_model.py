@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError, NumericsError
+from qwenimg.common.base.safe_files import closed_on_error
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.opening import Opening
-from qwenimg.common.families.registry import Opened
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.hub.network_search import find_control, find_upscaler, read_upscaler
-from qwenimg.common.hub.origin import model_hash, origin, with_refiner
+from qwenimg.common.hub.origin import model_hash, origin
 from qwenimg.common.hub.part_files import completed, located
-from qwenimg.common.hub.resolve import Resolved, resolve
+from qwenimg.common.hub.resolve import resolve
 from qwenimg.common.measure import exactness
 from qwenimg.common.parts.control_net import Controller
 from qwenimg.common.pipeline.controls import Controls
@@ -31,7 +31,7 @@ from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.loras import Loras
-from qwenimg.common.runtime.checkpoint import Checkpoint, Reports
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.paper import OnPaper
 from qwenimg.common.runtime.runtime import Notices, Runtime
@@ -49,166 +49,130 @@ def ignore(kind: str, text: str) -> None:
 # Files
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFiles:
-    """The files of a model and of its refiner: checked, and open until they are closed."""
-
-    opening: Opening  # with paths in place of names
-    resolved: Resolved
-    opened: Opened
-    here: bool = True  # False: the files are not here, and `opened` is a known model's published configuration
-    refining: tuple[Resolved, Checkpoint] | None = None
-
-    @property
-    def reports(self) -> Reports:
-        """The messages on the files of both."""
-        refiner = () if self.refining is None else self.refining[1].reports
-        return self.opened.checkpoint.reports + refiner
-
-    def close(self) -> None:
-        self.opened.checkpoint.close()
-
-
-def open_files(opening: Opening, *, planned: bool = False, published: bool = False) -> ModelFiles:
-    """Open the files that `opening` names and check everything about them; no weight is read. Raises QwenimgError.
+def open_files(options: LoadOptions, *, planned: bool = False, published: bool = False) -> OpenModel:
+    """Open the files of the model and of the refiner that `options` name and check everything about them; no weight is
+    read. Raises QwenimgError.
 
     planned: read only headers and configurations, and take a known model that is not here as it is published.
     published: take a known model so although it is here."""
-    opening = completed(opening)
-    with ExitStack() as stack:
-        resolved, opened, here = _model(opening, planned=planned, published=published)
-        stack.callback(opened.checkpoint.close)
+    options = completed(options)
+    model = _open(options, planned=planned, published=published)
+    with closed_on_error(model):
         if not planned:
-            opened.checkpoint.read_tokenizers()
-        refining = None
-        if opening.refiner is not None:
-            second = resolve(opening.refiner, offline=opening.offline)
-            refining = second, registry.open_refiner(opened, second.folder)
-            opened = replace(opened, checkpoint=replace(opened.checkpoint, refiner=refining[1]))
-        stack.pop_all()
-        return ModelFiles(opening=opening, resolved=resolved, opened=opened, here=here, refining=refining)
+            model.checkpoint.read_tokenizers()
+        if options.refiner is None:
+            return model
+        path = resolve(options.refiner, offline=options.offline)
+        checkpoint = replace(model.checkpoint, refiner=registry.open_refiner(model, path.folder))
+        return replace(model, checkpoint=checkpoint, refiner=path)
 
 
-def _model(opening: Opening, *, planned: bool, published: bool) -> tuple[Resolved, Opened, bool]:
-    """Return the files of the model, and whether they are here."""
-    choices = opening.choices
-    if published and (model := _published(opening)) is not None:
-        return *model, False
+def _open(options: LoadOptions, *, planned: bool, published: bool) -> OpenModel:
+    """Open the model without its refiner."""
+    if published and (model := _published(options)) is not None:
+        return model
     try:
-        resolved = resolve(opening.model, offline=opening.offline, without=choices.elsewhere)
+        path = resolve(options.model, offline=options.offline, without=options.replaced)
     except ModelError:
-        model = _published(opening) if planned else None
-        if model is None:
+        if not planned or (model := _published(options)) is None:
             raise
-        return *model, False
-    return resolved, registry.open_model(resolved.folder, choices), True
+        return model
+    return replace(registry.open_model(path.folder, options), path=path)
 
 
-def _published(opening: Opening) -> tuple[Resolved, Opened] | None:
+def _published(options: LoadOptions) -> OpenModel | None:
     """Return a known model as it is published; None for another one, and if parts of it are given."""
-    name, choices = opening.model, opening.choices
-    known = None if name is None or os.path.lexists(name) or choices.made() else catalog.find(name)
-    opened = None if known is None else registry.published(known)
-    if known is None or opened is None:
-        return None
-    checkpoint = opened.checkpoint
-    if choices.quantize is not None:
-        checkpoint = checkpoint.quantized(choices.quantize)
-    return Resolved(folder=checkpoint.source, name=known.name, known=known), replace(opened, checkpoint=checkpoint)
+    name = options.model
+    known = None if name is None or os.path.lexists(name) or options.of_files() else catalog.find(name)
+    model = None if known is None else registry.published(known)
+    if model is None or options.quantize is None:
+        return model
+    return replace(model, checkpoint=model.checkpoint.quantized(options.quantize), options=options)
 
 
 # Pipelines
 
 
 def open_pipeline(
-    opening: Opening,
+    options: LoadOptions,
     engine: Callable[[], Engine],
     notify: Notify = ignore,
     real_model: Callable[[Engine], str] = lambda engine: builtin.real_model(),
 ) -> Pipeline:
-    """Open the model that `opening` names on `engine`, which is called once its files have passed all checks. Weights
+    """Open the model that `options` name on `engine`, which is called once its files have passed all checks. Weights
     are read when they are first needed. notify(kind, text) gets stages, warnings and notices. real_model: returns the
     commands for a real model, for the notice of the built-in one. Raises QwenimgError."""
-    folders, opening = located(opening)
-    wildcards, notify = Wildcards(opening.wildcards), Notices(notify)
-    with ExitStack() as stack:
-        files = open_files(opening)
-        stack.callback(files.close)
-        entries = _entries(files)
-        for report in files.reports:
+    folders, options = located(options)
+    notify = Notices(notify)
+    model = open_files(options)
+    with closed_on_error(model):
+        entries = origin(model)
+        for report in model.reports:
             notify(*report)
-        kind = files.opened.family.precision
-        policies.parse(opening.precision, on_gpu=False, kind=kind)  # before a framework is imported
-        ready = engine()
-        if opening.model is None and files.resolved.known is catalog.BUILT_IN:
-            notify("notice", builtin.notice(files.opened.checkpoint.parameters, real_model(ready)))
+        policies.parse(options.precision, on_gpu=False, kind=model.family.precision)  # before a framework is imported
+        ready, built_in = engine(), model.path.known is catalog.BUILT_IN
+        if options.model is None and built_in:
+            notify("notice", builtin.notice(model.checkpoint.parameters, real_model(ready)))
         error = exactness.float32_error(ready)
-        runtime = _runtime(files, opening, ready, notify, error)
-        if opening.cache_prompts:
+        runtime = _runtime(model, options, ready, notify, error)
+        if options.cache_prompts:
             runtime.keep_prompts()
-        checkpoint, entries = _reduced(runtime, files.opened.checkpoint, entries)
-        pipeline = _kind_of(ready)(
-            files.opened.family.model(runtime, checkpoint),
-            loras=Loras(cache(lambda: files.opened.family.lora_names(checkpoint))),
-            others=OTHERS,
-            name=files.resolved.name,
-            family=files.opened.family.name,
-            defaults=files.opened.defaults(files.resolved.known),
+        checkpoint, entries = _reduced(runtime, model.checkpoint, entries)
+        pipeline = _pipeline(
+            replace(model, checkpoint=checkpoint),
+            runtime,
+            folders,
+            options,
             tf32=error > MAX_FP32_ERROR,
-            fallback=opening.fallback,
+            fallback=options.fallback,
             options=entries,
             checkpoint=checkpoint,
             find_loras=folders.loras,
-            hashes=model_hash(files.opened),
-            controls=_controls(files.opened, checkpoint, folders),
-            wildcards=wildcards,
-            upscalers=_upscalers(folders),
-            **({"advise": builtin.advise} if files.resolved.known is catalog.BUILT_IN else {}),
+            hashes=model_hash(model),
+            **({"advise": builtin.advise} if built_in else {}),
         )
-        if opening.compile != "auto":
-            pipeline.compile(opening.compile)
-        stack.pop_all()  # from here on the pipeline closes them
+        if options.compile != "auto":
+            pipeline.compile(options.compile)
     return pipeline
 
 
-def plan_pipeline(opening: Opening, engine: OnPaper, *, published: bool = False) -> tuple[Pipeline, bool]:
+def plan_pipeline(options: LoadOptions, engine: OnPaper, *, published: bool = False) -> tuple[Pipeline, bool]:
     """Open the model on an engine that is only described, to plan images; return it, and whether its files are here.
     published: take a known model as it is published, although it may be here. Raises QwenimgError."""
-    with ExitStack() as stack:
-        files = open_files(opening, planned=True, published=published)
-        stack.callback(files.close)
-        kind = files.opened.family.precision
-        policies.parse(opening.precision, on_gpu=False, kind=kind)
-        runtime = _runtime(files, opening, engine, ignore)
-        checkpoint, folders = runtime.reduced(files.opened.checkpoint), read_folders(opening.models_dir)
-        pipeline = _kind_of(engine)(
-            files.opened.family.model(runtime, checkpoint),
-            loras=Loras(cache(lambda: files.opened.family.lora_names(checkpoint))),
-            others=OTHERS,
-            name=files.resolved.name,
-            family=files.opened.family.name,
-            defaults=files.opened.defaults(files.resolved.known),
-            controls=_controls(files.opened, checkpoint, folders, planned=True),
-            wildcards=Wildcards(opening.wildcards),
-            upscalers=_upscalers(folders),
-        )
-        stack.pop_all()
-        return pipeline, files.here
+    model = open_files(options, planned=True, published=published)
+    with closed_on_error(model):
+        policies.parse(options.precision, on_gpu=False, kind=model.family.precision)
+        runtime = _runtime(model, options, engine, ignore)
+        reduced = replace(model, checkpoint=runtime.reduced(model.checkpoint))
+        return _pipeline(reduced, runtime, read_folders(options.models_dir), options), not model.on_paper
 
 
-def _kind_of(engine: Engine | OnPaper) -> type[Pipeline]:
-    """Return the class of a pipeline on `engine`, which may be that of one rank of several."""
-    return Pipeline if engine.group is None else RankPipeline
+def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: LoadOptions, **more: Any) -> Pipeline:
+    """Return the pipeline of an open model, which closes its files from here on. load: the options that were given,
+    with paths in place of names; more: of a pipeline that draws."""
+    kind = Pipeline if runtime.engine.group is None else RankPipeline  # one rank of several
+    return kind(
+        model.family.model(runtime, model.checkpoint),
+        loras=Loras(cache(lambda: model.family.lora_names(model.checkpoint))),
+        others=OTHERS,
+        name=model.path.name,
+        family=model.family.name,
+        defaults=model.defaults(),
+        controls=_controls(model, folders, planned=isinstance(runtime.engine, OnPaper)),
+        wildcards=Wildcards(load.wildcards),
+        upscalers=_upscalers(folders),
+        **more,
+    )
 
 
-def _controls(opened: Opened, checkpoint: Checkpoint, folders: ModelFolders, *, planned: bool = False) -> Controls:
+def _controls(model: OpenModel, folders: ModelFolders, *, planned: bool) -> Controls:
     """Return the control networks of a model, found by their names on this machine. planned: take a known one that is
     not here as it is published."""
-    family = opened.family
+    family, checkpoint = model.family, model.checkpoint
     if family.control is None:
         able = registry.titles(lambda other: other.control is not None)
         return Controls(refusal=f"control networks are for {able}, and the model is {family.title}")
-    open_net, published = family.control, (family.published_control or (lambda name: None)) if planned else None
+    control, published = family.control, family.control.published if planned else None
 
     def find(name: str) -> Path:
         try:
@@ -220,7 +184,7 @@ def _controls(opened: Opened, checkpoint: Checkpoint, folders: ModelFolders, *, 
 
     def opened_net(path: Path) -> Controller:
         net = published(str(path)) if published is not None and not os.path.lexists(path) else None
-        return net or open_net(path, checkpoint)
+        return net or control.open(path, checkpoint)
 
     return Controls(opened_net, find)
 
@@ -230,28 +194,19 @@ def _upscalers(folders: ModelFolders) -> Upscalers:
     return Upscalers(lambda name: read_upscaler(find_upscaler(name, folders, "--hires-with")))
 
 
-def _entries(files: ModelFiles) -> dict[str, Any]:
-    """Return the entries of a recipe for the files."""
-    entries = origin(files.resolved, files.opened, files.opening.choices)
-    if files.refining is None:
-        return entries
-    resolved, checkpoint = files.refining
-    return with_refiner(entries, resolved, files.opened, checkpoint)
-
-
 def _runtime(
-    files: ModelFiles, opening: Opening, engine: Engine | OnPaper, notify: Notify, error: float = 0.0
+    model: OpenModel, options: LoadOptions, engine: Engine | OnPaper, notify: Notify, error: float = 0.0
 ) -> Runtime:
     """Return the engine with the policy that preset and precision choose for this model, and report the choice of
     `auto` and its reason. error: of a float32 product."""
-    opened, kind = files.opened, files.opened.family.precision
+    kind = model.family.precision
     free = engine.free_memory()
-    choice = presets.choose(opening.preset, opening.precision, kind, engine.facts, opened.checkpoint.largest, free)
+    choice = presets.choose(options.preset, options.precision, kind, engine.facts, model.checkpoint.largest, free)
     policy = policies.parse(choice.precision, on_gpu=engine.on_gpu, kind=kind)
     _check_fp32(error, policy.name, engine.device)
     if choice.reason:
         notify("stage", f"--preset {choice.preset}: {policy.name}, since {choice.reason}")
-    return Runtime(engine, policy, notify, choice, opening.limit, opening.quantize)  # type: ignore[arg-type]
+    return Runtime(engine, policy, notify, choice, options.limit, options.quantize)  # type: ignore[arg-type]
 
 
 def _check_fp32(error: float, precision: str, device: str) -> None:

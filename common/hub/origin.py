@@ -13,13 +13,12 @@ from qwenimg.common.base.errors import ModelError, NotHere
 from qwenimg.common.base.hf_cache import cached_name
 from qwenimg.common.base.safe_files import absolute
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.opening import Opening
-from qwenimg.common.families.registry import Opened
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.formats.file_hash import sha256
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub import resolve
-from qwenimg.common.hub.resolve import Resolved, from_path
+from qwenimg.common.hub.resolve import from_path
 from qwenimg.common.jobs.replay import Replay
 from qwenimg.common.request.parts import LEFT_OUT, PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint
@@ -28,29 +27,30 @@ from qwenimg.common.weights.plan import LoadPlan
 MAX_HASHED = 8 << 30  # bytes of the largest file that is hashed: some ten seconds, once
 
 
-def origin(resolved: Resolved, opened: Opened, choices: Choices) -> dict[str, Any]:
-    """Return the entries for a model and the choices with which it was opened."""
-    checkpoint = opened.checkpoint
-    declared = {"prediction": choices.prediction, "variant": choices.variant}
+def origin(model: OpenModel) -> dict[str, Any]:
+    """Return the entries for a model, its refiner, and the options with which they were opened."""
+    checkpoint, options, denoiser = model.checkpoint, model.options, model.family.denoiser
+    declared = {"prediction": options.prediction, "variant": options.variant, "quantize": options.quantize}
     entries: dict[str, Any] = {name: value for name, value in declared.items() if value is not None}
-    if choices.quantize is not None:
-        entries["quantize"] = choices.quantize
-    denoiser = opened.family.denoiser
-    prints = (
-        {"model": _print(checkpoint, denoiser)} if resolved.from_path and "transformer" not in choices.parts else {}
-    )
-    if choices.tokenizer is not None:
-        entries["tokenizer"] = label(choices.tokenizer)
-    for part, path in choices.parts.items():
+    prints: dict[str, str] = {}
+    if model.path.from_path and "transformer" not in options.parts:
+        prints["model"] = _print(checkpoint, denoiser)
+    if options.tokenizer is not None:
+        entries["tokenizer"] = label(options.tokenizer)
+    for part, path in options.parts.items():
         if path == LEFT_OUT:
             entries[part] = str(LEFT_OUT)
             continue
         entries[part] = cached_name(absolute(path)) or from_path(str(path), path).name
         prints[part] = _print_at(checkpoint, path)
+    if model.refiner is not None and checkpoint.refiner is not None:
+        entries["refiner"] = model.refiner.name
+        if model.refiner.from_path:
+            prints["refiner"] = _print(checkpoint.refiner, denoiser)
     return entries | {"fingerprints": prints} if prints else entries
 
 
-def model_hash(opened: Opened) -> Callable[[], dict[str, str]]:
+def model_hash(opened: OpenModel) -> Callable[[], dict[str, str]]:
     """Return a function for the entry with the SHA-256 of the denoiser's file, by which other programs know a model.
     The first call hashes the file. The entry is empty for several files, and for one that is too large."""
     files = {file.path: file for file in opened.checkpoint[opened.family.denoiser].plan.files}
@@ -61,14 +61,6 @@ def model_hash(opened: Opened) -> Callable[[], dict[str, str]]:
         return {} if only is None or only.size > MAX_HASHED else {"model_sha256": sha256(only)}
 
     return entry
-
-
-def with_refiner(entries: dict[str, Any], resolved: Resolved, opened: Opened, refiner: Checkpoint) -> dict[str, Any]:
-    """Return `entries`, the result of `origin`, with the refiner's."""
-    prints = entries.get("fingerprints", {})
-    if resolved.from_path:
-        prints = prints | {"refiner": _print(refiner, opened.family.denoiser)}
-    return {**entries, "refiner": resolved.name} | ({"fingerprints": prints} if prints else {})
 
 
 def _print_at(checkpoint: Checkpoint, path: Path) -> str:
@@ -83,8 +75,8 @@ def _print(checkpoint: Checkpoint, component: str) -> str:
 
 def label(folder: Path) -> str:
     """Return the name of `folder` for a recipe, never a path."""
-    whole = absolute(folder)
-    return clean((whole.parent if whole.name.startswith("tokenizer") else whole).name or "tokenizer", 100)
+    path = absolute(folder)
+    return clean((path.parent if path.name.startswith("tokenizer") else path).name or "tokenizer", 100)
 
 
 def _places(plan: LoadPlan) -> set[Path]:
@@ -95,37 +87,37 @@ def _places(plan: LoadPlan) -> set[Path]:
 # Opening a model to repeat an image
 
 
-def with_recorded_parts(opening: Opening, replay: Replay) -> Opening:
-    """Return `opening` with the parts that the recipe names by a hub id and that are in the cache."""
-    given = opening.parts
+def with_recorded_parts(options: LoadOptions, replay: Replay) -> LoadOptions:
+    """Return `options` with the parts that the recipe names by a hub id and that are in the cache."""
+    given = options.parts
     paths = {part: given.get(part) or resolve.named_part(replay.used[part]) for part in PARTS if part in replay.used}
-    return replace(opening, parts={**given, **{part: path for part, path in paths.items() if path is not None}})
+    return replace(options, parts={**given, **{part: path for part, path in paths.items() if path is not None}})
 
 
-def replayed(opening: Opening, replay: Replay, picture: Path, *, keep_policy: bool) -> Opening:
-    """Return `opening` completed from the recipe of the file `picture`: model, refiner, parts, prediction, bits, and if
+def replayed(options: LoadOptions, replay: Replay, picture: Path, *, keep_policy: bool) -> LoadOptions:
+    """Return `options` completed from the recipe of the file `picture`: model, refiner, parts, prediction, bits, and if
     `keep_policy` the precision. Raises ModelError for a model that is not in the cache."""
-    opening = with_recorded_parts(opening, replay)
-    model, refiner, used = opening.model, opening.refiner, replay.used
+    options = with_recorded_parts(options, replay)
+    model, refiner, used = options.model, options.refiner, replay.used
     if model is None and replay.model is not None:
-        model = _named(replay.model, "-m", picture, opening)
+        model = _named(replay.model, "-m", picture, options)
     if refiner is None and "refiner" in used:
-        refiner = _named(used["refiner"], "--refiner", picture, Opening(offline=opening.offline))
+        refiner = _named(used["refiner"], "--refiner", picture, LoadOptions(offline=options.offline))
     return replace(
-        opening,
+        options,
         model=model,
         refiner=refiner,
-        precision=replay.precision if keep_policy else opening.precision,
-        prediction=opening.prediction or cast(Any, used.get("prediction")),
-        variant=opening.variant or used.get("variant"),
-        quantize=opening.quantize or used.get("quantize"),
+        precision=replay.precision if keep_policy else options.precision,
+        prediction=options.prediction or cast(Any, used.get("prediction")),
+        variant=options.variant or used.get("variant"),
+        quantize=options.quantize or used.get("quantize"),
     )
 
 
-def _named(name: str, option: str, picture: Path, opening: Opening) -> str:
+def _named(name: str, option: str, picture: Path, options: LoadOptions) -> str:
     """Return the model to open for the recipe's `name`. Raises ModelError that asks for `option`."""
     try:
-        return resolve.named(name, offline=opening.offline, without=opening.choices.elsewhere)
+        return resolve.named(name, offline=options.offline, without=options.replaced)
     except ModelError as error:
         text = f"{error} (the model that {clean(picture, 60)} was made with; give it with {option})"
         raise (NotHere(text, error.name) if isinstance(error, NotHere) else ModelError(text)) from None

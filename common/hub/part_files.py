@@ -15,7 +15,7 @@ from qwenimg.common.base.safe_files import kind as kind_of_path
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, file_kind, registry
 from qwenimg.common.families.file_kind import FileKind
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
 from qwenimg.common.prompts.wildcards import OFF
@@ -36,7 +36,7 @@ def check_whole(path: Path, name: str = "", *, completed: bool = False) -> None:
     if kind is None or kind.option == "model":
         return
     if kind.parts_alone:
-        opens = completed and any(family.reads_file and family.reads_file(header) for family in kind.families)
+        opens = completed and any(family.opens(header) for family in kind.families)
     else:  # the message about its missing parts says more
         opens = kind.is_part and (completed or kind.option == "transformer")
     if not opens:
@@ -70,31 +70,31 @@ def find_part(given: str | Path) -> Path:
     return cached or path
 
 
-def with_parts_found(opening: Opening) -> Opening:
-    """Return `opening` with the folder or file of each part, found by `find_part`. Raises ModelError."""
-    return replace(opening, parts={part: find_part(opening.parts[part]) for part in PARTS if part in opening.parts})
+def with_parts_found(options: LoadOptions) -> LoadOptions:
+    """Return `options` with the folder or file of each part, found by `find_part`. Raises ModelError."""
+    return replace(options, parts={part: find_part(options.parts[part]) for part in PARTS if part in options.parts})
 
 
-def completed(opening: Opening) -> Opening:
-    """Return `opening` with the folder or file of each part; if it names no model, with the one that its transformer is
+def completed(options: LoadOptions) -> LoadOptions:
+    """Return `options` with the folder or file of each part; if it names no model, with the one that its transformer is
     of, or that is in the transformer's file as a whole. Raises ModelError for parts that need a model."""
-    opening = with_parts_found(opening)
-    transformer = opening.parts.get("transformer")
-    if opening.model is not None or not opening.parts:
-        return opening
+    options = with_parts_found(options)
+    transformer = options.parts.get("transformer")
+    if options.model is not None or not options.parts:
+        return options
     if transformer is not None and _is_whole(transformer):
-        others = {part: path for part, path in opening.parts.items() if part != "transformer"}
-        return replace(opening, model=str(transformer), parts=others)
-    if transformer is not None and (name := registry.model_of(transformer, opening.choices)) is not None:
-        return replace(opening, model=name)
-    for path in opening.parts.values():
+        others = {part: path for part, path in options.parts.items() if part != "transformer"}
+        return replace(options, model=str(transformer), parts=others)
+    if transformer is not None and (name := registry.model_of(transformer, options)) is not None:
+        return replace(options, model=name)
+    for path in options.parts.values():
         try:
             kind = registry.identify_file(path) if is_file(path) else None
         except ModelError:
             continue
         if kind is not None and kind.families and catalog.KNOWN[catalog.DEFAULT].family not in _names(kind):
             raise bad(path, f"is {kind.title}: say with -m which model it belongs to{_such(kind)}")
-    return opening
+    return options
 
 
 def _is_whole(path: Path) -> bool:
@@ -117,18 +117,18 @@ def _such(kind: FileKind) -> str:
 # Folders of other programs
 
 
-def located(opening: Opening) -> tuple[ModelFolders, Opening]:
-    """Return the folders of --models-dir, and `opening` with the paths of the files that are found there by name.
+def located(options: LoadOptions) -> tuple[ModelFolders, LoadOptions]:
+    """Return the folders of --models-dir, and `options` with the paths of the files that are found there by name.
     Raises UsageError, and ModelError with the right option for a part or a LoRA whose name is given as a model's."""
-    folders, name = read_folders(opening.models_dir), opening.model
+    folders, name = read_folders(options.models_dir), options.model
     if name and (path := folders.of_any_kind(name)) != name:
-        check_whole(Path(path), name, completed=bool(opening.parts))
-    model, refiner = (one and folders.locate(one, "model") for one in (name, opening.refiner))
-    parts = {part: Path(folders.locate(str(path), PARTS[part].again or part)) for part, path in opening.parts.items()}
-    wildcards = tuple(dict.fromkeys((*opening.wildcards, *folders.wildcards)))
-    if OFF in map(str, opening.wildcards):
-        wildcards = opening.wildcards
-    return folders, replace(opening, model=model, refiner=refiner, parts=parts, wildcards=wildcards)
+        check_whole(Path(path), name, completed=bool(options.parts))
+    model, refiner = (one and folders.locate(one, "model") for one in (name, options.refiner))
+    parts = {part: Path(folders.locate(str(path), PARTS[part].again or part)) for part, path in options.parts.items()}
+    wildcards = tuple(dict.fromkeys((*options.wildcards, *folders.wildcards)))
+    if OFF in map(str, options.wildcards):
+        wildcards = options.wildcards
+    return folders, replace(options, model=model, refiner=refiner, parts=parts, wildcards=wildcards)
 
 
 def check_no_collection(path: Path) -> None:

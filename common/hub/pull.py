@@ -294,9 +294,9 @@ def removal(name: str) -> tuple[Removal, list[str]]:
     titles = {one.name: one.purpose for one in rows if one.repo == repo and one.name not in asked}
     if piece is None:
         return of_repository(storage), [f"{other} goes with it: {purpose}" for other, purpose in titles.items()]
-    whole = next((one for one in catalog.KNOWN.values() if one.repo == repo), None)
-    if whole is not None and any(map(_is_whole, hf_cache.snapshots(storage))):
-        raise UsageError(f"{name}: its files belong to {whole.name}, which is here: qwenimg rm {whole.name}")
+    model = next((one for one in catalog.KNOWN.values() if one.repo == repo), None)
+    if model is not None and any(map(_is_whole, hf_cache.snapshots(storage))):
+        raise UsageError(f"{name}: its files belong to {model.name}, which is here: qwenimg rm {model.name}")
     return of_files(storage, piece.files), [piece.purpose]
 
 

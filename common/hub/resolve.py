@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
@@ -27,7 +26,7 @@ from qwenimg.common.base.hf_cache import (
 from qwenimg.common.base.safe_files import absolute, bad, kind
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog
-from qwenimg.common.families.known_model import KnownModel
+from qwenimg.common.families.known_model import KnownModel, ModelPath
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
 from qwenimg.common.parts.texts.piece import Piece
@@ -42,22 +41,6 @@ _HUB_ID = re.compile(REPO)
 _FILES = (".safetensors", ".gguf", *PICKLES)  # a model in one file, readable or not
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolved:
-    """A model on this machine, a folder or one file. `name` is a known name, a hub id or the last name of a path, never
-    a path, for messages and metadata. `revision` is the commit of a folder in the cache."""
-
-    folder: Path
-    name: str
-    known: KnownModel | None = None
-    revision: str | None = None
-
-    @property
-    def from_path(self) -> bool:
-        """True if the name alone does not identify the model."""
-        return self.known is None and self.revision is None
-
-
 def is_hub_id(text: str) -> bool:
     """Return whether `text` has the form owner/name."""
     return _HUB_ID.fullmatch(text) is not None
@@ -66,7 +49,7 @@ def is_hub_id(text: str) -> bool:
 # Models
 
 
-def resolve(model: str | None, *, offline: bool = False, without: frozenset[str] = frozenset()) -> Resolved:
+def resolve(model: str | None, *, offline: bool = False, without: frozenset[str] = frozenset()) -> ModelPath:
     """Find `model`: an existing path, else a known name, else a hub id in the Hugging Face cache.
 
     None is the default model, or the one to pull first if the cache has weights of that alone, or the built-in one if
@@ -90,9 +73,9 @@ def _default(without: frozenset[str]) -> str:
     Parts from elsewhere belong to the default model."""
     names = (catalog.DEFAULT, catalog.FIRST) if without <= {TOKENIZER} else ()
     copies = {name: snapshots(storage_folder(find_repo(name)[0])) for name in names}
-    whole = (name for name, folders in copies.items() if any(lacks(folder, without) is None for folder in folders))
+    complete = (name for name, folders in copies.items() if any(lacks(folder, without) is None for folder in folders))
     begun = (name for name, folders in copies.items() if any(map(has_weights, folders)))
-    return next(whole, next(begun, catalog.DEFAULT))
+    return next(complete, next(begun, catalog.DEFAULT))
 
 
 def _check_is_model(path: Path, without: frozenset[str]) -> None:
@@ -122,7 +105,7 @@ def named_part(name: str) -> Path | None:
     return None if os.path.lexists(name) else find_cached(name)
 
 
-def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str]) -> Resolved:
+def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str]) -> ModelPath:
     if catalog.find(given) is catalog.BUILT_IN:
         return _built_in()
     repo, known = find_repo(given)
@@ -131,12 +114,12 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
     piece = None if known is None else catalog.small_files(known.family)
     shipped = None if known is None else configurations(known)
     if without.issuperset({*_PARTS, TOKENIZER}) and shipped is not None:
-        return Resolved(folder=shipped, name=name, known=known)
+        return ModelPath(folder=shipped, name=name, known=known)
     for folder in folders:
         if lacks(folder, without) is None:
-            return Resolved(folder=folder, name=name, known=known, revision=folder.name)
+            return ModelPath(folder=folder, name=name, known=known, revision=folder.name)
     if without.issuperset(_PARTS) and shipped is not None and _has_tokenizer(piece):
-        return Resolved(folder=shipped, name=name, known=known)
+        return ModelPath(folder=shipped, name=name, known=known)
     if is_default and not without - {TOKENIZER} and builtin.present() and not any(map(has_weights, folders)):
         return _built_in()
     if without and known is not None and shipped is not None and _all_given_or_none_here(without, folders):
@@ -167,28 +150,28 @@ def advice(model: str | None, real: Callable[[], str] = builtin.real_model) -> b
     return builtin.Advice(named=model is not None, real=real) if is_built_in(model) else None
 
 
-def _built_in() -> Resolved:
+def _built_in() -> ModelPath:
     if not builtin.present():
         raise builtin.absent()
-    return Resolved(folder=builtin.folder(), name=builtin.NAME, known=catalog.BUILT_IN)
+    return ModelPath(folder=builtin.folder(), name=builtin.NAME, known=catalog.BUILT_IN)
 
 
-def from_path(given: str, path: Path) -> Resolved:
+def from_path(given: str, path: Path) -> ModelPath:
     """Return the model at `path`, which errors call `given`. Raises ModelError and UsageError."""
     here = kind(path)
     if here is None:
         raise ModelError(f"{clean(given, 120)}: is a link that leads nowhere")
     if here == "other":
         raise bad(path, "is a pipe, device or socket; a model is a folder or a file")
-    whole = absolute(path)  # links stay: they show which snapshot it is
+    full = absolute(path)  # links stay: they show which snapshot it is
     if here == "file":
-        return Resolved(folder=path, name=clean(whole.name, 100))
-    storage = whole.parent.parent.name
-    if whole.parent.name == "snapshots" and storage.count("--") == 2 and COMMIT.fullmatch(whole.name):
+        return ModelPath(folder=path, name=clean(full.name, 100))
+    storage = full.parent.parent.name
+    if full.parent.name == "snapshots" and storage.count("--") == 2 and COMMIT.fullmatch(full.name):
         repo = repo_of(storage)
         known = catalog.find(repo)
-        return Resolved(folder=path, name=known.name if known else repo, known=known, revision=whole.name)
-    return Resolved(folder=path, name=clean(whole.name or "model", 100))
+        return ModelPath(folder=path, name=known.name if known else repo, known=known, revision=full.name)
+    return ModelPath(folder=path, name=clean(full.name or "model", 100))
 
 
 def find_repo(given: str) -> tuple[str, KnownModel | None]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from qwenimg.common.base.errors import DoesNotFit, NumericsError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.registry import Opened
+from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.measure import exactness
 from qwenimg.common.measure.activations import ActivationObserver, BlockActivations
 from qwenimg.common.pictures.pixels import decibels
@@ -110,7 +110,7 @@ class _Drawn:
 class Measuring:
     """A model on an engine, ready to generate under one policy after the other."""
 
-    def __init__(self, opened: Opened, engine: Engine, name: str, defaults: Defaults):
+    def __init__(self, opened: OpenModel, engine: Engine, name: str, defaults: Defaults):
         self.opened, self.engine = opened, engine
         self.kind = opened.family.precision
         runtime = Runtime(engine, bases(self.kind)["fp32"], _quiet)

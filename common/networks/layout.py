@@ -118,6 +118,13 @@ class Layouts:
         naming = self.find(names)
         return naming if naming is not None and naming.layout.place is not None else None
 
+    def title_of(self, naming: Naming, names: Collection[str]) -> str:
+        """Return the title of the layout of a file with these `names`. mflux's names are a case of the network's
+        `rename`, as diffusers' are."""
+        own = (name.removeprefix(naming.prefix) for name in names)
+        signs = () if naming.layout.place is not None else self.network.mflux_signs
+        return "mflux's names" if any(name.startswith(signs) for name in own) else naming.layout.names
+
     def find_in(self, header: Header) -> Naming | None:
         """Return the layout of a file with this header; None in a file without the network, and in a GGUF file that
         names another architecture."""

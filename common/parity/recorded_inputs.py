@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.parity.passport.passport import Model, RecordedControl
 from qwenimg.common.pipeline.controls import Controls
 from qwenimg.common.request.lora_text import Lora
@@ -21,8 +21,8 @@ _FILES = (*PARTS, "lora")
 
 
 def completed(
-    recorded: Model, opening: Opening, loras: tuple[Lora, ...], find: Callable[[str], Path | None]
-) -> tuple[Opening, tuple[Lora, ...]]:
+    recorded: Model, opening: LoadOptions, loras: tuple[Lora, ...], find: Callable[[str], Path | None]
+) -> tuple[LoadOptions, tuple[Lora, ...]]:
     """Return `opening` and `loras` completed from the record: bits, prediction, and the files that `find` and the cache
     have. Raises UsageError for an option that was not recorded, is missing, or has another value. `check_files`
     compares contents later."""

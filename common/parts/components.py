@@ -67,9 +67,9 @@ def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
             )
 
 
-def component(network: Network, config: Any, plan: LoadPlan, *, whole: bool = False) -> Component:
-    """Return `network` with the weights of `plan`. `whole`: to be written again, so that tables stay quantized."""
-    stored = quantize.keep(plan, frozenset() if whole else network.tables)
+def component(network: Network, config: Any, plan: LoadPlan, *, for_rewrite: bool = False) -> Component:
+    """Return `network` with the weights of `plan`. for_rewrite: to write them again, so that tables stay quantized."""
+    stored = quantize.keep(plan, frozenset() if for_rewrite else network.tables)
     return Component(
         network=network.name,
         role=network.role,
@@ -158,15 +158,15 @@ def open_component(
     title: str,
     rename: keys.Rename | None = None,
     *,
-    whole: bool = False,
+    for_rewrite: bool = False,
     beside: Path | None = None,
 ) -> Component:
     """Open `network` with the weights in the folder or file `path`, and in a second file `beside` it. title: the name
     in messages. rename: from a name in the file, without the prefix of its part, to the manifest's; the default is the
-    network's. whole: plan all tensors as they are stored. Tensors that no forward uses may be missing. Raises
+    network's. for_rewrite: plan all tensors as they are stored. Tensors that no forward uses may be missing. Raises
     ModelError."""
     manifest, used = network.manifest(config), network.uses(config)
-    planned = plans.uses_for_export(manifest, used) if whole else used
+    planned = plans.uses_for_export(manifest, used) if for_rewrite else used
     plan = keys.plan(
         path,
         title,
@@ -180,4 +180,4 @@ def open_component(
         joins=network.joins(manifest),
         beside=beside,
     )
-    return component(network, config, plan, whole=whole)
+    return component(network, config, plan, for_rewrite=for_rewrite)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from qwenimg.common.networks.encoders import clip, t5
 from qwenimg.common.networks.layout import Layouts
-from qwenimg.common.networks.network import NETWORKS, import_network
+from qwenimg.common.networks.network import NETWORKS, Network, import_network
 from qwenimg.common.parts.layouts import LAYOUTS
 from qwenimg.common.parts.texts.text_lora_names import clip_names, language_model_names, t5_names
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -14,16 +14,19 @@ from qwenimg.common.weights.keys import Place
 from qwenimg.common.weights.loras.lora_names import DENOISER, ComponentNames, Names, component_names
 
 
-def names(checkpoint: Checkpoint) -> Names:
-    """Return the names of the layers of the denoiser and of the text encoders."""
-    parts = checkpoint.components.items()
-    denoisers = [denoiser_names(name, part) for name, part in parts if part.role == "transformer"]
-    return (*denoisers, *_texts(checkpoint))
+def names(checkpoint: Checkpoint, networks: Mapping[str, Network] | None = None) -> Names:
+    """Return the names of the layers of the denoiser and of the text encoders. networks: of the family, by the folders
+    of the parts, so that those of a T5 that is left out are known."""
+    parts, networks = checkpoint.components.items(), networks or {}
+    denoisers = [denoiser_names(name, part, networks.get(name)) for name, part in parts if part.role == "transformer"]
+    left_out = [name for name, network in networks.items() if network is t5.NETWORK and name not in checkpoint.texts]
+    absent = (t5_names(name, {}, unused=t5.manifest(t5.T5Config())) for name in left_out)
+    return (*denoisers, *_texts(checkpoint), *absent)
 
 
-def denoiser_names(name: str, part: Component) -> ComponentNames:
-    """Return the names of the layers of the denoiser `name`."""
-    network = import_network(NETWORKS, part.network).NETWORK
+def denoiser_names(name: str, part: Component, network: Network | None = None) -> ComponentNames:
+    """Return the names of the layers of the denoiser `name`. network: its row; the default is that of its name."""
+    network = network or import_network(NETWORKS, part.network).NETWORK
     weights = {key: shape for key, shape in part.plan.shapes.items() if key not in network.tables}
     layouts = next((one for one in LAYOUTS if one.network is network), None)
     paths = [key.removesuffix(".weight") for key in weights if key.endswith(".weight")]

@@ -24,25 +24,29 @@ _BESIDE = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_mod
 _OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "model_ema.")
 
 
-def open_part(layouts: Layouts, path: Path, like: Any, part: str, *, whole: bool = False) -> Component:
-    """Open a network in a folder, in names that its `rename` maps, or in a file of one of its `layouts`, alone or with
-    a whole model. `like`: the configuration for what no tensor of a file shows; part: its name in messages. Raises
-    ModelError."""
+def open_part(layouts: Layouts, path: Path, like: Any, part: str, *, for_rewrite: bool = False) -> Component:
+    """Open a network in a folder, or in a file alone or with other parts, in one of its `layouts`; shards only in names
+    that its `rename` maps. `like`: the configuration for what no tensor of a file shows; part: its name in messages.
+    Raises ModelError."""
     network = layouts.network
     if is_folder(path):
-        return open_component(network, path, read_config(network, path), part, whole=whole)
+        only, *others = find_files(path).files
+        if others or layouts.find_placed(peek(only).tensors) is None:
+            config = read_config(network, path)
+            return open_component(network, path, config, part, for_rewrite=for_rewrite)
+        path = only
     header = open_header(path)
     with closed_on_error(header.file):
         naming = find(header, layouts, part)
         if naming.layout.place is not None:
-            return open_named(header, layouts, naming, like, part, whole=whole)
+            return open_named(header, layouts, naming, like, part, for_rewrite=for_rewrite)
         config = layouts.config(layouts.shapes(header, naming, like), like)
     header.file.close()
 
     def rename(key: str) -> str | None:
         return None if key.startswith(layouts.ignored) else network.rename(key)
 
-    return open_component(network, path, config, part, rename, whole=whole)
+    return open_component(network, path, config, part, rename, for_rewrite=for_rewrite)
 
 
 def find(header: Header, layouts: Layouts, part: str) -> Naming:
@@ -58,7 +62,7 @@ def find(header: Header, layouts: Layouts, part: str) -> Naming:
 
 
 def open_named(
-    header: Header, layouts: Layouts, naming: Naming, like: Any, part: str, *, whole: bool = False
+    header: Header, layouts: Layouts, naming: Naming, like: Any, part: str, *, for_rewrite: bool = False
 ) -> Component:
     """Open a network in the open file, whose layout `naming.layout` has a `place`. `like`, `part`: as for `open_part`.
     The caller closes the file. Raises ModelError."""
@@ -71,12 +75,12 @@ def open_named(
         del manifest[name], places[name]
     used = network.used(config, manifest)
     stored = stored_manifest(header, naming.layout, places, manifest)
-    plan = plan_places(header, part, places, stored, plans.uses_for_export(manifest, used) if whole else used)
+    plan = plan_places(header, part, places, stored, plans.uses_for_export(manifest, used) if for_rewrite else used)
     ignored = tuple(naming.prefix + start for start in layouts.ignored)
     own = (key for key in header.tensors if key.startswith(naming.prefix) and plain(network.role, key) is not None)
     unknown = [key for key in own if key not in plan.known and not key.startswith(ignored)]
     check_known(path, unknown, layouts.title)
-    return component(network, config, plan, whole=whole)
+    return component(network, config, plan, for_rewrite=for_rewrite)
 
 
 def stored_shape(layouts: Layouts, path: Path, name: str) -> tuple[int, ...] | None:

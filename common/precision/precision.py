@@ -243,6 +243,14 @@ def parse(text: str, *, on_gpu: bool, kind: DenoiserKind) -> Precision:
     return replace(precision, name=",".join([base, *overrides]))
 
 
+def check(text: str) -> None:
+    """Check the syntax of a policy, before it is known which model is opened. Raises UsageError."""
+    pairs = (override.strip().partition("=") for override in text.lower().split(",")[1:])
+    names = [key for key, _, value in pairs if dtype_named(value) and key.isidentifier() and key not in ("text", "vae")]
+    denoiser = names[0] if names else "transformer"
+    parse(text, on_gpu=False, kind=DenoiserKind(denoiser=denoiser, places={}, prefers=BASES, keys={}, rounds_time=True))
+
+
 def _check_dtype(text: str, kind: DenoiserKind, dtype: str | None) -> None:
     """Raise UsageError if the denoiser of `kind` does not compute in `dtype`, which the policy `text` asks for."""
     if dtype is not None and dtype in kind.refused:

@@ -1,4 +1,4 @@
-"""The description of an option, in the metadata of its field in `Request` or `Opening`.
+"""The description of an option, in the metadata of its field in `Request` or `LoadOptions`.
 
 The command line, the configuration file, the prompt file, a request in JSON, an image's recipe, the keywords of
 `qwenimg.load` and every check are made from it: a new option is one field, and its use. Nothing here imports numpy, for

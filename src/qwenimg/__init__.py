@@ -27,8 +27,7 @@ if TYPE_CHECKING:
         UnknownOption,
         UsageError,
     )
-    from qwenimg.common.families.choices import Prediction
-    from qwenimg.common.families.opening import Opening
+    from qwenimg.common.families.load_options import LoadOptions, Prediction
     from qwenimg.common.pipeline.pipeline import Pipeline
     from qwenimg.common.pipeline.result import Result, Step
 
@@ -122,15 +121,15 @@ def load(
     Raises QwenimgError; UnknownOption, a TypeError too, for other keywords. `with` closes it at the end."""
     given = dict(locals())  # written by tools/write_call_types.py up to here
     from qwenimg.common.base import arguments
-    from qwenimg.common.families.opening import OPENING, from_call
+    from qwenimg.common.families.load_options import LOAD_OPTIONS, from_call
     from qwenimg.common.request import load_options
 
     load_options.check_names(unknown, [name for name in given if name != "unknown"])
     arguments.check_functions(notify=notify)
-    return open_pipeline(from_call({name: given[name] for name in OPENING}), notify)
+    return open_pipeline(from_call({name: given[name] for name in LOAD_OPTIONS}), notify)
 
 
-def open_pipeline(opening: Opening, notify: Callable[[str, str], None] | None = None) -> Pipeline:
+def open_pipeline(opening: LoadOptions, notify: Callable[[str, str], None] | None = None) -> Pipeline:
     """Open the model that `opening` names, as `load` does, on its backend. Raises QwenimgError."""
     from qwenimg import backends
     from qwenimg.common.hub import forecast, open_model

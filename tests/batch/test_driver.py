@@ -20,7 +20,7 @@ from qwenimg.cli.batch.record import MAX_BYTES, MAX_LINE, BatchJournal
 from qwenimg.cli.batch.tasks import BatchTask
 from qwenimg.cli.workers.messages import PictureDrawn, Start, Unusable
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.job import Job
 from qwenimg.common.pictures.png import encode_png, has_batch_key, with_batch_key
 
@@ -40,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         monkeypatch.setattr(module, "PAUSE", 0.0)
         monkeypatch.setattr(asyncio, "to_thread", at_once)
         journal, ended = BatchJournal(tmp_path / "out", (0, 1)), list[Any]()
-        starts = [Start(models={"model": Opening()}, backend="cpu")] * workers
+        starts = [Start(models={"model": LoadOptions()}, backend="cpu")] * workers
 
         async def whole() -> BatchOutcome:
             driver = Driver(

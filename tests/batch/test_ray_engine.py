@@ -21,7 +21,7 @@ from qwenimg.cli.batch.tasks import BatchTask
 from qwenimg.cli.workers.messages import Draw, Finished, PictureDrawn, Ready, Start
 from qwenimg.cli.workers.process import Lost
 from qwenimg.common.base.errors import BackendMissing, UsageError
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.job import Job
 
 POISON = 3  # the seed that ends its actor
@@ -70,7 +70,7 @@ def test_a_request_that_ends_its_actors_is_given_up_and_the_others_are_drawn(ray
         BatchTask(key=f"{i:016x}".ljust(64, "0"), job=Job(options={"prompt": "x"}, seeds=(i,), where=f"r:{i}"))
         for i in range(8)
     ]
-    starts, ended = [Start(models={"model": Opening()}, backend="cuda", threads=3)] * 2, list[Any]()
+    starts, ended = [Start(models={"model": LoadOptions()}, backend="cuda", threads=3)] * 2, list[Any]()
     journal = BatchJournal(tmp_path / "out", (0, 1))
 
     async def whole() -> driving.BatchOutcome:
@@ -92,7 +92,7 @@ def test_a_request_that_ends_its_actors_is_given_up_and_the_others_are_drawn(ray
 
 def test_the_end_of_an_actor_is_a_message(ray: PretendRay) -> None:
     async def whole() -> None:
-        worker = ray_engine.RayWorker(Start(models={"model": Opening()}, backend="cpu"))
+        worker = ray_engine.RayWorker(Start(models={"model": LoadOptions()}, backend="cpu"))
         inbox = worker.start()
         assert await inbox.get() == Ready() and ray.actors[0]["num_gpus"] == 0
         worker._call(ray.draw(Draw(id="x", model="model", job=Job(options={}, seeds=(POISON,)))))
@@ -143,7 +143,7 @@ def test_ray_that_does_not_start_is_one_line(ray: PretendRay, monkeypatch: pytes
 def test_a_drawer_returns_the_messages_of_a_worker() -> None:
     from qwenimg.cli.workers.messages import ModelOpened
 
-    drawer = ray_engine.Drawer(Start(models={"model": Opening(model="shapes")}, backend="cpu"))
+    drawer = ray_engine.Drawer(Start(models={"model": LoadOptions(model="shapes")}, backend="cpu"))
     opened, ready = drawer.begin()
     assert isinstance(opened, ModelOpened) and isinstance(ready, Ready)
     fields = {"prompt": "a red circle", "steps": 2, "width": 64, "height": 64}
@@ -152,5 +152,5 @@ def test_a_drawer_returns_the_messages_of_a_worker() -> None:
     assert finished.error == ""  # type: ignore[union-attr]
     [failed] = drawer.draw(Draw(id="2", model="model", job=Job(options=fields | {"steps": 0}, seeds=(7,))))
     assert "steps" in failed.error  # type: ignore[union-attr]
-    [unusable] = ray_engine.Drawer(Start(models={"model": Opening(model="missing.safetensors")})).begin()
+    [unusable] = ray_engine.Drawer(Start(models={"model": LoadOptions(model="missing.safetensors")})).begin()
     assert unusable.exit_code == 5  # type: ignore[union-attr]

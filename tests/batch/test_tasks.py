@@ -8,7 +8,7 @@ import pytest
 
 from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shard_of, tasks_of
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.image_options import parse
 from qwenimg.common.prompts.wildcards import Wildcards
 from qwenimg.common.request.request import Defaults
@@ -125,8 +125,8 @@ def test_a_launcher_that_sets_no_number(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_decides_the_pixels_of_a_model() -> None:
-    identity, defaults = model_identity(Opening(model="shapes"))
+    identity, defaults = model_identity(LoadOptions(model="shapes"))
     assert identity["model"] == "shapes-v1" and len(identity["files"]) == 3 and defaults.steps > 1
-    for other in (Opening(model="shapes", precision="bf16"), Opening(model="shapes", quantize="8")):
+    for other in (LoadOptions(model="shapes", precision="bf16"), LoadOptions(model="shapes", quantize="8")):
         assert model_identity(other)[0] != identity
     assert "/" not in "".join(map(str, identity.values()))

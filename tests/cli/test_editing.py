@@ -14,7 +14,7 @@ from support.cli_runner import Library, cli
 from qwenimg.backends.paper import on_paper
 from qwenimg.cli import config, editing
 from qwenimg.common.families import catalog
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub import forecast, listing
 from qwenimg.common.hub.forecast import NO_MODELS
 from qwenimg.common.hub.open_model import plan_pipeline
@@ -148,7 +148,7 @@ def test_the_editors_are_the_models_that_see_the_picture(tmp_path: Path, monkeyp
     for known in catalog.KNOWN.values():
         if known.name in (*NO_MODELS, "shapes-v1"):
             continue
-        with closing(plan_pipeline(Opening(model=known.name), engine)[0]) as pipe:
+        with closing(plan_pipeline(LoadOptions(model=known.name), engine)[0]) as pipe:
             assert (pipe.model.inputs.describe is not None) == (known.name == catalog.DESCRIBING)
             several |= {known.name} if pipe.model.inputs.most > 1 else set()
             if known.name in (catalog.DESCRIBING, "flux-fill"):

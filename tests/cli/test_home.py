@@ -19,7 +19,7 @@ from qwenimg.cli.options import FILE
 from qwenimg.cli.serve import offered
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.atomic_files import picture_path
-from qwenimg.common.families.opening import from_call
+from qwenimg.common.families.load_options import from_call
 from qwenimg.common.hub.model_folders import read_folders
 from qwenimg.common.jobs.naming import output_path
 from qwenimg.common.jobs.prompt_file import read_prompts

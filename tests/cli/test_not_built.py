@@ -20,7 +20,7 @@ from qwenimg.cli.help import COMMANDS
 from qwenimg.cli.options import ALIASES
 from qwenimg.cli.words import cli as words_cli
 from qwenimg.common.base.errors import INSTEAD, NOT_BUILT, UsageError
-from qwenimg.common.families.opening import OPENING
+from qwenimg.common.families.load_options import LOAD_OPTIONS
 from qwenimg.common.prompts.check import check_prompt
 from qwenimg.common.request import call_options, load_options
 from qwenimg.common.request.request import OPTIONS as CALL_OPTIONS
@@ -41,7 +41,7 @@ def test_options_for_what_is_not_built(library: Library, name: str, what: str) -
 
 def built() -> set[str]:
     """All names of commands, of their options and of keywords of a call from Python, and aliases, without dashes."""
-    names = {*COMMANDS, *ALIASES, *OPENING, *CALL_OPTIONS, *foreign_words.FEATURES, *editing.USAGE}
+    names = {*COMMANDS, *ALIASES, *LOAD_OPTIONS, *CALL_OPTIONS, *foreign_words.FEATURES, *editing.USAGE}
     for command in COMMANDS:
         found = words_cli.get_command(click.Context(words_cli), command)
         inner = found.commands if isinstance(found, click.Group) else {}

@@ -28,8 +28,8 @@ import qwenimg
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.conversion import convert as module
 from qwenimg.common.conversion import parts
-from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families import registry
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.shapes import builtin
 from qwenimg.common.weights import streaming
@@ -110,7 +110,7 @@ def test_what_is_written_is_what_mlx_and_mlx_lm_mean(model: Path, tmp_path: Path
             with safe_open(path, "np") as opened:
                 assert opened.metadata()["format"] == "mlx" and opened.metadata()["qwenimg_format"] == "1"
                 assert len(opened.metadata()["source"]) == len(opened.metadata()["sha256"]) == 64
-        codes = registry.open_model(model, Choices(quantize="4")).checkpoint[part].plan.entries
+        codes = registry.open_model(model, LoadOptions(quantize="4")).checkpoint[part].plan.entries
         coded = {name for name, entry in codes.items() if isinstance(entry.storage, Packed)}
         found = {key.removesuffix(".scales") for key in tensors if key.endswith(".scales")}
         assert {f"{layer.removeprefix('model.')}.weight" for layer in found} == coded and coded
@@ -247,7 +247,7 @@ def test_a_model_known_by_name_keeps_its_defaults(tmp_path: Path) -> None:
     assert cli("convert", "shapes", str(once), "-q", "8").code == 0
     assert cli("convert", str(once), str(twice)).code == 0
     assert cli("convert", "shapes", str(other), "--transformer", str(SHAPES / "transformer")).code == 0
-    expected = registry.open_model(SHAPES).defaults(catalog.BUILT_IN)
+    expected = registry.open_model(SHAPES).defaults()
     assert (expected.steps, expected.guidance, expected.width) == (20, 3.0, 256)
     for folder in (once, twice):
         assert registry.open_model(folder).defaults() == expected
@@ -262,7 +262,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from qwenimg.common.conversion import convert, parts
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 parts.SHARD = 100_000
 class Dies:
     left = int(sys.argv[3])
@@ -273,7 +273,7 @@ class Dies:
         self.left -= size
         if self.left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-convert.convert(Path(sys.argv[1]), Path(sys.argv[2]), Choices(quantize="4"), Dies())
+convert.convert(Path(sys.argv[1]), Path(sys.argv[2]), LoadOptions(quantize="4"), Dies())
 """
 
 
@@ -281,7 +281,7 @@ convert.convert(Path(sys.argv[1]), Path(sys.argv[2]), Choices(quantize="4"), Die
 def test_a_killed_run_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed twice, and a finished file damaged besides: the same bytes as in one run."""
     monkeypatch.setattr(parts, "SHARD", 100_000)
-    module.convert(model, tmp_path / "once", Choices(quantize="4"), Told())
+    module.convert(model, tmp_path / "once", LoadOptions(quantize="4"), Told())
     out, work = tmp_path / "out", tmp_path / "out.part"
     for size in (400_000, 900_000):
         given = [sys.executable, "-c", KILLED, str(model), str(out), str(size)]
@@ -294,7 +294,7 @@ def test_a_killed_run_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.M
     raw[-9] ^= 1
     finished[1].write_bytes(raw)
     told = Told()
-    module.convert(model, out, Choices(quantize="4"), told)
+    module.convert(model, out, LoadOptions(quantize="4"), told)
     print(f"{len(finished)} files were finished, {len(told.files)} kept")
     assert len(told.files) == len(finished) - 1
     assert tree(out) == tree(tmp_path / "once") and not work.exists()
@@ -392,7 +392,7 @@ def test_a_second_run_at_the_same_time(model: Path, tmp_path: Path) -> None:
             self.said = f"{ran.code} {ran.err}"
 
     tries = Tries()
-    module.convert(model, tmp_path / "o", Choices(), tries)
+    module.convert(model, tmp_path / "o", LoadOptions(), tries)
     assert tries.said.startswith("2 ") and "another run is converting to it" in tries.said
     assert (tmp_path / "o" / "model_index.json").is_file()
 

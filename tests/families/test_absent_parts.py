@@ -18,7 +18,7 @@ from support.tiny_ldm import clip_file, models_of, one_file, open_clip_file, une
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"width": 40, "height": 24, "steps": 1, "seed": 4, "guidance": 3.0, "sampler": "euler"}
@@ -102,9 +102,9 @@ def test_a_unet_alone_with_all_the_rest(both, tmp_path: Path) -> None:
         given = {"vae": vae, "text_encoder": texts[0], "text_encoder_2": texts[1]}
         assert np.array_equal(qwenimg.load(unet, "cpu", "fp32", **given)("a red circle", **ASKED).pixels, expected)
     with pytest.raises(ModelError, match="lacks text_encoder_2: add --text-encoder FILE"):
-        registry.open_model(unet, Choices(parts={"vae": vae, "text_encoder": first}))
+        registry.open_model(unet, LoadOptions(parts={"vae": vae, "text_encoder": first}))
     with pytest.raises(ModelError, match="lacks text_encoder, text_encoder_2: add --text-encoder FILE --text-enc"):
-        registry.open_model(unet, Choices(parts={"vae": vae}))
+        registry.open_model(unet, LoadOptions(parts={"vae": vae}))
 
 
 @pytest.mark.sample(0)
@@ -112,7 +112,7 @@ def test_a_text_encoder_of_another_width_is_refused(both, tmp_path: Path) -> Non
     file = without(both["sd1"][1], "sd1", ("text_encoder",), tmp_path)
     other = written(tmp_path, open_clip_file(models_of("sd2")["text_encoder"]))
     with pytest.raises(ModelError, match=r"part\.safetensors: is a text encoder of width 128; .* takes width 64"):
-        registry.open_model(file, Choices(parts={"text_encoder": other}))
+        registry.open_model(file, LoadOptions(parts={"text_encoder": other}))
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "text_encoder_2"])
@@ -141,7 +141,7 @@ def test_the_wrong_one_of_two_text_encoders_is_not_enough(both, tmp_path: Path) 
     next((folder / "text_encoder_2").glob("*.safetensors")).unlink()
     first = written(tmp_path, clip_file(models_of("sdxl")["text_encoder"]))
     with pytest.raises(ModelError, match="text_encoder_2"):
-        registry.open_model(folder, Choices(parts={"text_encoder": first}))
+        registry.open_model(folder, LoadOptions(parts={"text_encoder": first}))
 
 
 @pytest.mark.sample(0)
@@ -155,7 +155,7 @@ def test_a_qwen_image_folder_without_a_part_at_all(tiny_folder: Path, tmp_path: 
     made = qwenimg.load(folder, "cpu", "fp32", vae=tiny_folder / "vae")("a red circle", **small)
     assert np.array_equal(made.pixels, expected)
     with pytest.raises(ModelError, match=r"diffusion_pytorch_model.*: lacks tensor|has shape"):
-        registry.open_model(folder, Choices(parts={"vae": next((tiny_folder / "vae").glob("*.safetensors"))}))
+        registry.open_model(folder, LoadOptions(parts={"vae": next((tiny_folder / "vae").glob("*.safetensors"))}))
 
 
 @pytest.mark.sample(0)

@@ -327,11 +327,11 @@ def test_the_recipe_in_the_file_makes_the_picture_again(
 @pytest.mark.sample(3)
 def test_options_of_another_family_are_refused_by_name(load: Opener, family: Family, folder: Path) -> None:
     options: dict[str, Any] = {"tokenizer": folder, "prediction": "v", "variant": "2511"} | dict.fromkeys(PARTS, folder)
-    assert options.keys() == {name for row in registry.FAMILIES for name in row.choices}
-    for name in options.keys() - family.choices:
+    assert options.keys() == {name for row in registry.FAMILIES for name in row.load_options}
+    for name in options.keys() - family.load_options:
         with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is for .*another model"):
             load("cpu", **{name: options[name]})
-    if family.check_refiner is None:
+    if family.refiner is None:
         with pytest.raises(UsageError, match="--refiner is for SDXL base models only"):
             load("cpu", refiner=folder)
     for other in registry.FAMILIES:

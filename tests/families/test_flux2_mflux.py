@@ -18,6 +18,7 @@ from support.sparse_files import sparse
 
 import qwenimg
 from qwenimg.common.families import catalog, registry
+from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.encoders import qwen3
 from qwenimg.common.networks.vaes import flux2_vae
@@ -88,3 +89,11 @@ def test_without_configurations_it_has_the_published_sizes(
     assert opened.defaults().steps == (50 if "base" in known else 4)
     assert opened.checkpoint["transformer"].config == klein.checkpoint["transformer"].config
     opened.checkpoint.close()
+
+
+def test_info_names_the_layout_of_one_file(tiny_flux2: dict[str, Path], tmp_path: Path) -> None:
+    """By its names, which are mflux's and not diffusers'."""
+    saved = save_as_mflux(tiny_flux2["flux2-klein"], tmp_path / "saved")
+    about = describe(saved / "transformer" / "0.safetensors")
+    print(*about.lines, sep="\n")
+    assert about.lines[0] == "layout: FLUX.2's transformer, mflux's names"

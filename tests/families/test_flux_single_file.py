@@ -26,7 +26,7 @@ import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"prompt": "a red circle", "width": 64, "height": 48, "steps": 2, "seed": 3}
@@ -75,7 +75,7 @@ def test_each_variant_in_one_file(tmp_path: Path, variant: str) -> None:
     made.file.rename(name)
     latents = made.draw(name, tokenizer=made.words)
     assert np.array_equal(latents, made.draw(made.folder))
-    opened = registry.open_model(name, Choices(tokenizer=made.words))
+    opened = registry.open_model(name, LoadOptions(tokenizer=made.words))
     opened.checkpoint.close()
     assert opened.checkpoint.variant == ("text" if variant == "schnell" else variant)
 
@@ -107,12 +107,12 @@ def test_parts_that_it_lacks_and_parts_in_its_place(made: Made, expected: Any, t
     given = {"vae": made.file, "transformer": made.folder / "transformer", T5: made.folder / T5}
     assert np.array_equal(made.draw(made.file, tokenizer=made.words, **given), expected["cpu"])
     assert np.array_equal(made.draw(made.folder, transformer=made.file, vae=made.file), expected["cpu"])
-    text = refused(registry.open_model, less, Choices(tokenizer=made.words))
+    text = refused(registry.open_model, less, LoadOptions(tokenizer=made.words))
     assert "lacks text_encoder, text_encoder_2: add --text-encoder FILE --text-encoder FILE" in text
 
 
 def test_it_is_converted_to_a_folder(made: Made, expected: Any, tmp_path: Path) -> None:
-    convert(made.file, tmp_path / "made", Choices(tokenizer=made.words), Mock())
+    convert(made.file, tmp_path / "made", LoadOptions(tokenizer=made.words), Mock())
     assert np.array_equal(made.draw(tmp_path / "made"), expected["cpu"])
     assert describe(tmp_path / "made").lines[1] == "pipeline: Flux.1 dev, text to image"
 
@@ -125,13 +125,13 @@ def test_vocabularies_are_found_or_asked_for(made: Made, tmp_path: Path) -> None
     write_spiece(tmp_path / "tokenizer_2", trained())
     registry.open_model(alone).checkpoint.close()
     with pytest.raises(UsageError, match="--tokenizer is for a model that has none"):
-        registry.open_model(made.folder, Choices(tokenizer=made.words))
+        registry.open_model(made.folder, LoadOptions(tokenizer=made.words))
 
 
 def test_info(made: Made, tmp_path: Path) -> None:
     about = describe(made.file)
     assert not about.faults and about.lines[0] == "layout: Flux.1, single file"
-    assert about.lines[1] == "type: dev: it is told its guidance"
+    assert about.lines[1] == "type: dev: it is guidance-distilled"
     assert [line.partition(":")[0] for line in about.lines[3:7]] == ["transformer", CLIP, T5, "vae"]
     save_file(one_file(made.folder, "vae"), tmp_path / "less.safetensors")
     lacks, use = describe(tmp_path / "less.safetensors").lines[-2:]
@@ -184,7 +184,7 @@ def test_broken_files_are_refused(made: Made, tmp_path: Path, change: Callable[[
     change(tensors)
     path = tmp_path / "it.safetensors"
     save_file(tensors, path)
-    assert message in refused(registry.open_model, path, Choices(tokenizer=made.words))
+    assert message in refused(registry.open_model, path, LoadOptions(tokenizer=made.words))
     assert "\n" not in "".join(describe(path).faults)
 
 
@@ -196,11 +196,11 @@ def test_cut_and_linked_files(made: Made, tmp_path: Path) -> None:
         assert_line(refused(registry.open_model, path), path.name)
     link = tmp_path / "link.safetensors"
     link.symlink_to(made.file)
-    registry.open_model(link, Choices(tokenizer=made.words)).checkpoint.close()
+    registry.open_model(link, LoadOptions(tokenizer=made.words)).checkpoint.close()
     link.unlink()
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ModelError):
-        registry.open_model(link, Choices(tokenizer=made.words))
+        registry.open_model(link, LoadOptions(tokenizer=made.words))
 
 
 def mutated(made: Made, path: Path, count: int, seed: int) -> Counter[str]:
@@ -210,7 +210,7 @@ def mutated(made: Made, path: Path, count: int, seed: int) -> Counter[str]:
     def outcome() -> str:
         path.write_bytes(damaged(whole, header, chance))
         try:
-            registry.open_model(path, Choices(tokenizer=made.words)).checkpoint.close()
+            registry.open_model(path, LoadOptions(tokenizer=made.words)).checkpoint.close()
         except ModelError as error:
             assert_line(str(error), path.name)
             return "refused"

@@ -29,8 +29,8 @@ import qwenimg
 from qwenimg import ModelError, Pipeline, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.choices import VARIANTS, Choices
 from qwenimg.common.families.flux import mflux, references, variants
+from qwenimg.common.families.load_options import VARIANTS, LoadOptions
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_conditioning
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -180,7 +180,7 @@ def test_schnell_is_what_its_scheduler_its_name_or_the_user_says(tmp_path: Path)
     for place, words in ((tmp_path / "undistilled", "Flux.1 dev"), (tmp_path / "schnell", "Flux.1 schnell")):
         assert words in describe(place).lines[1]
     write_tiny_flux(tmp_path / "dev", "dev", wide=True)
-    with pytest.raises(UsageError, match=r"--variant schnell: the transformer is told its guidance, so it is FLUX\.1"):
+    with pytest.raises(UsageError, match=r"--variant schnell: the transformer is guidance-distilled, so it is FLUX\.1"):
         opened(tmp_path / "dev", variant="schnell")
 
 
@@ -240,7 +240,7 @@ def test_known_models(name: str, steps: int, guidance: float, word: str) -> None
     assert catalog.refusal(known.repo or "") is None
     published = registry.published(known)
     assert published is not None
-    defaults = published.defaults(known)
+    defaults = published.defaults()
     assert (defaults.steps, defaults.guidance, defaults.negative_prompt) == (steps, guidance, "")
     assert defaults == replace(published.family.defaults(published.checkpoint), width=1024, height=1024)
 
@@ -290,9 +290,9 @@ def test_fewer_bits_and_converted(wide: dict[str, Path], tmp_path: Path, kind: s
     """Quantized while loading, and converted, is the same; so is a file that the user says the kind of."""
     plain, coded = drawn(kind, wide[kind]), drawn(kind, wide[kind], quantize="8")
     assert 0 < relative(coded, plain) < 0.1
-    convert(wide[kind], tmp_path / "8", Choices(quantize="8"), Mock())
+    convert(wide[kind], tmp_path / "8", LoadOptions(quantize="8"), Mock())
     assert np.array_equal(drawn(kind, tmp_path / "8"), coded)
-    choices = Choices(
+    choices = LoadOptions(
         variant="kontext" if kind == "kontext" else None, parts={"transformer": wide[kind] / "transformer"}
     )
     convert(wide["dev"], tmp_path / "said", choices, Mock())

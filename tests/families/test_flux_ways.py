@@ -26,7 +26,7 @@ import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.weights.storage import Packed
 
@@ -147,7 +147,7 @@ def test_info_of_files(files: dict[str, Path], part: str, words: str) -> None:
 
 def test_info_of_a_transformer_of_published_heads(tmp_path: Path) -> None:
     for guided, words in (
-        (True, "type: dev: it is told its guidance"),
+        (True, "type: dev: it is guidance-distilled"),
         (False, "type: schnell: without guidance; if it is a dev without, say --variant dev"),
     ):
         sizes = {"attention_head_dim": 128, "num_attention_heads": 1, "axes_dims_rope": [16, 56, 56]}
@@ -161,7 +161,7 @@ def test_info_of_a_transformer_of_published_heads(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
     def refused(error: type[Exception], words: str, **parts: Path) -> None:
         with pytest.raises(error, match=words) as caught:
-            registry.open_model(folder, Choices(parts=parts))
+            registry.open_model(folder, LoadOptions(parts=parts))
         assert "\n" not in str(caught.value)
 
     refused(UsageError, "are both the model's text_encoder_2", text_encoder=files[T5], text_encoder_2=folder / T5)
@@ -190,7 +190,7 @@ def test_a_folder_of_mflux_draws_the_same(folder: Path, tmp_path: Path, backend:
         entries = pipe.model.checkpoint[T5].plan.entries  # type: ignore[attr-defined]
         assert any(isinstance(entry.storage, Packed) for entry in entries.values())
         latents = pipe(**ASKED).latents
-    convert(coded, tmp_path / "made", Choices(), Mock())
+    convert(coded, tmp_path / "made", LoadOptions(), Mock())
     assert np.array_equal(drawn(tmp_path / "made", backend), latents)
     assert 0 < relative(latents, drawn(folder, backend)) < 0.1
 
@@ -236,13 +236,13 @@ def test_fewer_bits_at_load_and_converted(folder: Path, tmp_path: Path, backend:
     error = relative(at_load, drawn(folder, backend))
     print(f"{backend} -q {bits}: {error:.1e}")
     assert 0 < error < {"8": 0.1, "4": 1.0}[bits]
-    convert(folder, tmp_path / bits, Choices(quantize=bits), Mock())
+    convert(folder, tmp_path / bits, LoadOptions(quantize=bits), Mock())
     assert np.array_equal(drawn(tmp_path / bits, backend), at_load)
 
 
 @pytest.mark.sample(0)
 def test_a_folder_is_made_of_other_files(folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
-    convert(folder, tmp_path / "made", Choices(parts=files), Mock())
+    convert(folder, tmp_path / "made", LoadOptions(parts=files), Mock())
     for name in ("transformer", CLIP, T5, "vae"):
         kept, made = tensors(folder / name), tensors(tmp_path / "made" / name)
         ours = {key.removeprefix("text_model."): value for key, value in made.items()}

@@ -19,7 +19,7 @@ from support.lora_spellings import SPELLINGS, TEXTS, Modules, Tensors, denoiser,
 from support.refusals import refused
 
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe, layers_of_known
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.parts.texts.text_lora_names import clip_names
@@ -263,7 +263,7 @@ def test_layers_of_other_programs() -> None:
 
 
 def test_sd3_without_t5(tiny_sd3: dict[str, Path]) -> None:
-    opened = registry.open_model(tiny_sd3["medium"], Choices(parts={"text_encoder_3": Path("none")}))
+    opened = registry.open_model(tiny_sd3["medium"], LoadOptions(parts={"text_encoder_3": Path("none")}))
     opened.checkpoint.close()
     [target] = find(opened.family.lora_names(opened.checkpoint), "lora_te3_encoder_block_23_layer_0_SelfAttention_q")
     assert not target.used and target.shape == (4096, 4096)

@@ -27,7 +27,7 @@ from tiny_tokenizer import tiny_vocabulary
 import qwenimg
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 
 ASKED: dict[str, Any] = {"width": 48, "height": 32, "steps": 2, "seed": 3, "guidance": 2.0}
@@ -205,7 +205,7 @@ def test_parts_that_it_lacks_and_parts_in_its_place(
 def test_it_is_converted_to_a_folder(
     made: dict[str, Made], expected: dict[str, np.ndarray], family: str, tmp_path: Path
 ) -> None:
-    convert(made[family].file, tmp_path / "made", Choices(), Mock())
+    convert(made[family].file, tmp_path / "made", LoadOptions(), Mock())
     shutil.copytree(made[family].folder / "tokenizer", tmp_path / "made" / "tokenizer", dirs_exist_ok=True)
     assert np.array_equal(made[family].draw(tmp_path / "made"), expected[family])
 

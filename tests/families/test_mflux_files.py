@@ -23,8 +23,8 @@ from support.sparse_files import sparse
 import qwenimg
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
-from qwenimg.common.families.qwen_image.describe_file import NETWORKS
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.qwen_image.checkpoint import NETWORKS
 from qwenimg.common.hub.pull import pull
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.weights.storage import Packed
@@ -117,7 +117,7 @@ def save(model: Path, out: Path, bits: int | None) -> None:
 def test_every_width_is_read_and_stays(model: Path, tmp_path: Path, bits: int) -> None:
     save(model, tmp_path, bits)
     parts = {name: tmp_path / name for name in ("transformer", "text_encoder")}
-    opened = registry.open_model(model, Choices(parts=parts))  # type: ignore[arg-type]
+    opened = registry.open_model(model, LoadOptions(parts=parts))  # type: ignore[arg-type]
     for part in parts:
         entries = opened.checkpoint[part].plan.entries
         codes = {entry.storage.code for entry in entries.values() if isinstance(entry.storage, Packed)}

@@ -14,7 +14,7 @@ import pytest
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen_vl
 from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
@@ -94,4 +94,4 @@ def test_a_strange_tensor_is_refused(tmp_path: Path) -> None:
     for name in ("vision.x.weight", "language_model.head.weight"):
         mx.save_safetensors(str(folder / "model.safetensors"), weights | {name: mx.ones((2, 2))})
         with pytest.raises(ModelError, match=re.escape(f"unknown tensor '{name}'")):
-            registry.open_model(MODEL, Choices(parts={"text_encoder": folder}))
+            registry.open_model(MODEL, LoadOptions(parts={"text_encoder": folder}))

@@ -54,7 +54,7 @@ def test_info_describes_it(toy: Path, monkeypatch, capfd) -> None:
 
 def test_info_names_a_file_of_it(toy: Path) -> None:
     found = describe(toy / "denoiser" / "diffusion_pytorch_model.safetensors")
-    assert found.lines[0] == "layout: the Toy's denoiser (--transformer)" and not found.faults
+    assert found.lines[0] == "layout: the Toy's denoiser" and not found.faults
 
 
 def test_a_copy_from_the_hub_is_whole(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

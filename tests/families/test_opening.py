@@ -20,7 +20,7 @@ from qwenimg.cli import config
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.help import SECTIONS
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.opening import OPENING, Opening, from_call, opening_of
+from qwenimg.common.families.load_options import LOAD_OPTIONS, LoadOptions, from_call, load_options_of
 from qwenimg.common.request.option import Option
 from qwenimg.common.request.parts import PARTS
 
@@ -117,10 +117,10 @@ def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.sample(0)
 def test_a_new_option_is_one_field_and_a_new_part_one_row(tmp_path: Path) -> None:
-    """A field is added to `Opening` and a row to the parts in a copy of the source, and nothing else: the command line,
-    the environment, config.toml, `qwenimg.load`, plan, recipes, their help and a message know both."""
+    """A field is added to `LoadOptions` and a row to the parts in a copy of the source, and nothing else: the command
+    line, the environment, config.toml, `qwenimg.load`, plan, recipes, their help and a message know both."""
     package = copy_of_the_source(tmp_path)
-    insert(package / "common" / "families" / "opening.py", "    max_memory: str | int | None = option(", FIELD)
+    insert(package / "common" / "families" / "load_options.py", "    max_memory: str | int | None = option(", FIELD)
     insert(package / "common" / "request" / "parts.py", '    "vae": replace(', PART)
     python(tmp_path, "tools/write_call_types.py")
     ran = python(tmp_path, "-c", SCRIPT)
@@ -152,6 +152,7 @@ TWO_TEXTS = tuple(f"common/families/{name}/" for name in SEVERAL)
             {
                 "common/hub/open_model.py",
                 "common/runtime/text_store.py",
+                "cli/commands/mcp.py",
                 "cli/commands/plan.py",
                 "cli/commands/serve.py",
             },
@@ -166,7 +167,7 @@ def test_an_option_stands_where_it_is_known_and_where_it_is_used(name: str, uses
     found = {path.relative_to(ROOT).as_posix() for path in files if word.search(path.read_text(encoding="utf-8"))}
     outside = {path for path in found if not path.startswith(TWO_TEXTS)}
     print(name, len(outside), *sorted(outside))
-    known = {"common/request/parts.py"} if name in PARTS else {"common/families/opening.py"}
+    known = {"common/request/parts.py"} if name in PARTS else {"common/families/load_options.py"}
     assert outside == known | uses | {"src/qwenimg/__init__.py"}  # the last is written by tools/write_call_types.py
 
 
@@ -177,14 +178,14 @@ def test_the_keywords_of_load_are_those_of_an_opening() -> None:
     text = write_call_types.LOAD.read_text(encoding="utf-8")
     assert text == write_call_types.load_text(text), "run: python tools/write_call_types.py"
     parameters = inspect.signature(qwenimg.load).parameters
-    assert parameters.keys() == {*OPENING, "notify", "unknown"}
+    assert parameters.keys() == {*LOAD_OPTIONS, "notify", "unknown"}
     assert list(parameters)[:3] == ["model", "backend", "precision"]
-    for name, one in OPENING.items():
+    for name, one in LOAD_OPTIONS.items():
         assert parameters[name].default == one.default, name
         assert re.search(rf"^ +{name}: \S.{{5}}", qwenimg.load.__doc__ or "", re.MULTILINE), name
 
 
-@pytest.mark.parametrize("one", OPENING.values(), ids=lambda one: one.name)
+@pytest.mark.parametrize("one", LOAD_OPTIONS.values(), ids=lambda one: one.name)
 def test_an_option_is_whole(one: Option) -> None:
     [param] = [param for param in generate.params if param.name == one.name]
     assert {f"--{one.dashed}", *one.flags} == set(param.opts)
@@ -201,14 +202,14 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
         "wildcards": (tmp_path,), "refiner": "y", "tokenizer": Path("t"), "prediction": "v", "variant": "edit",
         **{name: Path(name) for name in PARTS},
     }  # fmt: skip
-    assert said.keys() == OPENING.keys()
-    found = opening_of(said)
-    assert {name: found.value(name) for name in OPENING} == said
+    assert said.keys() == LOAD_OPTIONS.keys()
+    found = load_options_of(said)
+    assert {name: found.value(name) for name in LOAD_OPTIONS} == said
     assert found.parts == {name: Path(name) for name in PARTS} and found.limit == 6 * 10**9
     in_python = {"quantize": 8, "models_dir": str(tmp_path), "wildcards": [tmp_path], "tokenizer": "t"}
     in_python |= {name: name for name in PARTS}
     assert from_call(said | in_python) == found
-    assert opening_of(dict.fromkeys(OPENING)) == Opening() == from_call({})
+    assert load_options_of(dict.fromkeys(LOAD_OPTIONS)) == LoadOptions() == from_call({})
 
 
 @pytest.mark.parametrize(
@@ -218,4 +219,4 @@ def test_each_option_reaches_the_opening(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_wrong_form_is_refused_on_construction(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{name.replace('_', '[-_]')}.* '?{value}"):
-        Opening(**{name: value})
+        LoadOptions(**{name: value})

@@ -23,7 +23,7 @@ import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
@@ -127,7 +127,7 @@ def test_eight_bits_draw_what_their_values_draw(
 
 def test_a_folder_in_a_parts_place_has_its_own_configuration(tiny_folder: Path, files: dict[str, Path]) -> None:
     given = {part: tiny_folder / part for part in PARTS}
-    opened = registry.open_model(files["model"], Choices(parts=given))
+    opened = registry.open_model(files["model"], LoadOptions(parts=given))
     assert all(opened.checkpoint[part].plan.files[0].path.parent == tiny_folder / part for part in PARTS)
     opened.checkpoint.close()
 
@@ -160,7 +160,7 @@ def test_a_file_that_is_not_that_part_is_refused(
     elif fault == "cut":
         path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ModelError) as caught:
-        registry.open_model(tiny_folder, Choices(parts={part: path}))
+        registry.open_model(tiny_folder, LoadOptions(parts={part: path}))
     said = str(caught.value)
     print(said)
     assert words.get(fault, "") in said and "given.safetensors" in said and said.isprintable() and len(said) < 300
@@ -168,11 +168,11 @@ def test_a_file_that_is_not_that_part_is_refused(
 
 def test_a_part_of_another_kind_of_model(folders: dict[str, Path], tiny_folder: Path, files: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match="holds no CLIP text encoder"):
-        registry.open_model(folders["sd15"], Choices(parts={"text_encoder": files["text_encoder"]}))
+        registry.open_model(folders["sd15"], LoadOptions(parts={"text_encoder": files["text_encoder"]}))
     with pytest.raises(ModelError, match=r"dit\.safetensors"):
-        registry.open_model(folders["sd15"], Choices(parts={"transformer": files["transformer"]}))
+        registry.open_model(folders["sd15"], LoadOptions(parts={"transformer": files["transformer"]}))
     with pytest.raises(ModelError):
-        registry.open_model(folders["sd15"], Choices(parts={"transformer": folders["sdxl"] / "unet"}))
+        registry.open_model(folders["sd15"], LoadOptions(parts={"transformer": folders["sdxl"] / "unet"}))
 
 
 @pytest.mark.parametrize(

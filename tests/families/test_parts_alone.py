@@ -24,7 +24,7 @@ import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.families import registry
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 
 NAMES = [name for name, known in KNOWN.items() if known.family in ("z-image", "flux", "flux2", "sd3")]
@@ -66,7 +66,7 @@ def test_published_files_are_their_model(cache: Path, words: Path, tmp_path: Pat
     configurations, nothing in the cache."""
     known = KNOWN[name]
     parts = split(write_published(tmp_path / "folder", name), tmp_path / "files", known.files[0])
-    assert registry.model_of(parts["transformer"], Choices()) == name
+    assert registry.model_of(parts["transformer"], LoadOptions()) == name
     told = describe(parts["transformer"])
     print("\n".join(told.lines))
     assert told.faults == describe(parts["vae"]).faults == [] and (
@@ -98,14 +98,14 @@ def test_the_user_says_what_no_file_says(tmp_path: Path) -> None:
     """Kontext by --variant; a folder by the model that it is in."""
     folder = write_published(tmp_path / "folder", "flux-kontext")
     [file] = (folder / "transformer").glob("*.safetensors")
-    assert registry.model_of(file, Choices()) == "flux-dev"
-    assert registry.model_of(file, Choices(variant="kontext", parts={"transformer": file})) == "flux-kontext"
-    assert registry.model_of(folder / "transformer", Choices()) == "flux-dev"
+    assert registry.model_of(file, LoadOptions()) == "flux-dev"
+    assert registry.model_of(file, LoadOptions(variant="kontext", parts={"transformer": file})) == "flux-kontext"
+    assert registry.model_of(folder / "transformer", LoadOptions()) == "flux-dev"
     for name in ("z-image", "flux2-klein-base-9b", "sd3.5-large-turbo"):
         made = write_published(tmp_path / name, name)
-        assert registry.model_of(made / "transformer", Choices()) == name
+        assert registry.model_of(made / "transformer", LoadOptions()) == name
     with pytest.raises(UsageError, match="variant 2511 is no"):
-        registry.model_of(file, Choices(variant="2511"))
+        registry.model_of(file, LoadOptions(variant="2511"))
 
 
 # What they draw

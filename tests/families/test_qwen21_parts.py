@@ -24,7 +24,7 @@ from support.tiny_qwen21 import VISION, small_pictures
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen3_vl_vision
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
@@ -112,7 +112,9 @@ def test_a_vae_in_wans_names(folder: Path, whole: dict[str, np.ndarray], tmp_pat
     assert "in Wan's names" in describe(tmp_path / "vae.safetensors").lines[0]
     save_file({name: value for name, value in given.items() if "upsamples.1.upsamples.0.residual.2" not in name},
               tmp_path / "less.safetensors")  # fmt: skip
-    assert "lacks tensor" in refused(registry.open_model, folder, Choices(parts={"vae": tmp_path / "less.safetensors"}))
+    assert "lacks tensor" in refused(
+        registry.open_model, folder, LoadOptions(parts={"vae": tmp_path / "less.safetensors"})
+    )
 
 
 # The text encoder
@@ -216,7 +218,7 @@ def test_wrong_towers(folder: Path, arrays: tuple[Arrays, Arrays], tmp_path: Pat
     assert "the vision tower of Qwen3-VL" in describe(tower).lines[0]
 
     def said(**given: Path) -> str:
-        return refused(registry.open_model, folder, Choices(parts=given))
+        return refused(registry.open_model, folder, LoadOptions(parts=given))
 
     assert "neither is a vision tower" in said(text_encoder=language, text_encoder_2=language)
     assert "both are vision towers" in said(text_encoder=tower, text_encoder_2=tower)

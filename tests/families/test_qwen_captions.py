@@ -30,7 +30,7 @@ from qwenimg.cli.workers import messages
 from qwenimg.cli.workers.drawing_process import DrawingProcess
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.jobs.job import InputFiles
 from qwenimg.common.networks.encoders import qwen_vl_caption
@@ -123,7 +123,7 @@ def test_streamed_and_converted_and_in_16_bits(tiny_layered: Path, tmp_path: Pat
     streamed = opened(tiny_layered, max_memory=limit_for(needs.activations + int(0.9 * weights)))
     [fewer] = [stage for stage in plan_of(streamed, "")[1].stages if stage.name == "caption"]
     assert fewer.weights < weights and streamed("", **ASKED).recipe["prompt"] == prompt
-    convert(tiny_layered, tmp_path / "same", Choices(), Silent())
+    convert(tiny_layered, tmp_path / "same", LoadOptions(), Silent())
     assert opened(tmp_path / "same")("", **ASKED).recipe["prompt"] == prompt
     assert opened(tiny_layered, precision="bf16")("", **ASKED).recipe["prompt"]
     assert opened(tiny_layered, quantize="8")("", **ASKED).recipe["prompt"]

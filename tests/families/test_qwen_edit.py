@@ -24,7 +24,7 @@ from qwenimg import Pipeline
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.choices import VARIANTS, Choices
+from qwenimg.common.families.load_options import VARIANTS, LoadOptions
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.networks.encoders.vision_tower import PREFIX
 from qwenimg.common.numbers import sizes
@@ -182,7 +182,7 @@ def test_known_models(name: str, steps: int, kind: variants.QwenVariant) -> None
     assert published is not None and published.checkpoint.variant == kind.name
     assert published.checkpoint["transformer"].config.zero_cond_t is kind.zero_cond_t
     assert published.checkpoint["text_encoder"].plan.parameters == 8_292_166_656 - 152064 * 3584
-    defaults = published.defaults(known)
+    defaults = published.defaults()
     assert (defaults.strength, defaults.mask_strength, defaults.edited) == (1.0, 0.6, 1024**2)
 
 
@@ -254,9 +254,9 @@ def test_lora(folder: Path, tmp_path: Path) -> None:
 def test_converted_is_the_same(folder: Path, tiny_edit: dict[str, Path], tmp_path: Path) -> None:
     """Also where the user said which model the file is: the folder then says it."""
     right = opened(folder)("make it red", **ASKED).latents
-    convert(folder, tmp_path / "same", Choices(), Silent())
+    convert(folder, tmp_path / "same", LoadOptions(), Silent())
     parts = {"transformer": folder / "transformer"}
-    convert(tiny_edit["qwen-2509"], tmp_path / "said", Choices(variant="2511", parts=parts), Silent())
+    convert(tiny_edit["qwen-2509"], tmp_path / "said", LoadOptions(variant="2511", parts=parts), Silent())
     for name in ("same", "said"):
         assert np.array_equal(opened(tmp_path / name)("make it red", **ASKED).latents, right)
         index = json.loads((tmp_path / name / "model_index.json").read_text())

@@ -19,7 +19,7 @@ from qwenimg.backends.mlx import load as mlx_load
 from qwenimg.backends.torch import load as torch_load
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.gguf_types import named
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.encoders import qwen_vl
@@ -146,7 +146,7 @@ def test_lossy_files_have_the_same_bits_on_both_backends(folder: Path, lossy: di
     from qwenimg.backends.torch.ops import quantized as on_torch
 
     mx = pytest.importorskip("mlx.core")
-    opened = registry.open_model(folder, Choices(parts=lossy))
+    opened = registry.open_model(folder, LoadOptions(parts=lossy))
     kept: dict[str, int] = {}
     for part in lossy:
         for name, entry in opened.checkpoint[part].plan.entries.items():
@@ -178,7 +178,7 @@ def test_lossy_files_draw_alike(folder: Path, lossy: dict[str, Path]) -> None:
 
 
 def test_quantize_codes_what_is_decoded(folder: Path, lossy: dict[str, Path]) -> None:
-    opened = registry.open_model(folder, Choices(parts=lossy, quantize="8"))
+    opened = registry.open_model(folder, LoadOptions(parts=lossy, quantize="8"))
     entries = opened.checkpoint["text_encoder"].plan.entries
     bits = {name: e.storage.code.bits if isinstance(e.storage, Packed) else 0 for name, e in entries.items()}
     assert bits["layers.0.mlp.down_proj.weight"] == 4, "Q4_K stays"
@@ -221,14 +221,14 @@ def test_another_architecture_is_refused_by_its_name(
     """A Llama's q and k lie in another order under the same names. Nothing said is taken for what the names say."""
     path = written(tmp_path / "a.gguf", weights[part], "F32", said)
     if said is None:
-        registry.open_model(folder, Choices(parts={part: path})).checkpoint.close()
+        registry.open_model(folder, LoadOptions(parts={part: path})).checkpoint.close()
         return
     expected = f"is a GGUF file of '{said}', not of a {part}: expected {ARCHITECTURES[part]}"
     with pytest.raises(ModelError, match=expected):
-        registry.open_model(folder, Choices(parts={part: path}))
+        registry.open_model(folder, LoadOptions(parts={part: path}))
     other = next(other for other in ARCHITECTURES if other != part)
     with pytest.raises(ModelError, match="is a GGUF file of"):
-        registry.open_model(folder, Choices(parts={other: path}))
+        registry.open_model(folder, LoadOptions(parts={other: path}))
 
 
 def test_a_transformer_alone_is_no_model(lossy: dict[str, Path]) -> None:

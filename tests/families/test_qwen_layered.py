@@ -27,7 +27,7 @@ from qwenimg.cli.workers import messages
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.networks.denoisers.qwen_dit import ADDITION
@@ -69,7 +69,7 @@ def test_known_model() -> None:
     vae = published.checkpoint["vae"].config
     stored = sum(int(np.prod(shape)) for shape in qwen_vae.manifest(vae).values())
     assert vae.input_channels == 4 and round(stored / 1e3) == 126_898
-    assert published.defaults(known).edited == 640**2
+    assert published.defaults().edited == 640**2
 
 
 # Which model a file is
@@ -195,9 +195,9 @@ def test_lora(tiny_layered: Path, tmp_path: Path) -> None:
 def test_converted_is_the_same(tiny_layered: Path, tiny_folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
     """Also from single files beside a folder of Qwen-Image: the new folder says what it is."""
     right = opened(tiny_layered)("make it red", **ASKED).latents
-    convert(tiny_layered, tmp_path / "same", Choices(), Silent())
+    convert(tiny_layered, tmp_path / "same", LoadOptions(), Silent())
     parts = {"transformer": files["transformer"], "vae": files["vae"], "text_encoder": tiny_layered / "text_encoder"}
-    convert(tiny_folder, tmp_path / "said", Choices(parts=parts), Silent())
+    convert(tiny_folder, tmp_path / "said", LoadOptions(parts=parts), Silent())
     for name in ("same", "said"):
         assert np.array_equal(opened(tmp_path / name)("make it red", **ASKED).latents, right)
         index = json.loads((tmp_path / name / "model_index.json").read_text())

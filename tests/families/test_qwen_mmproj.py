@@ -23,7 +23,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image import captions
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.encoders import qwen_vl_vision
@@ -145,7 +145,7 @@ def test_convert_writes_one_whole_text_encoder(
     tiny_edit: dict[str, Path], arrays: tuple[Arrays, Arrays], tmp_path: Path
 ) -> None:
     folder = tiny_edit["qwen-2511"]
-    convert(folder, tmp_path / "out", Choices(parts=saved(tmp_path, arrays)), Silent())
+    convert(folder, tmp_path / "out", LoadOptions(parts=saved(tmp_path, arrays)), Silent())
     assert not describe(tmp_path / "out").faults
     assert np.array_equal(drawn(tmp_path / "out"), drawn(folder))
 
@@ -177,7 +177,7 @@ def test_info_and_wrong_files(
 
     def refused(error: type[QwenimgError], match: str, place: Path = folder, **given: Path) -> None:
         with pytest.raises(error, match=match) as caught:
-            registry.open_model(place, Choices(parts=given))
+            registry.open_model(place, LoadOptions(parts=given))
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
     refused(ModelError, "without its vision tower.*--text-encoder mmproj.gguf", text_encoder=language)

@@ -49,7 +49,7 @@ def test_the_trained_sizes_belong_to_the_published_width(tiny_folder):
     ):
         transformer = replace(tiny["transformer"], config=config)
         changed = replace(tiny, components={**tiny.components, "transformer": transformer})
-        found = registry.Opened(family=registry.QWEN_IMAGE, checkpoint=changed).defaults()
+        found = registry.QWEN_IMAGE.defaults(changed)
         assert found.size(Fraction(16, 9)) == expected
     tiny.close()
 

@@ -23,7 +23,7 @@ import qwenimg
 from qwenimg import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts import known_configs
@@ -169,7 +169,7 @@ def test_what_does_not_fit(
 ) -> None:
     given = {part: made.part(name) for part, name in parts.items()}
     with pytest.raises(error, match=message):
-        registry.open_model(made.whole(*without), Choices(parts=given, tokenizer=made.words))
+        registry.open_model(made.whole(*without), LoadOptions(parts=given, tokenizer=made.words))
 
 
 def test_unknown_and_missing_tensors(made: Made, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_unknown_and_missing_tensors(made: Made, tmp_path: Path) -> None:
         path = tmp_path / f"{name}.safetensors"
         save_file(one_file(made.models) | change, path)
         with pytest.raises(ModelError, match=message):
-            registry.open_model(path, Choices(tokenizer=made.words))
+            registry.open_model(path, LoadOptions(tokenizer=made.words))
     tensors = one_file(made.models)
     for key in (
         "text_encoders.t5xxl.transformer.encoder.final_layer_norm.weight",
@@ -189,7 +189,7 @@ def test_unknown_and_missing_tensors(made: Made, tmp_path: Path) -> None:
         path = tmp_path / "less.safetensors"
         save_file({name: value for name, value in tensors.items() if name != key}, path)
         with pytest.raises(ModelError, match=f"lacks tensor '{key}'"):
-            registry.open_model(path, Choices(tokenizer=made.words))
+            registry.open_model(path, LoadOptions(tokenizer=made.words))
 
 
 def test_info(made: Made) -> None:
@@ -212,17 +212,17 @@ def test_info(made: Made) -> None:
 @pytest.mark.sample(1)
 def test_a_converted_model_draws_the_same(made: Made, drawn: Any, expected: Any, tmp_path: Path, form: str) -> None:
     """And what is in the folder is whole in diffusers' names."""
-    source, choices = made.folder, Choices()
+    source, choices = made.folder, LoadOptions()
     if form.startswith("file"):
-        source, choices = made.whole(), Choices(tokenizer=made.words)
+        source, choices = made.whole(), LoadOptions(tokenizer=made.words)
     if form == "file without table":
         tensors = one_file(made.models)
         tensors.pop("model.diffusion_model.pos_embed")
         source = made.save("no-table", tensors)
     elif form == "without T5":
-        choices = Choices(parts={T5: Path("none")})
+        choices = LoadOptions(parts={T5: Path("none")})
     elif form == "parts":
-        choices = Choices(parts={"transformer": made.save("authors", transformer_file(made.models["transformer"]))})
+        choices = LoadOptions(parts={"transformer": made.save("authors", transformer_file(made.models["transformer"]))})
     out = tmp_path / "out"
     convert(source, out, choices, Silent())
     assert not describe(out).faults
@@ -248,7 +248,7 @@ def test_quantized_while_converting_and_while_loading(
 ) -> None:
     path, words = (made.folder, None) if source == "folder" else (made.whole(), made.words)
     out = tmp_path / "out"
-    convert(path, out, Choices(quantize="8", tokenizer=words), Silent())
+    convert(path, out, LoadOptions(quantize="8", tokenizer=words), Silent())
     stored, loaded = drawn(out), drawn(path, quantize=8, tokenizer=words)
     assert np.array_equal(stored, loaded)
     exact = expected("cpu")

@@ -17,7 +17,7 @@ import qwenimg
 from qwenimg.cli.main import run
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.sd3.texts import T5
 from qwenimg.common.hub import requirements
 from qwenimg.common.networks.denoisers import sd3_dit
@@ -151,4 +151,4 @@ def test_broken_folders_are_refused(tiny_sd3: dict[str, Path], tmp_path: Path, c
     shutil.copytree(tiny_sd3["medium"], folder)
     change(folder)
     with pytest.raises(ModelError, match=message):
-        registry.open_model(folder, Choices()).checkpoint.read_tokenizers()
+        registry.open_model(folder, LoadOptions()).checkpoint.read_tokenizers()

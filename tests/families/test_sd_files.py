@@ -19,7 +19,7 @@ import qwenimg
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats import headers
 from qwenimg.common.hub.describe import describe
 
@@ -187,9 +187,9 @@ def is_coded(name: str) -> bool:
 
 def test_options_that_fit_no_other_model(tiny_folder: Path, both) -> None:
     with pytest.raises(UsageError, match="for Stable Diffusion"):
-        registry.open_model(tiny_folder, Choices(prediction="v"))
+        registry.open_model(tiny_folder, LoadOptions(prediction="v"))
     with pytest.raises(ModelError, match="expected 'AutoencoderKLQwenImage'"):
-        registry.open_model(tiny_folder, Choices(parts={"vae": both["sd1"][0] / "vae"}))
+        registry.open_model(tiny_folder, LoadOptions(parts={"vae": both["sd1"][0] / "vae"}))
     opened = registry.open_model(tiny_folder)
     with pytest.raises(UsageError, match="SDXL base"):
         registry.open_refiner(opened, both["sdxl"][0])
@@ -222,9 +222,9 @@ def test_a_tokenizer_that_is_given(both, tmp_path: Path, monkeypatch) -> None:
     assert given.recipe["tokenizer"] == "my words" and "tokenizer" not in beside.recipe
     assert str(tmp_path).encode() not in given.png()
     with pytest.raises(UsageError, match="--tokenizer is for a Stable Diffusion model in one file"):
-        registry.open_model(folder, Choices(tokenizer=folder / "tokenizer"))
+        registry.open_model(folder, LoadOptions(tokenizer=folder / "tokenizer"))
     with pytest.raises(ModelError, match="holds no tokenizer"):
-        registry.open_model(alone, Choices(tokenizer=folder / "vae"))
+        registry.open_model(alone, LoadOptions(tokenizer=folder / "vae"))
 
 
 def test_a_part_alone_says_what_is_missing(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> list[OpenFile]:
 
 def fails(handles: list[OpenFile], least: int, message: str, path: Path, vae: Path | None = None) -> None:
     with pytest.raises(ModelError, match=message):
-        registry.open_model(path, Choices(parts={} if vae is None else {"vae": vae}))
+        registry.open_model(path, LoadOptions(parts={} if vae is None else {"vae": vae}))
     print([file.path.name for file in handles])
     assert len(handles) >= least and all(file.stream.closed for file in handles)
 

@@ -18,7 +18,7 @@ from support.cli_runner import cli
 
 import qwenimg
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.choices import Choices, Prediction
+from qwenimg.common.families.load_options import LoadOptions, Prediction
 from qwenimg.common.families.registry import open_model
 from qwenimg.common.families.stable_diffusion import prediction
 from qwenimg.common.formats.headers import peek
@@ -141,11 +141,11 @@ def test_another_unet_states_its_own(pair: tuple[Path, Path], both, tmp_path: Pa
         (both["sd1"][0], "plain", ("epsilon", False)),
         (pair[0], "plain", ("v_prediction", False)),
     ):
-        opened = open_model(model, Choices(parts={"transformer": tmp_path / f"{name}.safetensors"}))
+        opened = open_model(model, LoadOptions(parts={"transformer": tmp_path / f"{name}.safetensors"}))
         opened.checkpoint.close()
         scheduler = opened.checkpoint.scheduler
         assert (scheduler.prediction_type, scheduler.rescale_betas_zero_snr) == expected
-    given = Choices(prediction="eps", parts={"transformer": tmp_path / "v.safetensors"})
+    given = LoadOptions(prediction="eps", parts={"transformer": tmp_path / "v.safetensors"})
     opened = open_model(both["sd1"][0], given)
     opened.checkpoint.close()
     assert opened.checkpoint.scheduler.prediction_type == "epsilon"
@@ -168,7 +168,7 @@ def test_a_word_in_a_folder_that_is_none(both, tmp_path: Path, text: Any) -> Non
     path.write_text(json.dumps(json.loads(path.read_text()) | {"prediction_type": text}))
     with pytest.raises(ModelError, match="say it with --prediction"):
         open_model(folder)
-    opened = open_model(folder, Choices(prediction="v"))
+    opened = open_model(folder, LoadOptions(prediction="v"))
     opened.checkpoint.close()
     assert opened.checkpoint.scheduler.prediction_type == "v_prediction"
 

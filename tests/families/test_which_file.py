@@ -13,6 +13,7 @@ from support.cli_runner import cli
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
+from qwenimg.common.families.part_file import ModelFile
 
 # the name of a tensor -> what is said of its file
 OTHERS = {
@@ -68,9 +69,10 @@ def test_each_family_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert registry.of_file(file) is diffusion
     asked = list[str]()
 
-    def reads(answer: bool, name: str):
-        return lambda header: bool(asked.append(name)) or answer
+    def model(answer: bool, name: str) -> ModelFile:
+        is_in = lambda header: bool(asked.append(name)) or answer  # noqa: E731
+        return ModelFile(title=name, parts=(), is_in=is_in, open=lambda path: {})
 
-    first, second = (replace(diffusion, name=name, reads_file=reads(name == "b", name)) for name in ("a", "b"))
+    first, second = (replace(diffusion, name=name, files=(model(name == "b", name),)) for name in ("a", "b"))
     monkeypatch.setattr(registry, "FAMILIES", (first, second, diffusion))
     assert registry.of_file(file) is second and asked == ["a", "b"]

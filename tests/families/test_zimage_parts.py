@@ -33,7 +33,7 @@ from support.tiny_zimage import (
 import qwenimg
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.networks.denoisers import zimage_dit
 from qwenimg.common.networks.denoisers.zimage_dit import ZImageConfig
 from qwenimg.common.networks.encoders import qwen3
@@ -101,6 +101,21 @@ def test_files_of_comfyui_draw_what_the_folder_draws(
     assert np.array_equal(made.latents, drawn[backend].latents) and np.array_equal(made.pixels, drawn[backend].pixels)
     assert made.pixels.std() > 10
     assert [made.recipe[part] for part in PARTS] == ["z.safetensors", "qwen_3.safetensors", "ae.safetensors"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.sample(1)
+def test_a_folder_with_its_authors_names_draws_what_the_folder_draws(
+    drawn: dict[str, Any], model: Path, files: dict[str, Path], tmp_path: Path, backend: str
+) -> None:
+    """Its own configuration beside one file in another layout, as the folder of a model and as a part."""
+    mixed = shutil.copytree(model, tmp_path / "mixed")
+    for path in [*mixed.glob("transformer/*.safetensors*")]:
+        path.unlink()
+    shutil.copy(files["transformer"], mixed / "transformer" / "diffusion_pytorch_model.safetensors")
+    for given in ({}, {"transformer": mixed / "transformer"}):
+        made = qwenimg.load(model if given else mixed, backend, "fp32", **given)("a red circle", **ASKED)
+        assert np.array_equal(made.latents, drawn[backend].latents)
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder"])
@@ -421,7 +436,7 @@ def test_a_part_of_another_model_is_refused(files: dict[str, Path], tmp_path: Pa
     path = tmp_path / "x.safetensors"
     save_file({"some.other.weight": torch.ones(2, 3)}, path)
     with pytest.raises(ModelError, match=r"x\.safetensors"):
-        registry.open_model(files["model"], Choices(parts=of(files) | {part: path}))
+        registry.open_model(files["model"], LoadOptions(parts=of(files) | {part: path}))
     path.write_bytes(files[part].read_bytes()[:-5])
     with pytest.raises(ModelError, match=r"x\.safetensors"):
-        registry.open_model(files["model"], Choices(parts=of(files) | {part: path}))
+        registry.open_model(files["model"], LoadOptions(parts=of(files) | {part: path}))

@@ -15,7 +15,8 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.known_model import ModelPath
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.fingerprint import HEAD, PIECE, fingerprint
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.origin import origin
@@ -83,9 +84,14 @@ def test_a_vae_is_named_without_its_path(given: str, cache: Path) -> None:
     Path("a/b").write_bytes(b"x" * 100)
     plan = SimpleNamespace(files=(open_regular(Path(given)),))
     checkpoint = SimpleNamespace(components={"vae": SimpleNamespace(plan=plan)})
-    opened: Any = SimpleNamespace(checkpoint=checkpoint, family=registry.STABLE_DIFFUSION)
-    known = resolve.Resolved(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN)
-    labels = origin(known, opened, Choices(parts={"vae": Path(given)}))
+    model: Any = SimpleNamespace(
+        checkpoint=checkpoint,
+        family=registry.STABLE_DIFFUSION,
+        path=ModelPath(folder=Path(), name="shapes-v1", known=catalog.BUILT_IN),
+        options=LoadOptions(parts={"vae": Path(given)}),
+        refiner=None,
+    )
+    labels = origin(model)
     assert labels["vae"] == "b" and set(labels["fingerprints"]) == {"vae"}
     told = recipe(**labels)
     assert check_recipe(told, Path("x")) == told

@@ -18,7 +18,7 @@ from support.refusals import refused
 
 import qwenimg
 from qwenimg import ModelError, Pipeline
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.parity.passport import passport_file
 from qwenimg.common.parity.passport.passport import MAX_GAIN
 
@@ -48,7 +48,7 @@ def check(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     opens = qwenimg.open_pipeline
     opened: dict[str, Pipeline] = {}
 
-    def shared(opening: Opening) -> Any:
+    def shared(opening: LoadOptions) -> Any:
         key = repr(opening)
         if key not in opened:
             opened[key] = opens(opening)

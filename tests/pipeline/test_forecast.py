@@ -21,7 +21,7 @@ from qwenimg.backends.paper import for_hints, on_paper
 from qwenimg.backends.torch.ops import cpu
 from qwenimg.common.base.config import data_folder
 from qwenimg.common.families.catalog import KNOWN
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub import forecast
 from qwenimg.common.hub.open_model import plan_pipeline
 from qwenimg.common.memory import share
@@ -228,7 +228,7 @@ def test_the_row_of_a_converted_model_is_that_of_its_folder(tmp_path: Path) -> N
     streamed = set()
     for limit in (8_000_000, 3_500_000, 1):
         ours, theirs = (
-            plan_pipeline(Opening(model=name, precision="bf16", max_memory=most), engine)[0]
+            plan_pipeline(LoadOptions(model=name, precision="bf16", max_memory=most), engine)[0]
             for name, most in (("shapes", None), (str(folder), limit))
         )
         model = ours.model.variant(Change(quantize="8", converted=True, max_memory=limit))

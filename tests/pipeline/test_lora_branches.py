@@ -17,7 +17,7 @@ import qwenimg
 from qwenimg import UsageError
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.precision.residency import ALWAYS
 from qwenimg.common.request import lora_text
 from qwenimg.common.request.lora_text import Lora
@@ -152,7 +152,7 @@ def test_kinds_that_are_no_product_are_fused(tmp_path: Path) -> None:
     low = {f"{layer.format(i)}.lora_{half}.weight": value for i in (1, 2) for half, value in halves.items()}
     save_file(low, tmp_path / "plain.safetensors")
     save_file(low | {f"{layer.format(1)}.dora_scale": np.ones((128, 1), np.float32)}, tmp_path / "dora.safetensors")
-    opened = registry.open_model(MODEL, Choices(quantize="8"))
+    opened = registry.open_model(MODEL, LoadOptions(quantize="8"))
     loras = Loras(lambda: opened.family.lora_names(opened.checkpoint))
     deltas = loras.deltas([Lora(str(tmp_path / name)) for name in ("plain.safetensors", "dora.safetensors")])
     checkpoints = (opened.checkpoint, opened.checkpoint.with_deltas(deltas))

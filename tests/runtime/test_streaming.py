@@ -25,7 +25,7 @@ import qwenimg
 from qwenimg import DoesNotFit, ModelError, Pipeline, UsageError, backends
 from qwenimg.common.base.safe_files import OpenFile
 from qwenimg.common.conversion import convert
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.precision.residency import ALWAYS, STREAMED
 from qwenimg.common.runtime.read_ahead import Order, ReadAhead
 from qwenimg.common.weights import streaming
@@ -345,7 +345,7 @@ def test_blocks_are_read_into_the_same_two_pieces(
     path = folder
     if quantize is not None:
         path = tmp_path / "coded"
-        convert.convert(folder, path, Choices(quantize=quantize), Mock())
+        convert.convert(folder, path, LoadOptions(quantize=quantize), Mock())
     pipe = qwenimg.load(path, backend=backend, precision="fp32")
     limited(pipe)
     first = drawn(pipe)

@@ -22,7 +22,7 @@ from qwenimg.cli.serve.journal import Journal
 from qwenimg.cli.serve.metrics import Metrics
 from qwenimg.cli.workers.messages import Stepped, Unusable
 from qwenimg.common.base.errors import DoesNotFit, UsageError
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 
 Body = Callable[[Dispatcher, FakeWorker], Awaitable[None]]
 
@@ -299,7 +299,7 @@ def test_a_job_of_a_model_that_is_not_served_any_more_fails(run) -> None:
         ]
 
     run(first)
-    run(second, models={"one": Opening()})
+    run(second, models={"one": LoadOptions()})
 
 
 def test_jobs_of_the_open_model_come_first_but_not_for_ever(run, monkeypatch: pytest.MonkeyPatch) -> None:

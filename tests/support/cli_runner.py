@@ -14,7 +14,7 @@ import pytest
 
 import qwenimg
 from qwenimg.cli.main import run
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.shapes import builtin
 from support.fake_pipeline import FakePipeline
 
@@ -68,9 +68,9 @@ class Library:
     fails: BaseException | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
     pipes: list[FakePipeline] = field(default_factory=list)
-    openings: list[Opening] = field(default_factory=list)
+    openings: list[LoadOptions] = field(default_factory=list)
 
-    def open_pipeline(self, opening: Opening, notify: Callable[[str, str], None]) -> FakePipeline:
+    def open_pipeline(self, opening: LoadOptions, notify: Callable[[str, str], None]) -> FakePipeline:
         notify("warning", "the built-in model draws shapes")
         if self.fails is not None:
             raise self.fails

@@ -34,13 +34,13 @@ from qwenimg.cli.workers.messages import (
     ToWorker,
 )
 from qwenimg.cli.workers.process import Lost
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.pictures.png import encode_png
 
 PNG = encode_png(np.full((2, 2, 3), 200, np.uint8), {"parameters": "a ring"}, None)  # a picture
 FILES = ("images", "mask", "mask_alpha", "controls")
-SETTINGS = Settings(models={"one": Opening(), "two": Opening()}, queue=2, deadline=600.0)
+SETTINGS = Settings(models={"one": LoadOptions(), "two": LoadOptions()}, queue=2, deadline=600.0)
 
 
 class FakeWorker(ServerWorker):

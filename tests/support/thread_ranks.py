@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qwenimg.backends.torch.engine import TorchEngine
 from qwenimg.backends.torch.group import TokenRanks
-from qwenimg.common.families.opening import Opening
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.hub.open_model import open_pipeline
 from qwenimg.common.pipeline.pipeline import Pipeline
 from qwenimg.common.runtime.group import ALONE, Sharing
@@ -107,4 +107,4 @@ def opened(model: object, group: ThreadGroup | None, **options: Any) -> Pipeline
     """A pipeline on torch's CPU backend, as one of the ranks of `group`."""
     engine = TorchEngine("cpu")
     engine._ranks = engine.group = group  # type: ignore[assignment]
-    return open_pipeline(Opening(model=str(model), backend="cpu", **options), lambda: engine)
+    return open_pipeline(LoadOptions(model=str(model), backend="cpu", **options), lambda: engine)

@@ -22,8 +22,9 @@ from safetensors.numpy import save_file
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.shape import Manifest
 from qwenimg.common.families import registry
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.family import Family
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.part_file import PartFile
 from qwenimg.common.networks import params
 from qwenimg.common.networks.network import Network
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -167,7 +168,7 @@ def letters(text: str) -> Latents:
     return np.array([[[text.lower().count(chr(97 + i)) for i in range(26)]]], np.float32)
 
 
-def open_toy(folder: Path, choices: Choices) -> Checkpoint:
+def open_toy(folder: Path, choices: LoadOptions) -> Checkpoint:
     config = read_config(NETWORK, folder / "denoiser")
     return Checkpoint(
         source=folder,
@@ -181,8 +182,7 @@ FAMILY = Family(
     name="toy",
     title="the Toy",
     pipelines=frozenset({"ToyPipeline"}),
-    networks=(NETWORK,),
-    denoiser="denoiser",
+    parts={"denoiser": NETWORK},
     components=(("denoiser",),),
     precision=DenoiserKind(
         denoiser="denoiser",
@@ -193,11 +193,17 @@ FAMILY = Family(
         keys={"final_norm": re.compile(r"(norm_out|proj_out)\."), "residual": re.compile(r"img_in\.")},
     ),
     open=open_toy,
-    model=ToyModel,
-    lora_names=lambda checkpoint: (),  # its network has no file in common/networks
+    models={"": ToyModel},
     defaults=lambda checkpoint: Defaults(width=32, height=24, steps=3, guidance=2.0, negative_prompt="dull"),
     described=lambda folder: "the Toy, text to image",
-    part=lambda header: "transformer" if "letters.weight" in header.tensors else None,
+    files=(
+        PartFile(
+            option="transformer",
+            title="the Toy's denoiser",
+            network=NETWORK,
+            is_in=lambda header: "letters.weight" in header.tensors,
+        ),
+    ),
 )
 
 # Files, and making it known

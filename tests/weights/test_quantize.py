@@ -345,9 +345,9 @@ def test_a_lora_is_fused_before_its_weights_are_coded(tmp_path: Path) -> None:
 def test_what_is_coded_and_what_is_not(backend: str) -> None:
     """Blocks by the policy, the first and the last two and modulation in 8 bits, all else as it was."""
     from qwenimg.common.families import registry
-    from qwenimg.common.families.choices import Choices
+    from qwenimg.common.families.load_options import LoadOptions
 
-    opened = registry.open_model(MODEL, Choices(quantize="4"))
+    opened = registry.open_model(MODEL, LoadOptions(quantize="4"))
     entries = opened.checkpoint["transformer"].plan.entries
     bits = {name: e.storage.code.bits if isinstance(e.storage, Packed) else 0 for name, e in entries.items()}
     layers = ("attn.to_q", "txt_mlp.net.2")

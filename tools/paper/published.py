@@ -13,7 +13,7 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.flux.model import LENGTHS
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.qwen_image.model import BATCHED_TOKENS
-from qwenimg.common.families.registry import FAMILIES, Opened
+from qwenimg.common.families.registry import FAMILIES, OpenModel
 from qwenimg.common.networks.denoisers import flux2_dit, flux_dit, qwen_dit, sd3_dit, zimage_dit
 from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.precision.precision import DenoiserKind
@@ -102,7 +102,7 @@ def published(name: str) -> Subject | None:
     return None if known is None or model is None else opened(known.name, known, model)
 
 
-def opened(name: str, known: KnownModel | None, model: Opened) -> Subject:
+def opened(name: str, known: KnownModel | None, model: OpenModel) -> Subject:
     """A model on this machine."""
     parts = model.checkpoint.components
     denoiser, vae = parts[model.family.denoiser], parts["vae"]
@@ -111,5 +111,5 @@ def opened(name: str, known: KnownModel | None, model: Opened) -> Subject:
         kind=model.family.precision,
         denoiser=(denoiser.network, denoiser.config),
         vae=(vae.network, vae.config),
-        defaults=model.defaults(known),
+        defaults=model.defaults(),
     )

@@ -13,11 +13,11 @@ from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.hf_cache import cached_name, display_name
 from qwenimg.common.base.safe_files import absolute, bad, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.texts import CLIP, T5
 from qwenimg.common.families.flux.variants import DEV, FILL, KONTEXT, SCHNELL, TEXT, FluxVariant
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import flux_dit
 from qwenimg.common.networks.denoisers.flux_dit import PATCH, FluxConfig
@@ -85,33 +85,33 @@ FITS = (
 )
 
 
-def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
-    """Open the model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
+def open_checkpoint(path: Path, options: LoadOptions) -> Checkpoint:
+    """Open the model in the folder or file `path`, with the parts that `options` has elsewhere. Raises ModelError and
     UsageError."""
-    return _open_file(path, choices) if is_file(path) else _open_folder(path, choices)
+    return _open_file(path, options) if is_file(path) else _open_folder(path, options)
 
 
-def model_of(transformer: Path, choices: Choices) -> str:
+def model_of(transformer: Path, options: LoadOptions) -> str:
     """Return the name of the published model that the transformer in a folder or file is of. Raises ModelError and
     UsageError."""
     inputs, outputs = (stored_shape(LAYOUTS, transformer, f"{name}.weight") for name in ("x_embedder", "proj_out"))
     sees_mask = inputs is not None and outputs is not None and inputs[-1] != outputs[0]
-    if (kind := _kind_of_part(transformer, choices, sees_mask=sees_mask)) in (KONTEXT, FILL):
+    if (kind := _kind_of_part(transformer, options, sees_mask=sees_mask)) in (KONTEXT, FILL):
         return f"flux-{kind.name}"
     guided = stored_shape(LAYOUTS, transformer, "time_text_embed.guidance_embedder.linear_1.weight") is not None
-    return "flux-schnell" if is_schnell(transformer, choices, None, guided=guided) else "flux-dev"
+    return "flux-schnell" if is_schnell(transformer, options, None, guided=guided) else "flux-dev"
 
 
-def is_schnell(path: Path, choices: Choices, levels: FlowMatchConfig | None, *, guided: bool) -> bool:
+def is_schnell(path: Path, options: LoadOptions, levels: FlowMatchConfig | None, *, guided: bool) -> bool:
     """Return whether the text-to-image model in the folder or file `path` was distilled to few steps: as the user says,
     or the name of a file, or `levels`, those of the model's own scheduler. A file without guidance that says nothing is
     taken for schnell. Raises UsageError."""
-    chosen = choices.variant_of(variants.ASKED, "FLUX.1")
+    chosen = options.variant_of(variants.ASKED, "FLUX.1")
     if guided and chosen == SCHNELL:
-        raise UsageError(f"--variant {chosen}: the transformer is told its guidance, so it is FLUX.1 dev")
+        raise UsageError(f"--variant {chosen}: the transformer is guidance-distilled, so it is FLUX.1 dev")
     if guided or chosen in (DEV, SCHNELL):
         return chosen == SCHNELL
-    elsewhere = choices.part("transformer")
+    elsewhere = options.part("transformer")
     place = absolute(elsewhere or path)
     if levels is not None and elsewhere is None:
         return not levels.use_dynamic_shifting
@@ -120,23 +120,23 @@ def is_schnell(path: Path, choices: Choices, levels: FlowMatchConfig | None, *, 
     return levels is None or not levels.use_dynamic_shifting
 
 
-def _open_file(path: Path, choices: Choices) -> Checkpoint:
-    parts, inside = _places(choices), single_file.parts_of(peek(path))
+def _open_file(path: Path, options: LoadOptions) -> Checkpoint:
+    parts, inside = _places(options), single_file.parts_of(peek(path))
     _check_there(path, {*inside, *parts})
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:
         for name in NETWORKS:
             if (place := parts.get(name)) is None:
-                components[name] = single_file.open_part(path, name, whole=choices.whole)
+                components[name] = single_file.open_part(path, name, for_rewrite=options.for_rewrite)
             else:
-                components[name] = _component(path, name, place, _published(name), whole=choices.whole)
+                components[name] = _component(path, name, place, _published(name), for_rewrite=options.for_rewrite)
             keep(components[name].plan)
         inner = {name: part for name, part in components.items() if name not in parts}
         single_file.check_known(path, inner, [name for name in inside if name in parts])
         dit = components["transformer"].config
-        kind = _kind(path, choices, dit)
-        tokenizers = _tokenizers(path, choices, components)
-        schnell = _is_distilled(path, choices, dit, kind, None)
+        kind = _kind(path, options, dit)
+        tokenizers = _tokenizers(path, options, components)
+        schnell = _is_distilled(path, options, dit, kind, None)
     return Checkpoint(
         source=path,
         components=components,
@@ -147,22 +147,22 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
     )
 
 
-def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and of the parts that `choices` has elsewhere, and check them
+def _open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
+    """Read every configuration and header of `folder` and of the parts that `options` has elsewhere, and check them
     against the manifests. Raises ModelError and UsageError."""
-    parts, whole = _places(choices), is_file(folder / "model_index.json")
-    configs = {name: _config(folder, name, whole=whole, elsewhere=name in parts) for name in NETWORKS}
+    parts, has_index = _places(options), is_file(folder / "model_index.json")
+    configs = {name: _config(folder, name, has_index=has_index, replaced=name in parts) for name in NETWORKS}
     _check_there(folder, [name for name in NETWORKS if name in parts or not is_bare(folder / name)])
     components: dict[str, Component] = {}
     with closed_on_failure() as keep:
         for name in NETWORKS:
-            components[name] = _component(folder, name, parts.get(name), configs[name], whole=choices.whole)
+            components[name] = _component(folder, name, parts.get(name), configs[name], for_rewrite=options.for_rewrite)
             keep(components[name].plan)
         dit = components["transformer"].config
-        kind = _kind(folder, choices, dit)
-        tokenizers = _tokenizers(folder, choices, components)
-        levels = read_levels(folder) if whole or is_file(folder / _SCHEDULER) else None
-        schnell = _is_distilled(folder, choices, dit, kind, levels)
+        kind = _kind(folder, options, dit)
+        tokenizers = _tokenizers(folder, options, components)
+        levels = read_levels(folder) if has_index or is_file(folder / _SCHEDULER) else None
+        schnell = _is_distilled(folder, options, dit, kind, levels)
     return Checkpoint(
         source=folder,
         components=components,
@@ -180,32 +180,32 @@ def _check_there(path: Path, there: Collection[str]) -> None:
         raise bad(path, f"lacks {', '.join(absent)}: add {options}, or give a file or folder of the whole model")
 
 
-def _tokenizers(path: Path, choices: Choices, components: Mapping[str, Component]) -> dict[str, TokenizerFiles]:
+def _tokenizers(path: Path, options: LoadOptions, components: Mapping[str, Component]) -> dict[str, TokenizerFiles]:
     """Return the tokenizers of the model in the folder or file `path`, which may have none. Raise ModelError and
     UsageError."""
     clip_config, t5_config = components[CLIP].config, components[T5].config
     inside = path / "tokenizer"
     if is_folder(inside):
-        if choices.tokenizer is not None:
+        if options.tokenizer is not None:
             raise UsageError(f"--tokenizer is for a model that has none; {clean(path, 80)} has its own")
         return {
             CLIP: open_tokenizer(inside, clip_tokenizer.load, clip_config),
             T5: open_tokenizer(path / "tokenizer_2", t5_tokenizer.load, t5_config),
         }
-    near = (choices.part("transformer") if is_folder(path) else None) or path  # beside its files
-    words = find_clip_tokenizer(near, clip_config.vocab_size, choices.tokenizer)
-    pieces = find_t5_tokenizer(near, t5_config.vocab_size, choices.tokenizer)
+    near = (options.part("transformer") if is_folder(path) else None) or path  # beside its files
+    words = find_clip_tokenizer(near, clip_config.vocab_size, options.tokenizer)
+    pieces = find_t5_tokenizer(near, t5_config.vocab_size, options.tokenizer)
     return {
         CLIP: open_tokenizer(words, partial(clip_tokenizer.load, pad=clip_tokenizer.EOS_PAD), clip_config),
         T5: open_tokenizer(pieces, t5_tokenizer.load, t5_config),
     }
 
 
-def _kind(folder: Path, choices: Choices, dit: FluxConfig) -> FluxVariant:
+def _kind(folder: Path, options: LoadOptions, dit: FluxConfig) -> FluxVariant:
     """Return the variant that the transformer's file or the user says, else that of `folder`. Raises UsageError and
     ModelError."""
-    elsewhere, sees_mask = choices.part("transformer"), dit.in_channels != dit.out_features
-    if (kind := _kind_of_part(elsewhere, choices, sees_mask=sees_mask)) is not None:
+    elsewhere, sees_mask = options.part("transformer"), dit.in_channels != dit.out_features
+    if (kind := _kind_of_part(elsewhere, options, sees_mask=sees_mask)) is not None:
         return kind
     index = folder / "model_index.json"
     if not is_file(index):
@@ -216,10 +216,10 @@ def _kind(folder: Path, choices: Choices, dit: FluxConfig) -> FluxVariant:
     return TEXT if kind is FILL else kind
 
 
-def _kind_of_part(elsewhere: Path | None, choices: Choices, *, sees_mask: bool) -> FluxVariant | None:
+def _kind_of_part(elsewhere: Path | None, options: LoadOptions, *, sees_mask: bool) -> FluxVariant | None:
     """Return the variant of a transformer: Fill if it takes a mask, else the user's choice, else the variant in the
     name of the file `elsewhere` if the transformer is not the folder's own, else None. Raise UsageError."""
-    chosen = choices.variant_of(variants.ASKED, "FLUX.1")
+    chosen = options.variant_of(variants.ASKED, "FLUX.1")
     if sees_mask:
         if chosen is not None:
             raise UsageError(f"--variant {chosen}: the transformer has the mask as an input, so it is FLUX.1 Fill")
@@ -230,9 +230,9 @@ def _kind_of_part(elsewhere: Path | None, choices: Choices, *, sees_mask: bool) 
 
 
 def _is_distilled(
-    path: Path, choices: Choices, dit: FluxConfig, kind: FluxVariant, levels: FlowMatchConfig | None
+    path: Path, options: LoadOptions, dit: FluxConfig, kind: FluxVariant, levels: FlowMatchConfig | None
 ) -> bool:
-    return kind is TEXT and is_schnell(path, choices, levels, guided=dit.guidance_embeds)
+    return kind is TEXT and is_schnell(path, options, levels, guided=dit.guidance_embeds)
 
 
 def read_levels(folder: Path) -> FlowMatchConfig:
@@ -247,11 +247,11 @@ def known_name(checkpoint: Checkpoint) -> str:
     return f"flux-{kind}"
 
 
-def _places(choices: Choices) -> dict[str, Path]:
+def _places(options: LoadOptions) -> dict[str, Path]:
     """Return the folders and files of parts that are elsewhere, by component. What a text encoder is, its file shows.
     Raises ModelError and UsageError."""
     places: dict[str, Path] = {}
-    for part, path in choices.parts.items():
+    for part, path in options.parts.items():
         name = (T5 if t5_files.is_t5(path) else CLIP) if part.startswith("text_encoder") else part
         if name in places:
             raise given_twice(name, places[name], path)
@@ -259,16 +259,16 @@ def _places(choices: Choices) -> dict[str, Path]:
     return places
 
 
-def _config(folder: Path, name: str, *, whole: bool, elsewhere: bool) -> Any:
-    """Return the configuration of a component in `folder`, or the published one if `folder` is not `whole` or the
-    weights are `elsewhere`. Raises ModelError."""
+def _config(folder: Path, name: str, *, has_index: bool, replaced: bool) -> Any:
+    """Return the configuration of a component in `folder`, or the published one if `folder` has no
+    model_index.json or the weights are `replaced`. Raises ModelError."""
 
     def published() -> Any:
-        if name == "transformer" and not elsewhere:
+        if name == "transformer" and not replaced:
             return FluxConfig(**mflux.sizes(folder))
         return _published(name)
 
-    return find_config(NETWORKS[name], [folder / name], published if elsewhere or not whole else None, REFUSED)
+    return find_config(NETWORKS[name], [folder / name], published if replaced or not has_index else None, REFUSED)
 
 
 def _published(name: str) -> Any:
@@ -276,16 +276,16 @@ def _published(name: str) -> Any:
     return known_configs.read(f"flux-{SCHNELL}", name, NETWORKS[name])
 
 
-def _component(folder: Path, name: str, place: Path | None, config: Any, *, whole: bool) -> Component:
+def _component(folder: Path, name: str, place: Path | None, config: Any, *, for_rewrite: bool) -> Component:
     """Open the component `name` in `folder`, or in `place`, with the `config` of the model's own. Raises ModelError."""
     if place is None:
-        return open_component(NETWORKS[name], folder / name, config, name, whole=whole)
+        return open_component(NETWORKS[name], folder / name, config, name, for_rewrite=for_rewrite)
     if name == "transformer":
-        return open_part(LAYOUTS, place, config, name, whole=whole)
+        return open_part(LAYOUTS, place, config, name, for_rewrite=for_rewrite)
     if name == "vae":
-        return open_part(kl_vae_names.LAYOUTS, place, config, name, whole=whole)
+        return open_part(kl_vae_names.LAYOUTS, place, config, name, for_rewrite=for_rewrite)
     if name == T5:
-        return t5_files.open_t5(place, name, whole=whole)
+        return t5_files.open_t5(place, name, for_rewrite=for_rewrite)
     if is_folder(place):
-        return open_component(clip.NETWORK, place, read_config(clip.NETWORK, place), name, whole=whole)
+        return open_component(clip.NETWORK, place, read_config(clip.NETWORK, place), name, for_rewrite=for_rewrite)
     return clip_files.open_file(place, name, config, is_known=is_file(folder / name / "config.json"))

@@ -11,9 +11,8 @@ from typing import Any
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux import mflux, variants
+from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.checkpoint import (
     FITS,
     NETWORKS,
@@ -24,22 +23,17 @@ from qwenimg.common.families.flux.checkpoint import (
     open_checkpoint,
     read_levels,
 )
-from qwenimg.common.families.flux.describe_file import describe_file, variant
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
-from qwenimg.common.families.flux.single_file import is_model
-from qwenimg.common.families.part_file import KL_VAE, PartFile
-from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.denoisers import flux_dit, flux_names
-from qwenimg.common.networks.encoders import clip, t5
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.part_file import CLIP_L, KL_VAE, T5, ModelFile, PartFile
+from qwenimg.common.networks.denoisers import flux_names
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
 from qwenimg.common.parts import known_configs
-from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
-CLIP_WIDTH = 768  # of CLIP-L
 _DOUBLE, _SINGLE = r"transformer_blocks\.\d+\.", r"single_transformer_blocks\.\d+\."
 KIND = DenoiserKind(
     denoiser="transformer",
@@ -96,7 +90,7 @@ def _text_model(folder: Path, config: Mapping[str, Any]) -> str:
         levels = read_levels(folder) if is_file(folder / "model_index.json") else None
     except ModelError:  # opening the folder says why
         return "dev or schnell"
-    return "schnell" if is_schnell(folder, Choices(), levels, guided=guided) else "dev"
+    return "schnell" if is_schnell(folder, LoadOptions(), levels, guided=guided) else "dev"
 
 
 def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
@@ -114,8 +108,20 @@ def _defaults(checkpoint: Checkpoint) -> Defaults:
     return usual if checkpoint["transformer"].config.guidance_embeds else replace(usual, guidance=0.0)
 
 
-def _has_text_encoder(header: Header) -> bool:
-    return t5_files.is_alone(header) or clip_files.width_alone(header.tensors) == CLIP_WIDTH
+_INPUTS = {384: "Fill: it has a mask as an input", 128: "for control images, not supported"}
+
+
+def _variant(path: Path, config: FluxConfig) -> str:
+    """Return the variant, by the transformer's channels and the name of its file."""
+    if variants.of_name(path.name):
+        named = "Kontext, by its name: it is guidance-distilled"
+    elif config.guidance_embeds:
+        named = "dev: it is guidance-distilled"
+    elif is_schnell(path, LoadOptions(), None, guided=False):
+        named = "schnell: without guidance; if it is a dev without, say --variant dev"
+    else:
+        named = "dev, by its name: it is not guidance-distilled"
+    return _INPUTS.get(config.in_channels, named)
 
 
 FAMILY = Family(
@@ -123,36 +129,35 @@ FAMILY = Family(
     title="Flux.1",
     pipelines=variants.PIPELINES,
     refused=REFUSED,
-    networks=(flux_dit.NETWORK, t5.NETWORK, clip.NETWORK, kl_vae.NETWORK),
-    denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("text_encoder_2",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
     published=_published,
-    options=Flux.options,
-    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),
+    load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),
     open=open_checkpoint,
-    reads_file=is_model,
-    describe_file=describe_file,
-    files={
-        "transformer": PartFile(
+    files=(
+        ModelFile(
+            title="Flux.1",
+            parts=(*NETWORKS,),
+            is_in=single_file.is_model,
+            open=single_file.open_parts,
+            variant=lambda path, parts: _variant(path, parts["transformer"].config),
+            fits=FITS,
+        ),
+        PartFile(
+            option="transformer",
             title="Flux.1's transformer",
-            network=flux_dit.NETWORK,
             layouts=flux_names.LAYOUTS,
-            variant=variant,
+            variant=_variant,
             use="--transformer FILE --text-encoder CLIP-L --text-encoder T5 --vae FILE",
         ),
-        "text_encoder": PartFile(
-            title="T5, a text encoder",
-            network=t5.NETWORK,
-            is_in=_has_text_encoder,
-            use="-m MODEL --text-encoder FILE",
-        ),
-        "vae": KL_VAE,
-    },
+        T5,
+        CLIP_L,
+        KL_VAE,
+    ),
     model_of=model_of,
-    model=Flux,
+    models={"": Flux},
     small_files=lambda checkpoint: known_configs.small_files(known_name(checkpoint)),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,

@@ -18,6 +18,7 @@ from qwenimg.common.parts.ldm_configs import Text
 from qwenimg.common.parts.texts import clip_files, t5_files
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights.part_names import VAES
+from qwenimg.common.weights.plan import closed_on_failure
 
 PREFIXES = {CLIP: "text_encoders.clip_l.transformer.", T5: "text_encoders.t5xxl.transformer."}
 
@@ -37,17 +38,30 @@ def is_model(header: Header) -> bool:
     return len(parts_of(header)) > 1
 
 
-def open_part(path: Path, name: str, *, whole: bool = False) -> Component:
+def open_parts(path: Path) -> dict[str, Component]:
+    """Open the components in the file of a model. Raises ModelError."""
+    components: dict[str, Component] = {}
+    with closed_on_failure() as keep:
+        for name in parts_of(peek(path)):
+            components[name] = open_part(path, name)
+            keep(components[name].plan)
+        check_known(path, components, ())
+    return components
+
+
+def open_part(path: Path, name: str, *, for_rewrite: bool = False) -> Component:
     """Open the component `name` in the file of a model. Raises ModelError."""
     if name == "transformer":
-        return open_file.open_part(LAYOUTS, path, FluxConfig(), name, whole=whole)
+        return open_file.open_part(LAYOUTS, path, FluxConfig(), name, for_rewrite=for_rewrite)
     if name == "vae":
-        return open_file.open_part(kl_vae_names.LAYOUTS, path, kl_vae.FLUX_1, name, whole=whole)
+        return open_file.open_part(kl_vae_names.LAYOUTS, path, kl_vae.FLUX_1, name, for_rewrite=for_rewrite)
     header = open_header(path)
     with closed_on_error(header.file):
         if name == T5:
-            return t5_files.within(header, PREFIXES[T5], T5, whole=whole)
-        return clip_files.within(header, Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True), whole=whole)
+            return t5_files.within(header, PREFIXES[T5], T5, for_rewrite=for_rewrite)
+        return clip_files.within(
+            header, Text(component=CLIP, prefix=PREFIXES[CLIP], renamed=True), for_rewrite=for_rewrite
+        )
 
 
 def check_known(path: Path, opened: Mapping[str, Component], elsewhere: Collection[str]) -> None:

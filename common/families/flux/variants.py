@@ -100,7 +100,7 @@ _TURBO = "alimama-creative/FLUX.1-Turbo-Alpha/diffusion_pytorch_model.safetensor
 
 
 def few_steps(*, guided: bool) -> Mapping[str, FewSteps]:
-    """Return the few-step LoRAs of a model that is told its guidance; the other one has none."""
+    """Return the few-step LoRAs of a model that is guidance-distilled; the other one has none."""
     if not guided:
         return {}
     hyper = {steps: (f"{_HYPER}-{steps}steps-lora.safetensors",) for steps in (8, 16)}

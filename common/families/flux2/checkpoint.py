@@ -14,9 +14,9 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux2.known import SMALL_FILES
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.networks.denoisers import flux2_dit, flux2_names
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
 from qwenimg.common.networks.encoders import qwen3
@@ -61,11 +61,11 @@ FITS = (
 _SCHEDULER = "scheduler/scheduler_config.json"
 
 
-def open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
+def open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
+    """Read every configuration and header of `folder` and check them against the manifests. Parts that `options` has
     elsewhere are read from there; a file has the configuration of the model's own part. Raises ModelError and
     UsageError."""
-    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
+    tokenizer = find_tokenizer(folder, options.tokenizer, SMALL_FILES)
     index = folder / "model_index.json"
     known = None if is_file(index) else model_of(folder / "transformer")
     distilled = is_distilled(index if known is None else data_folder(known) / index.name)
@@ -74,7 +74,7 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     with closed_on_failure() as keep:
         components = {}
         for name in NETWORKS:
-            components[name] = _open_part(name, choices.part(name) or folder / name, configs[name], choices.whole)
+            components[name] = _open_part(name, options.part(name) or folder / name, configs[name], options.for_rewrite)
             keep(components[name].plan)
         _check_klein(folder, components["transformer"].config)  # which may be from elsewhere
     return Checkpoint(
@@ -100,12 +100,12 @@ def _scheduler(folder: Path, known: str | None) -> FlowMatchConfig:
     return flow_match.read_config(read_json(path), path)
 
 
-def _open_part(name: str, path: Path, own: Any, whole: bool) -> Component:
+def _open_part(name: str, path: Path, own: Any, for_rewrite: bool) -> Component:
     """Open one of NETWORKS from a folder or file. `own`: the configuration of the model's own. Raise ModelError."""
-    if name in LAYOUTS and not is_folder(path):
-        return open_part(LAYOUTS[name], path, own, name, whole=whole)
+    if name in LAYOUTS and (is_file(path / "config.json") or not is_folder(path)):
+        return open_part(LAYOUTS[name], path, own, name, for_rewrite=for_rewrite)
     network = NETWORKS[name]
-    return open_component(network, path, find_config(network, [path], lambda: own), name, whole=whole)
+    return open_component(network, path, find_config(network, [path], lambda: own), name, for_rewrite=for_rewrite)
 
 
 def model_of(transformer: Path) -> str:

@@ -12,10 +12,7 @@ from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.families.part_file import QWEN3, PartFile
-from qwenimg.common.networks.denoisers import flux2_dit
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.networks.encoders import qwen3
-from qwenimg.common.networks.vaes import flux2_vae
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -52,6 +49,8 @@ exceed it. Under fp16 the streams are float32 and nothing is clipped; products a
 feed-forward multiplies its halves in float32. Under fp16-plain the streams are float16, and clipped as in diffusers.
 Measured at full width with random weights alone (docs/measured/precision.md): that says what arithmetic costs, and
 nothing about how large published weights make values."""
+
+
 _DEV = "is FLUX.2 dev, whose text encoder is Mistral Small 3 of 24 B parameters: not supported; FLUX.2 klein is"
 
 
@@ -63,7 +62,7 @@ def _like(checkpoint: Checkpoint) -> KnownModel:
 def _variant(path: Path, config: Flux2Config) -> str:
     """Return the published model that is nearest to a transformer."""
     if config.guidance_embeds:
-        return "FLUX.2 dev, which is not supported: it is told its guidance"
+        return "FLUX.2 dev, which is not supported: it is guidance-distilled"
     return f"{model_of(path)}, by its width and its file's name"
 
 
@@ -76,30 +75,20 @@ FAMILY = Family(
         "Flux2Klein": "is a FLUX.2 klein pipeline for another task: give the model's own folder",
         "Flux2": _DEV,
     },
-    networks=(flux2_dit.NETWORK, qwen3.NETWORK, flux2_vae.NETWORK),
-    denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
     published=lambda checkpoint, folder: replace(checkpoint, distilled=is_distilled(folder / "model_index.json")),
-    options=Flux2.options,
-    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
+    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
-    files={
-        "transformer": PartFile(
-            title="FLUX.2's transformer",
-            network=flux2_dit.NETWORK,
-            layouts=LAYOUTS["transformer"],
-            variant=_variant,
-        ),
-        "vae": PartFile(
-            title="FLUX.2's VAE", network=flux2_vae.NETWORK, layouts=LAYOUTS["vae"], use="-m MODEL --vae FILE"
-        ),
-        "text_encoder": QWEN3,
-    },
-    model_of=lambda transformer, choices: model_of(transformer),
-    model=Flux2,
+    files=(
+        PartFile(option="transformer", title="FLUX.2's transformer", layouts=LAYOUTS["transformer"], variant=_variant),
+        PartFile(option="vae", title="FLUX.2's VAE", layouts=LAYOUTS["vae"], use="-m MODEL --vae FILE"),
+        QWEN3,
+    ),
+    model_of=lambda transformer, options: model_of(transformer),
+    models={"": Flux2},
     # an image is a reference, and the run starts from noise
     defaults=lambda checkpoint: Defaults(**_like(checkpoint).usual, strength=1.0, mask_strength=0.8),
     described=lambda folder: "FLUX.2 klein, text and reference images to image",

@@ -13,8 +13,8 @@ from qwenimg.common.base.config import data_folder, parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.fits import Fit
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.variants import QwenVariant
@@ -51,13 +51,15 @@ FITS = (
         lambda configs: configs["transformer"].joint_attention_dim,
         lambda configs: [configs["text_encoder"].hidden_size],
     ),
-    *(
-        Fit(
-            f"the transformer {verb} {{}} channels, the VAE's latents have {{}} in patches",
-            lambda configs, field=field: getattr(configs["transformer"], field),
-            lambda configs: [configs["vae"].z_dim * configs["transformer"].patch_size ** 2],
-        )
-        for verb, field in (("takes", "in_channels"), ("makes", "out_features"))
+    Fit(
+        "the transformer takes {} channels, the VAE's latents have {} in patches",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [configs["vae"].z_dim * configs["transformer"].patch_size ** 2],
+    ),
+    Fit(
+        "the transformer makes {} channels, the VAE's latents have {} in patches",
+        lambda configs: configs["transformer"].out_features,
+        lambda configs: [configs["vae"].z_dim * configs["transformer"].patch_size ** 2],
     ),
 )
 
@@ -68,15 +70,15 @@ def networks(kind: QwenVariant) -> dict[str, Network]:
     return NETWORKS | {"text_encoder": text}
 
 
-def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
+def open_folder(folder: Path, options: LoadOptions | None = None) -> Checkpoint:
     """Read every configuration and header of `folder`, or of the file of a whole model, and check them against the
-    manifests. Parts that `choices` has elsewhere are read from there; one without a configuration takes that of
+    manifests. Parts that `options` has elsewhere are read from there; one without a configuration takes that of
     `folder`. Raises ModelError and UsageError."""
-    choices = choices or Choices()
+    options = options or LoadOptions()
     levels_of = folder if is_file(folder / "model_index.json") else data_folder("qwen-image")
     scheduler = levels_of / "scheduler" / "scheduler_config.json"
-    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
-    kind, components = open_parts(folder, choices)
+    tokenizer = find_tokenizer(folder, options.tokenizer, SMALL_FILES)
+    kind, components = open_parts(folder, options)
     with closed_on_failure() as keep:
         for part in components.values():
             keep(part.plan)
@@ -89,22 +91,22 @@ def open_folder(folder: Path, choices: Choices | None = None) -> Checkpoint:
         )
 
 
-def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, Component]]:
+def open_parts(folder: Path, options: LoadOptions) -> tuple[QwenVariant, dict[str, Component]]:
     """Return the variant of a model, and its parts, as `open_folder` finds them. Raises ModelError and UsageError."""
-    whole, inside = is_file(folder / "model_index.json"), is_file(folder)
+    has_index, inside = is_file(folder / "model_index.json"), is_file(folder)
     if inside:
-        merged_file.check_parts(folder, choices.parts)
-    places = {name: choices.part(name) or (folder if inside else folder / name) for name in NETWORKS}
-    if (tower := choices.part("text_encoder_2")) is not None:
+        merged_file.check_parts(folder, options.parts)
+    places = {name: options.part(name) or (folder if inside else folder / name) for name in NETWORKS}
+    if (tower := options.part("text_encoder_2")) is not None:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
 
     def config(name: str, network: Network) -> Any:
         if inside and places[name] == folder:
             return _config_of(peek(folder), name, network.config())
-        published = network.config if not whole or choices.part(name) is not None else None
+        published = network.config if not has_index or options.part(name) is not None else None
         return find_config(network, [places[name], folder / name], published)
 
-    kind = _kind(folder, choices, config("transformer", qwen_dit.NETWORK))
+    kind = _kind(folder, options, config("transformer", qwen_dit.NETWORK))
     parts = networks(kind)
     texts = [places["text_encoder"], *([] if tower is None else [tower])]
     if kind.layered and captions.lacks(file for place in texts for file in find_files(place).files):
@@ -127,7 +129,7 @@ def open_parts(folder: Path, choices: Choices) -> tuple[QwenVariant, dict[str, C
                 places[name],
                 configs[name],
                 name,
-                whole=choices.whole,
+                for_rewrite=options.for_rewrite,
                 beside=tower if name == "text_encoder" and network is not qwen_vl.NETWORK else None,
             )
             keep(components[name].plan)
@@ -139,13 +141,13 @@ def is_tower(header: Header) -> bool:
     return towers.is_tower(header, "qwen2.5vl_merger")
 
 
-def _kind(folder: Path, choices: Choices, transformer: QwenDiTConfig) -> QwenVariant:
+def _kind(folder: Path, options: LoadOptions, transformer: QwenDiTConfig) -> QwenVariant:
     """Return the variant: the one that the user says, else the one that the transformer's file says if it is not the
     folder's own, else that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go
     together."""
-    if (chosen := choices.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
+    if (chosen := options.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
         return variants.VARIANTS[chosen]
-    index, elsewhere = folder / "model_index.json", choices.part("transformer")
+    index, elsewhere = folder / "model_index.json", options.part("transformer")
     place = elsewhere or (folder if is_file(folder) else folder / "transformer")
     if not is_file(place / "config.json") and _has_addition(place):
         return variants.LAYERED

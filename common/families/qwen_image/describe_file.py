@@ -3,12 +3,13 @@ published model."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.choices import Choices, Prediction
-from qwenimg.common.families.description import Description, listed, of_merged, summary, weights_summary
-from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, is_tower, open_parts
-from qwenimg.common.families.qwen_image.control_files import described, is_control
+from qwenimg.common.families.description import Description, listed, summary, weights_summary
+from qwenimg.common.families.load_options import Prediction
+from qwenimg.common.families.qwen_image.checkpoint import NETWORKS, is_tower
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, QwenVariant, published_config
 from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
@@ -27,23 +28,32 @@ _SIGNS = {
 }
 
 
-def part_of(header: Header) -> str | None:
-    """Return the part in a file with this header, by GGUF's architecture or by the names of its tensors, `model` for
-    several, or `control` for a control network; None for another file."""
-    if is_control(header.tensors):
-        return "control"
-    if is_tower(header):
-        return "text_encoder"
-    if is_model(header):
-        return "model"
-    architecture = gguf.architecture(header)
-    for part, network in NETWORKS.items():
+@dataclass(frozen=True, kw_only=True)
+class QwenPart:
+    """A part in a file of its own: it has no configuration, so it is compared with the published model."""
+
+    option: str
+
+    def reads(self, header: Header) -> bool:
+        """Return whether a file has the part, by GGUF's architecture or by the names of its tensors."""
+        if self.option == "text_encoder" and is_tower(header):
+            return True
+        architecture, network = gguf.architecture(header), NETWORKS[self.option]
         if architecture and architecture not in network.architectures:
-            continue
+            return False
         rename = renaming(network, network.config())
-        if any(rename(key) == _SIGNS[part][0] for key in header.tensors):
-            return None if part == "vae" and not _is_own_vae(header) else part
-    return None
+        if not any(rename(key) == _SIGNS[self.option][0] for key in header.tensors):
+            return False
+        return self.option != "vae" or _is_own_vae(header)
+
+    def opens(self, header: Header) -> bool:
+        return False
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description | None:
+        return None if header.format == "GGUF" else _describe(self.option, header)
+
+    def describe_similar(self, header: Header) -> Description | None:
+        return None
 
 
 def is_model(header: Header) -> bool:
@@ -61,16 +71,8 @@ def _is_own_vae(header: Header) -> bool:
     return any(key.endswith(".gamma") or qwen_vae.NETWORK.channels_last in key for key in header.tensors)
 
 
-def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
-    """Describe the part in a file: its layout, its weights, and its faults. Return None for another file."""
-    part = part_of(header)
-    if part is None or header.format == "GGUF":
-        return None
-    if part == "model":
-        return of_merged("Qwen-Image, single file", header, lambda path: open_parts(path, Choices())[1], FITS)
-    if part == "control":
-        lines = [f"layout: {described(header.tensors)}", summary("file", header.tensors)]
-        return Description(lines=[*lines, "use it: qwenimg PROMPT -m qwen-image --control FILE=PICTURE"])
+def _describe(part: str, header: Header) -> Description | None:
+    """Describe the part in a file: its layout, its weights, and its faults. Return None for a tower."""
     (sign, size), network = _SIGNS[part], NETWORKS[part]
     variant = _variant(part, network, header)
     config = published_config(network, variant)

@@ -9,22 +9,22 @@ from pathlib import Path
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.families.family import Family
+from qwenimg.common.families.family import ControlFiles, Family
+from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.part_file import ModelFile, PartFile
 from qwenimg.common.families.qwen_image import control_files, references, variants
-from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, networks, open_folder
-from qwenimg.common.families.qwen_image.describe_file import describe_file, is_model, part_of
+from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, networks, open_folder, open_parts
+from qwenimg.common.families.qwen_image.describe_file import QwenPart, is_model
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
 from qwenimg.common.families.qwen_image.model import QwenImage
-from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_dit, qwen_patches
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision
-from qwenimg.common.networks.vaes import qwen_vae
+from qwenimg.common.networks.denoisers import qwen_controlnet, qwen_patches
+from qwenimg.common.networks.encoders import qwen_vl_caption, qwen_vl_vision
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper, read_config
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
 from qwenimg.common.runtime.checkpoint import Checkpoint
-from qwenimg.common.runtime.runtime import Runtime
 
 _BLOCK = r"transformer_blocks\.\d+\."
 KIND = DenoiserKind(
@@ -62,6 +62,7 @@ normalized mean square error, docs/measured/precision.md): everything in bfloat1
 modulation in float32 1.7e-5; the head as well 6.7e-6. They spare roundings, not overflow: bfloat16 has float32's
 range."""
 
+
 PUBLISHED_WIDTH = 3072
 """The width of the published transformer, also without some of its layers. A toy is narrower."""
 
@@ -76,12 +77,6 @@ SIZES = {
     Fraction(3, 2): (1584, 1056),
     Fraction(2, 3): (1056, 1584),
 }
-
-
-def _model(runtime: Runtime, checkpoint: Checkpoint) -> QwenImage:
-    kind = variants.VARIANTS[checkpoint.variant]
-    cls = QwenImageEdit if kind.edits else QwenImageLayered if kind.layered else QwenImage
-    return cls(runtime, checkpoint)
 
 
 def _published(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
@@ -117,33 +112,45 @@ FAMILY = Family(
     name="qwen-image",
     title="Qwen-Image",
     pipelines=variants.PIPELINES,
-    networks=(
-        qwen_dit.NETWORK,
-        qwen_vl.NETWORK,
-        qwen_vae.NETWORK,
-        qwen_vl_vision.NETWORK,
-        qwen_vl_caption.NETWORK,
-    ),
-    denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    other_networks=(qwen_vl_vision.NETWORK, qwen_vl_caption.NETWORK),
     fits=FITS,
     published=_published,
-    options=QwenImageLayered.options,
-    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
+    load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
     open=open_folder,
-    reads_file=is_model,
-    describe_file=describe_file,
-    model=_model,
+    files=(
+        PartFile(
+            option="control",
+            title=lambda header: control_files.described(header.tensors),
+            network=qwen_controlnet.NETWORK,
+            is_in=lambda header: control_files.is_control(header.tensors),
+            use="-m qwen-image --control FILE=PICTURE",
+        ),
+        ModelFile(
+            title="Qwen-Image",
+            parts=(*NETWORKS,),
+            is_in=is_model,
+            open=lambda path: open_parts(path, LoadOptions())[1],
+            fits=FITS,
+        ),
+        *(QwenPart(option=part) for part in NETWORKS),
+    ),
+    models={
+        "": QwenImage,
+        **{kind.name: QwenImageEdit for kind in variants.VARIANTS.values() if kind.edits},
+        variants.LAYERED.name: QwenImageLayered,
+    },
     small_files=lambda checkpoint: known_configs.small_files("qwen-image"),
     class_name=lambda checkpoint: variants.VARIANTS[checkpoint.variant].pipeline,
     defaults=_defaults,
-    control=control_files.open_control,
-    control_networks=(qwen_controlnet.NETWORK, qwen_patches.NETWORK),
-    published_control=control_files.published,
-    names_control=control_files.names_control,
+    control=ControlFiles(
+        open=control_files.open_control,
+        networks=(qwen_controlnet.NETWORK, qwen_patches.NETWORK),
+        published=control_files.published,
+        names_lora=control_files.names_control,
+    ),
     described=_described,
-    part=part_of,
-    model_of=lambda transformer, choices: "qwen-image",
+    model_of=lambda transformer, options: "qwen-image",
 )

@@ -112,7 +112,7 @@ LAYERED = QwenVariant(
     images=(1, 1),
     layered=True,
 )
-VARIANTS = {one.name: one for one in (TEXT, EDIT, EDIT_2509, EDIT_2511, LAYERED)}  # `choices.VARIANTS`
+VARIANTS = {one.name: one for one in (TEXT, EDIT, EDIT_2509, EDIT_2511, LAYERED)}  # `load_options.VARIANTS`
 PIPELINES = frozenset(variant.pipeline for variant in VARIANTS.values()) | {"QwenImageEditInpaintPipeline"}
 _EDIT = re.compile(r"(?<![a-z])edit", re.ASCII)
 _LAYERED = re.compile(r"(?<![a-z])layered", re.ASCII)

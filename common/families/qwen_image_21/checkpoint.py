@@ -12,8 +12,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.found_once import found_once
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.fits import Fit
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image_21.known import SMALL_FILES
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
@@ -54,21 +54,23 @@ FITS = (
 SAMPLE_SIGMAS = "sample_sigmas"  # in model_index.json: noise levels that the model was distilled for
 
 
-def open_folder(folder: Path, choices: Choices) -> Checkpoint:
-    """Read every configuration and header of `folder` and check them against the manifests. Parts that `choices` has
+def open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
+    """Read every configuration and header of `folder` and check them against the manifests. Parts that `options` has
     elsewhere are read from there; one without a configuration has that of the model's own part. Raises ModelError and
     UsageError."""
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    places, tower = {name: choices.part(name) or folder / name for name in NETWORKS}, choices.part("text_encoder_2")
+    places, tower = {name: options.part(name) or folder / name for name in NETWORKS}, options.part("text_encoder_2")
     if tower is not None:
         places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
     networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"], tower)}
     configs = {name: find_config(network, [places[name], folder / name]) for name, network in networks.items()}
-    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
+    tokenizer = find_tokenizer(folder, options.tokenizer, SMALL_FILES)
     components = {}
     with closed_on_failure() as keep:
         for name, network in networks.items():
-            components[name] = _opened(name, network, places[name], configs[name], tower, whole=choices.whole)
+            components[name] = _opened(
+                name, network, places[name], configs[name], tower, for_rewrite=options.for_rewrite
+            )
             keep(components[name].plan)
     config = flow_match.read_config(read_json(scheduler), scheduler)
     fixed = sample_sigmas(folder / "model_index.json")
@@ -81,13 +83,15 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     )
 
 
-def _opened(name: str, network: Network, place: Path, config: Any, tower: Path | None, *, whole: bool) -> Component:
+def _opened(
+    name: str, network: Network, place: Path, config: Any, tower: Path | None, *, for_rewrite: bool
+) -> Component:
     """Open the part `name`, of the text encoder also the file of its vision `tower`. Raise ModelError."""
     if name == "transformer":
-        return open_part(LAYOUTS, place, config, name, whole=whole)
+        return open_part(LAYOUTS, place, config, name, for_rewrite=for_rewrite)
     if not isinstance(config, Qwen3VLVisionConfig):
-        return open_component(network, place, config, name, whole=whole)
-    return open_component(network, place, config, name, whole=whole, beside=tower)
+        return open_component(network, place, config, name, for_rewrite=for_rewrite)
+    return open_component(network, place, config, name, for_rewrite=for_rewrite, beside=tower)
 
 
 def sample_sigmas(index: Path) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from qwenimg.common.families.qwen_image_21.checkpoint import FITS, NETWORKS, is_
 from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of_name
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.denoisers import qwen21_dit, qwen21_names
+from qwenimg.common.networks.denoisers import qwen21_names
 from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts import known_configs
@@ -86,26 +86,22 @@ FAMILY = Family(
     title="Qwen-Image-2.1",
     pipelines=frozenset({"QwenImage21Pipeline"}),
     refused={"QwenImage21": "is a Qwen-Image-2.1 pipeline in another form: give the model's own folder"},
-    networks=(qwen21_dit.NETWORK, qwen3_vl_vision.NETWORK, qwen21_vae.NETWORK, qwen3_vl.NETWORK),
-    denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
+    other_networks=(qwen3_vl.NETWORK,),
     fits=FITS,
     published=_published,
-    options=QwenImage21.options,
-    choices=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
+    load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
     small_files=lambda checkpoint: known_configs.small_files((TURBO if checkpoint.distilled else BASE).name),
     open=open_folder,
-    files={
-        "transformer": PartFile(
-            title="Qwen-Image-2.1's transformer", network=qwen21_dit.NETWORK, layouts=qwen21_names.LAYOUTS
-        ),
-        "text_encoder": PartFile(title=_text_encoder, network=qwen3_vl_vision.NETWORK, is_in=_has_text_encoder),
-        "vae": PartFile(title=_vae, network=qwen21_vae.NETWORK, is_in=_has_vae),
-    },
-    model_of=lambda transformer, choices: of_name(display_name(transformer)).name,
-    model=QwenImage21,
+    files=(
+        PartFile(option="transformer", title="Qwen-Image-2.1's transformer", layouts=qwen21_names.LAYOUTS),
+        PartFile(option="text_encoder", title=_text_encoder, network=qwen3_vl_vision.NETWORK, is_in=_has_text_encoder),
+        PartFile(option="vae", title=_vae, network=qwen21_vae.NETWORK, is_in=_has_vae),
+    ),
+    model_of=lambda transformer, options: of_name(display_name(transformer)).name,
+    models={"": QwenImage21},
     defaults=_defaults,
     described=_described,
 )

@@ -15,8 +15,8 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.fits import Configs, Fit
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.sd3 import single_file
 from qwenimg.common.families.sd3.texts import PADS, T5
 from qwenimg.common.networks.denoisers import sd3_dit, sd3_names
@@ -75,40 +75,42 @@ FITS = (
             max(configs["transformer"].joint_attention_dim, sum(clip.hidden_size for clip in _clips(configs)))
         ],
     ),
-    *(
-        Fit(
-            f"the transformer {verb} {{}} channels, the VAE's latents have {{}}",
-            lambda configs, field=field: getattr(configs["transformer"], field),
-            lambda configs: [configs["vae"].latent_channels],
-        )
-        for verb, field in (("takes", "in_channels"), ("makes", "out_channels"))
+    Fit(
+        "the transformer takes {} channels, the VAE's latents have {}",
+        lambda configs: configs["transformer"].in_channels,
+        lambda configs: [configs["vae"].latent_channels],
+    ),
+    Fit(
+        "the transformer makes {} channels, the VAE's latents have {}",
+        lambda configs: configs["transformer"].out_channels,
+        lambda configs: [configs["vae"].latent_channels],
     ),
 )
 
 
-def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
-    """Open the model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
+def open_checkpoint(path: Path, options: LoadOptions) -> Checkpoint:
+    """Open the model in the folder or file `path`, with the parts that `options` has elsewhere. Raises ModelError and
     UsageError."""
     if is_file(path):
-        return _open_file(path, choices)
-    if choices.tokenizer is not None and is_folder(path / "tokenizer"):
+        return _open_file(path, options)
+    if options.tokenizer is not None and is_folder(path / "tokenizer"):
         raise UsageError(f"--tokenizer is for a model that has none; {clean(path, 80)} has its own")
-    return _open_folder(path, choices)
+    return _open_folder(path, options)
 
 
-def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
+def _open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    names = [name for name in NETWORKS if _is_wanted(name, choices, is_file(folder / T5 / "config.json"))]
+    names = [name for name in NETWORKS if _is_wanted(name, options, is_file(folder / T5 / "config.json"))]
     components: dict[str, Component] = {}
     with ExitStack() as stack:
         for name in names:
             network, place = NETWORKS[name], folder / name
-            if _may_be_given(name, choices) and not _has_weights(place):
+            if _may_be_given(name, options) and not _has_weights(place):
                 config = find_config(network, [place], partial(_published, name))
                 components[name] = on_paper(network, config, "float32")
                 continue
             config = read_config(network, place)
-            components[name] = open_component(network, place, config, name, whole=choices.whole)
+            components[name] = open_component(network, place, config, name, for_rewrite=options.for_rewrite)
             stack.callback(components[name].plan.close)
         checkpoint = Checkpoint(
             source=folder,
@@ -116,16 +118,16 @@ def _open_folder(folder: Path, choices: Choices) -> Checkpoint:
             tokenizers={},
             scheduler=flow_match.read_config(read_json(scheduler), scheduler),
         )
-        checkpoint = _with_parts(checkpoint, choices)
+        checkpoint = _with_parts(checkpoint, options)
         stack.pop_all()
-    near = choices.part("transformer") or folder  # tokenizers of a folder without them are looked for beside its files
-    return _with_tokenizers(checkpoint, None if is_folder(folder / "tokenizer") else near, choices)
+    near = options.part("transformer") or folder  # tokenizers of a folder without them are looked for beside its files
+    return _with_tokenizers(checkpoint, None if is_folder(folder / "tokenizer") else near, options)
 
 
-def _open_file(path: Path, choices: Choices) -> Checkpoint:
+def _open_file(path: Path, options: LoadOptions) -> Checkpoint:
     """Open the model in one file, with the chosen tokenizers or those that are on this machine."""
-    opened = single_file.open_file(path, whole=choices.whole)
-    names = [name for name in NETWORKS if _is_wanted(name, choices, T5 in opened)]
+    opened = single_file.open_file(path, for_rewrite=options.for_rewrite)
+    names = [name for name in NETWORKS if _is_wanted(name, options, T5 in opened)]
     components = {name: opened.get(name) or on_paper(NETWORKS[name], _published(name), "float32") for name in names}
     checkpoint = Checkpoint(
         source=path,
@@ -133,20 +135,20 @@ def _open_file(path: Path, choices: Choices) -> Checkpoint:
         tokenizers={},
         scheduler=known_configs.scheduler("sd3-medium"),
     )
-    return _with_tokenizers(_with_parts(checkpoint, choices), path, choices)
+    return _with_tokenizers(_with_parts(checkpoint, options), path, options)
 
 
-def _is_wanted(name: str, choices: Choices, has_t5: bool) -> bool:
+def _is_wanted(name: str, options: LoadOptions, has_t5: bool) -> bool:
     """Return whether the model has the component `name`: all but T5, which may be absent, given or left out."""
     if name != T5:
         return True
-    given = [path for part, path in choices.parts.items() if part.startswith("text_encoder")]
+    given = [path for part, path in options.parts.items() if part.startswith("text_encoder")]
     return LEFT_OUT not in given and (has_t5 or any(map(t5_files.is_t5, given)))
 
 
-def _may_be_given(name: str, choices: Choices) -> bool:
+def _may_be_given(name: str, options: LoadOptions) -> bool:
     """Return whether the user may give the component `name`: any text encoder, until the given files are read."""
-    given = [part for part, path in choices.parts.items() if path != LEFT_OUT]
+    given = [part for part, path in options.parts.items() if path != LEFT_OUT]
     return name in given or ("text" in name and any("text" in part for part in given))
 
 
@@ -162,13 +164,13 @@ def _published(name: str) -> Any:
 # Tokenizers
 
 
-def _with_tokenizers(checkpoint: Checkpoint, near: Path | None, choices: Choices) -> Checkpoint:
+def _with_tokenizers(checkpoint: Checkpoint, near: Path | None, options: LoadOptions) -> Checkpoint:
     """Return `checkpoint` with its folder's tokenizers, or with the chosen ones or those that are on this machine, the
     nearest to the file `near`. Raise ModelError, and close it then."""
     with closed_on_error(checkpoint):
         texts = {name: part.config for name, part in checkpoint.texts.items()}
         tokenizers = {
-            name: _of_folder(checkpoint.source, name, config) if near is None else _of_file(near, name, config, choices)
+            name: _of_folder(checkpoint.source, name, config) if near is None else _of_file(near, name, config, options)
             for name, config in texts.items()
         }
     return replace(checkpoint, tokenizers=tokenizers)
@@ -179,31 +181,31 @@ def _of_folder(folder: Path, name: str, config: Any) -> TokenizerFiles:
     return open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), load, config)
 
 
-def _of_file(path: Path, name: str, config: Any, choices: Choices) -> TokenizerFiles:
+def _of_file(path: Path, name: str, config: Any, options: LoadOptions) -> TokenizerFiles:
     if name == T5:
-        return open_tokenizer(find_t5_tokenizer(path, config.vocab_size, choices.tokenizer), t5_tokenizer.load, config)
-    folder = find_clip_tokenizer(path, config.vocab_size, choices.tokenizer, choices.tokenizer_of_base)
+        return open_tokenizer(find_t5_tokenizer(path, config.vocab_size, options.tokenizer), t5_tokenizer.load, config)
+    folder = find_clip_tokenizer(path, config.vocab_size, options.tokenizer, options.refined_tokenizer)
     return open_tokenizer(folder, partial(clip_tokenizer.load, pad=PADS[name]), config)
 
 
 # Parts in other folders or files
 
 
-def _with_parts(checkpoint: Checkpoint, choices: Choices) -> Checkpoint:
-    """Return `checkpoint` with the parts of `choices`, checked to belong together. Raise ModelError and UsageError, and
+def _with_parts(checkpoint: Checkpoint, options: LoadOptions) -> Checkpoint:
+    """Return `checkpoint` with the parts of `options`, checked to belong together. Raise ModelError and UsageError, and
     close it then."""
-    given = {part: path for part, path in choices.parts.items() if path != LEFT_OUT}
-    return with_given(checkpoint, given, partial(_opened, whole=choices.whole), _check)
+    given = {part: path for part, path in options.parts.items() if path != LEFT_OUT}
+    return with_given(checkpoint, given, partial(_opened, for_rewrite=options.for_rewrite), _check)
 
 
-def _opened(checkpoint: Checkpoint, part: str, path: Path, *, whole: bool) -> tuple[str, Component]:
+def _opened(checkpoint: Checkpoint, part: str, path: Path, *, for_rewrite: bool) -> tuple[str, Component]:
     """Open one of PARTS, and return its name in the model; a text encoder's name shows in its tensors."""
     if part == "transformer":
-        return part, open_part(sd3_names.LAYOUTS, path, checkpoint[part].config, part, whole=whole)
+        return part, open_part(sd3_names.LAYOUTS, path, checkpoint[part].config, part, for_rewrite=for_rewrite)
     if part == "vae":
-        return part, open_part(kl_vae_names.LAYOUTS, path, checkpoint[part].config, part, whole=whole)
+        return part, open_part(kl_vae_names.LAYOUTS, path, checkpoint[part].config, part, for_rewrite=for_rewrite)
     if t5_files.is_t5(path):
-        return T5, t5_files.open_t5(path, T5, whole=whole)
+        return T5, t5_files.open_t5(path, T5, for_rewrite=for_rewrite)
     clips = {name: text for name, text in checkpoint.components.items() if name != T5}
     return clip_files.open_text(replace(checkpoint, components=clips), path)
 

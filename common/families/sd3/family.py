@@ -7,16 +7,16 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.sd3 import lora_names
+from qwenimg.common.families.part_file import CLIP_G, CLIP_L, KL_VAE, ModelFile, PartFile
+from qwenimg.common.families.part_file import T5 as T5_FILE
+from qwenimg.common.families.sd3 import single_file
 from qwenimg.common.families.sd3.checkpoint import FITS, NETWORKS, open_checkpoint
-from qwenimg.common.families.sd3.describe_file import LARGE_LAYERS, TURBO, describe_file, model_of, part_of, reads
+from qwenimg.common.families.sd3.describe_file import LARGE_LAYERS, TURBO, is_model, model_of, reads, variant
 from qwenimg.common.families.sd3.known import LARGE, LARGE_TURBO, MEDIUM, SD3_MEDIUM
 from qwenimg.common.families.sd3.model import SD3
 from qwenimg.common.families.sd3.texts import PADS, T5
-from qwenimg.common.networks.denoisers import sd3_dit
+from qwenimg.common.networks.denoisers import sd3_names
 from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
-from qwenimg.common.networks.encoders import clip, t5
-from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.small_files import padded_tokenizers
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -80,21 +80,36 @@ FAMILY = Family(
     refused={
         "StableDiffusion3": "is a Stable Diffusion 3 model with a ControlNet, which this version does not support"
     },
-    networks=(sd3_dit.NETWORK, clip.NETWORK, t5.NETWORK, kl_vae.NETWORK),
-    denoiser="transformer",
     components=(("transformer",), ("text_encoder", "text_encoder_2", T5), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    options=SD3.options,
-    choices=frozenset({"tokenizer", *PARTS}),
+    load_options=frozenset({"tokenizer", *PARTS}),
     open=open_checkpoint,
-    reads_file=reads,
-    describe_file=describe_file,
-    part=part_of,
-    model_of=lambda transformer, choices: model_of(transformer),
-    model=SD3,
-    lora_names=lora_names.names,
+    files=(
+        ModelFile(
+            title="Stable Diffusion 3",
+            parts=(*NETWORKS,),
+            is_in=is_model,
+            is_opened=reads,
+            open=single_file.open_file,
+            variant=lambda path, parts: variant(path, parts["transformer"].config),
+            fits=FITS,
+        ),
+        PartFile(
+            option="transformer",
+            title="Stable Diffusion 3's transformer",
+            layouts=sd3_names.LAYOUTS,
+            variant=variant,
+            use="--transformer FILE --text-encoder CLIP-L --text-encoder CLIP-G --text-encoder T5 --vae FILE",
+        ),
+        T5_FILE,
+        CLIP_L,
+        CLIP_G,
+        KL_VAE,
+    ),
+    model_of=lambda transformer, options: model_of(transformer),
+    models={"": SD3},
     small_files=_small_files,
     defaults=_defaults,
     described=_described,

@@ -41,7 +41,7 @@ def parts_of(header: Header) -> list[str]:
     return ["transformer", *encoders, *(["vae"] if kl_vae_names.LAYOUTS.find_placed(header.tensors) else [])]
 
 
-def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
+def open_file(path: Path, *, for_rewrite: bool = False) -> dict[str, Component]:
     """Open the components in the file of a model. Raises ModelError for a tensor that is missing, unknown, of another
     shape or in a dtype that is not read."""
     header = open_header(path)
@@ -52,15 +52,17 @@ def open_file(path: Path, *, whole: bool = False) -> dict[str, Component]:
         if not names:
             raise bad(path, "is no Stable Diffusion 3 model in one file: give the folder of the model")
         naming = find(header, LAYOUTS, "transformer")
-        components = {"transformer": open_named(header, LAYOUTS, naming, SD3Config(), "transformer", whole=whole)}
+        components = {
+            "transformer": open_named(header, LAYOUTS, naming, SD3Config(), "transformer", for_rewrite=for_rewrite)
+        }
         for text in texts():
             if text.component in names:
-                components[text.component] = clip_files.within(header, text, whole=whole)
+                components[text.component] = clip_files.within(header, text, for_rewrite=for_rewrite)
         if T5 in names:
-            components[T5] = t5_files.within(header, T5_PREFIX, T5, whole=whole)
+            components[T5] = t5_files.within(header, T5_PREFIX, T5, for_rewrite=for_rewrite)
         if vae := kl_vae_names.LAYOUTS.find_placed(header.tensors):
             like = kl_vae.STABLE_DIFFUSION_3
-            components["vae"] = open_named(header, kl_vae_names.LAYOUTS, vae, like, "vae", whole=whole)
+            components["vae"] = open_named(header, kl_vae_names.LAYOUTS, vae, like, "vae", for_rewrite=for_rewrite)
         check_whole(header, components.values(), "Stable Diffusion 3")
         stack.pop_all()
         return components

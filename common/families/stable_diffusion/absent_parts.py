@@ -12,7 +12,7 @@ from typing import Any
 
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import bad
-from qwenimg.common.families.choices import Choices
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.stable_diffusion.kinds import KINDS
 from qwenimg.common.families.stable_diffusion.single_file import SingleFile
 from qwenimg.common.networks.denoisers import unet
@@ -38,19 +38,19 @@ def lacks(source: Path, names: Iterable[str], *, parts_help: bool = True) -> Mod
     return bad(source, f"lacks {', '.join(names)}: {add}give a file or a folder that has the whole model")
 
 
-def may_be_given(choices: Choices) -> frozenset[str]:
+def may_be_given(options: LoadOptions) -> frozenset[str]:
     """Return the parts that the user may give: either of two text encoders, until the given file is read."""
-    chosen = choices.elsewhere
+    chosen = options.replaced
     texts = frozenset({"text_encoder", "text_encoder_2"})
     return chosen | texts if chosen & texts else chosen
 
 
-def absent_of_file(opened: SingleFile, choices: Choices) -> dict[str, Component]:
-    """Return a stand-in for each part that a single file lacks. Raise ModelError if `choices` do not give the part."""
+def absent_of_file(opened: SingleFile, options: LoadOptions) -> dict[str, Component]:
+    """Return a stand-in for each part that a single file lacks. Raise ModelError if `options` do not give the part."""
     kind, absent = opened.detected.kind, opened.detected.lacks
     if kind is None:
         raise lacks(opened.path, absent, parts_help=False)
-    return stand_ins(opened.path, kind, absent, opened.unet, opened.texts, choices)
+    return stand_ins(opened.path, kind, absent, opened.unet, opened.texts, options)
 
 
 def stand_ins(
@@ -59,13 +59,13 @@ def stand_ins(
     absent: Collection[str],
     unet_config: UNetConfig | None,
     texts: Mapping[str, CLIPConfig],
-    choices: Choices,
+    options: LoadOptions,
 ) -> dict[str, Component]:
     """Return stand-ins for the `absent` parts of a model of type `kind` with this UNet and these `texts`. Raise
-    ModelError if `choices` do not give all of them."""
+    ModelError if `options` do not give all of them."""
     absent_texts = [text for text in KINDS[kind].texts if text.component in absent]
-    given_texts = sum(part.startswith("text_encoder") for part in choices.parts)
-    missing = [name for name in absent if name in _OPTIONS and name not in choices.elsewhere]
+    given_texts = sum(part.startswith("text_encoder") for part in options.parts)
+    missing = [name for name in absent if name in _OPTIONS and name not in options.replaced]
     missing += [text.component for text in absent_texts][given_texts:]
     if missing:
         raise lacks(source, missing)

@@ -13,8 +13,8 @@ from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, is_folder
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import Choices, Prediction
 from qwenimg.common.families.fits import Fit
+from qwenimg.common.families.load_options import LoadOptions, Prediction
 from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.families.stable_diffusion.absent_parts import absent_of_file, lacks, may_be_given, stand_ins
@@ -106,17 +106,17 @@ def facts(checkpoint: Checkpoint) -> Facts:
     )
 
 
-def open_checkpoint(path: Path, choices: Choices) -> Checkpoint:
-    """Open the model in the folder or file `path`, with the parts that `choices` has elsewhere. Raises ModelError and
+def open_checkpoint(path: Path, options: LoadOptions) -> Checkpoint:
+    """Open the model in the folder or file `path`, with the parts that `options` has elsewhere. Raises ModelError and
     UsageError."""
     if is_file(path):
-        return open_file(path, choices)
-    if choices.tokenizer is not None:
+        return open_file(path, options)
+    if options.tokenizer is not None:
         raise UsageError(f"--tokenizer is for a Stable Diffusion model in one file; {clean(path, 80)} has its own")
-    return open_folder(path, choices)
+    return open_folder(path, options)
 
 
-def open_folder(folder: Path, choices: Choices) -> Checkpoint:
+def open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
     """Read every configuration and header of `folder` and of the parts that are elsewhere, and check them against the
     manifests. Raises ModelError and UsageError."""
     index = read_json(folder / "model_index.json")
@@ -124,20 +124,22 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
     texts = [""] if not sdxl else [part for part in ("", "_2") if _has(index, f"text_encoder{part}")]
     names = {"unet", "vae", *(f"text_encoder{part}" for part in texts)}
     networks = {name: network for name, network in NETWORKS.items() if name in names}
-    present = [name for name in networks if is_file(folder / name / "config.json") or name not in may_be_given(choices)]
+    present = [name for name in networks if is_file(folder / name / "config.json") or name not in may_be_given(options)]
     configs = {name: read_config(networks[name], folder / name) for name in present}
     kind = _kind(sdxl, texts, configs.get("unet"))
     text_configs = {name: config for name, config in configs.items() if name.startswith("text_encoder")}
     absent = [name for name in networks if name not in present]
-    components = stand_ins(folder, kind, absent, configs.get("unet"), text_configs, choices)
+    components = stand_ins(folder, kind, absent, configs.get("unet"), text_configs, options)
     scheduler = folder / "scheduler" / "scheduler_config.json"
     faults: dict[str, ModelError] = {}
     with closed_on_failure() as keep:
         for name in present:
             try:
-                part = open_component(networks[name], folder / name, configs[name], name, whole=choices.whole)
+                part = open_component(
+                    networks[name], folder / name, configs[name], name, for_rewrite=options.for_rewrite
+                )
             except ModelError as error:
-                if name not in may_be_given(choices):
+                if name not in may_be_given(options):
                     raise
                 part, faults[name] = on_paper(networks[name], configs[name], "float32"), error
             components[name] = part
@@ -146,10 +148,10 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             source=folder,
             components={name: components[name] for name in networks},
             tokenizers={},
-            scheduler=_scheduler(scheduler, choices.prediction),
+            scheduler=_scheduler(scheduler, options.prediction),
             zeros_for_empty=zeros_for_empty(index),
         )
-        checkpoint = with_parts(checkpoint, choices, sdxl=sdxl, faults=faults)
+        checkpoint = with_parts(checkpoint, options, sdxl=sdxl, faults=faults)
         tokenizers = {
             name: open_tokenizer(folder / name.replace("text_encoder", "tokenizer"), clip_tokenizer.load, text.config)
             for name, text in checkpoint.texts.items()
@@ -193,20 +195,22 @@ def _kind(sdxl: bool, texts: list[str], config: UNetConfig | None) -> str:
     return "sd2" if config is not None and config.cross_attention_dim == clip.OPEN_CLIP_H.hidden_size else "sd1"
 
 
-def open_file(path: Path, choices: Choices) -> Checkpoint:
+def open_file(path: Path, options: LoadOptions) -> Checkpoint:
     """Open the model in the file `path` and the parts that are elsewhere, with the chosen tokenizer or one on this
     machine. Raises ModelError and UsageError."""
-    opened = single_file.open_file(path, choices.prediction)
+    opened = single_file.open_file(path, options.prediction)
     detected = opened.detected
     with ExitStack() as stack:
         stack.callback(opened.close)
-        components = absent_of_file(opened, choices) if detected.lacks else {}
+        components = absent_of_file(opened, options) if detected.lacks else {}
         rows: dict[str, tuple[Network, Any]] = {
             "unet": (unet.NETWORK, opened.unet),
             "vae": (kl_vae.NETWORK, opened.vae),
         }
         rows |= {name: (clip.NETWORK, config) for name, config in opened.texts.items()}
-        components |= {name: component(*rows[name], plan, whole=choices.whole) for name, plan in opened.plans.items()}
+        components |= {
+            name: component(*rows[name], plan, for_rewrite=options.for_rewrite) for name, plan in opened.plans.items()
+        }
         names = ["unet", "vae", *(text.component for text in KINDS[detected.kind or "sd1"].texts)]
         checkpoint = Checkpoint(
             source=path,
@@ -214,12 +218,12 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
             tokenizers={},
             scheduler=parse_diffusion(single_file.scheduler_fields(detected), path),
             zeros_for_empty=detected.kind == "sdxl",
-            reports=_reports(detected, given=choices.prediction is not None),
+            reports=_reports(detected, given=options.prediction is not None),
         )
-        checkpoint = with_parts(checkpoint, choices, sdxl=detected.kind in ("sdxl", "sdxl-refiner"))
+        checkpoint = with_parts(checkpoint, options, sdxl=detected.kind in ("sdxl", "sdxl-refiner"))
         stack.callback(checkpoint.close)
         size = max(text.config.vocab_size for text in checkpoint.texts.values())
-        tokenizer = find_clip_tokenizer(path, size, choices.tokenizer, choices.tokenizer_of_base)
+        tokenizer = find_clip_tokenizer(path, size, options.tokenizer, options.refined_tokenizer)
         tokenizers = {
             name: open_tokenizer(tokenizer, partial(clip_tokenizer.load, pad=detected.pads[name]), text.config)
             for name, text in checkpoint.texts.items()
@@ -229,9 +233,9 @@ def open_file(path: Path, choices: Choices) -> Checkpoint:
 
 
 def with_parts(
-    checkpoint: Checkpoint, choices: Choices, *, sdxl: bool, faults: Mapping[str, ModelError] | None = None
+    checkpoint: Checkpoint, options: LoadOptions, *, sdxl: bool, faults: Mapping[str, ModelError] | None = None
 ) -> Checkpoint:
-    """Return `checkpoint` with the parts that `choices` has in other folders or files, checked to belong together.
+    """Return `checkpoint` with the parts that `options` has in other folders or files, checked to belong together.
     `faults` are the errors of parts that have stand-ins. Raises ModelError and UsageError, and closes `checkpoint`."""
 
     def check_whole(parts: Checkpoint) -> None:
@@ -239,9 +243,9 @@ def with_parts(
             raise (faults or {}).get(absent[0]) or lacks(parts.source, absent)
         _check_kind(parts, sdxl=sdxl)
 
-    changed = with_given(checkpoint, choices.parts, _opened, check_whole)
-    given = choices.part("transformer")
-    if given is None or choices.prediction is not None or is_folder(given):
+    changed = with_given(checkpoint, options.parts, _opened, check_whole)
+    given = options.part("transformer")
+    if given is None or options.prediction is not None or is_folder(given):
         return changed
     with closed_on_error(changed):
         return _as_stated(changed, given)

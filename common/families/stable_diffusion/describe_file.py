@@ -2,50 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.families.choices import Prediction
-from qwenimg.common.families.description import Description, component_line, of_file, summary
+from qwenimg.common.families.description import Description, component_line, of_file
+from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.parts import vae_files
-from qwenimg.common.parts.texts import clip_files
-
-_UNET_SIGN = "time_embedding.linear_1.weight"  # under diffusers' names
+from qwenimg.common.parts.vae_files import latent_channels
 
 
-def part_of(header: Header) -> str | None:
-    """Return `model` for a whole model in one file, else the part in it; None for another file."""
-    if single_file.reads(header):
+def is_unet(header: Header) -> bool:
+    """Return whether a file with this header has a UNet with diffusers' names."""
+    return header.format != "GGUF" and "time_embedding.linear_1.weight" in header.tensors
+
+
+def is_vae(header: Header) -> bool:
+    """Return whether a file with this header is a VAE, with diffusers' names, for latents of these models."""
+    return header.format != "GGUF" and latent_channels(header.tensors) == single_file.LATENTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LdmFile:
+    """A file with ldm names, by what is in it: a model, a UNet or a VAE."""
+
+    option: str
+
+    def reads(self, header: Header) -> bool:
+        if not self.opens(header):
+            return False
         unet, vae = single_file.prefixes(header.tensors)
-        return "model" if unet is not None and vae is not None else "vae" if unet is None else "transformer"
-    if clip_files.width_alone(header.tensors) is not None:
-        return "text_encoder"
-    if header.format == "GGUF":
+        return self.option == (
+            "model" if unet is not None and vae is not None else "vae" if unet is None else "transformer"
+        )
+
+    def opens(self, header: Header) -> bool:
+        return single_file.reads(header)
+
+    def describe(self, header: Header, prediction: Prediction | None) -> Description:
+        return describe_file(header, prediction)
+
+    def describe_similar(self, header: Header) -> Description | None:
         return None
-    if _UNET_SIGN in header.tensors:
-        return "transformer"
-    return "vae" if vae_files.latent_channels(header.tensors) == single_file.LATENTS else None
 
 
-def describe_file(header: Header, prediction: Prediction | None) -> Description | None:
-    """Describe the file: its type and the reasons for it, its parts, and its faults. Return None for another file."""
-    if not single_file.is_single_file(header.tensors):
-        text = clip_files.described(header.tensors)
-        return Description(lines=[f"layout: {text}", summary("file", header.tensors)]) if text else None
+def describe_file(header: Header, prediction: Prediction | None) -> Description:
+    """Describe a file with ldm names: its type and the reasons for it, its parts, and its faults."""
     form = "GGUF, " if header.format == "GGUF" else ""
     layout = f"{form}Stable Diffusion, single file"
-    whole = of_file(layout, header, lambda name: name.endswith("token_embedding.weight"))
+    description = of_file(layout, header, lambda name: name.endswith("token_embedding.weight"))
     try:
         detected = single_file.detect(header, prediction)
-        whole.lines[1:1] = [*detected.reasons, *(f"warning: {line}" for line in detected.warnings)]
+        description.lines[1:1] = [*detected.reasons, *(f"warning: {line}" for line in detected.warnings)]
         opened = single_file.open_file(header.file.path, prediction)
     except ModelError as error:
-        whole.faults.append(str(error))
-        return whole
+        description.faults.append(str(error))
+        return description
     opened.close()
     for name, plan in opened.plans.items():
-        whole.lines.append(component_line(name, plan))
+        description.lines.append(component_line(name, plan))
     if opened.ignored:
-        whole.lines.append(f"known and not needed: {counted(opened.ignored, 'tensor')}")
-    return whole
+        description.lines.append(f"known and not needed: {counted(opened.ignored, 'tensor')}")
+    return description

@@ -9,17 +9,16 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.family import Family
+from qwenimg.common.families.family import ControlFiles, Family, RefinerFiles
+from qwenimg.common.families.part_file import CLIP, PartFile
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import control, lora_title
 from qwenimg.common.families.stable_diffusion.checkpoint import FITS, NETWORKS, PIPELINES, facts, zeros_for_empty
-from qwenimg.common.families.stable_diffusion.describe_file import describe_file, part_of
+from qwenimg.common.families.stable_diffusion.describe_file import LdmFile, is_unet, is_vae
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
-from qwenimg.common.families.stable_diffusion.single_file import reads
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks.denoisers import unet, unet_controlnet
-from qwenimg.common.networks.encoders import clip
-from qwenimg.common.networks.vaes import kl_vae
+from qwenimg.common.networks.vaes import kl_vae_names
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
@@ -54,6 +53,7 @@ parameters) against float64, in bfloat16 and in float16: all low 1.4e-4, 2.0e-4;
 in float32 1.2e-4, 2.2e-4; 3.6e-6, 4.1e-6. The residual stream as well 7.9e-5, 1.4e-4; 2.0e-6, 2.0e-6. And the 1x1
 convolutions that carry the stream where its width changes 4.8e-5, 6.8e-5; 1.4e-6, 1.5e-6. Its samplers too 4.5e-5,
 6.1e-5; 1.2e-6, 1.6e-6, which would need 3x3 convolutions in float32: they stay low."""
+
 
 _REFINES = "SDXL base models"
 _TITLES = {False: "Stable Diffusion 1.x or 2.x", True: "SDXL"}
@@ -105,28 +105,39 @@ FAMILY = Family(
     name="stable-diffusion",
     title="Stable Diffusion",
     pipelines=frozenset(PIPELINES),
-    networks=(unet.NETWORK, clip.NETWORK, kl_vae.NETWORK),
-    denoiser="unet",
     components=(("unet",), ("text_encoder", "text_encoder_2"), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
     published=_published,
-    options=StableDiffusion.options,
-    choices=frozenset({"prediction", "tokenizer", *PARTS}),
+    load_options=frozenset({"prediction", "tokenizer", *PARTS}),
     open=checkpoints.open_checkpoint,
-    reads_file=reads,
-    describe_file=describe_file,
-    part=part_of,
-    model=StableDiffusion,
+    files=(
+        LdmFile(option="model"),
+        LdmFile(option="transformer"),
+        LdmFile(option="vae"),
+        CLIP,
+        PartFile(
+            option="transformer",
+            title="Stable Diffusion's UNet, diffusers' names",
+            network=unet.NETWORK,
+            is_in=is_unet,
+            use="-m MODEL --unet FILE",
+        ),
+        PartFile(
+            option="vae",
+            title="Stable Diffusion's VAE",
+            use="-m MODEL --vae FILE",
+            layouts=kl_vae_names.LAYOUTS,
+            is_in=is_vae,
+        ),
+    ),
+    models={"": StableDiffusion},
     lora_title=lora_title.title,
     small_files=small_files,
     defaults=_defaults,
-    control=control.open_control,
-    control_networks=(unet_controlnet.NETWORK,),
-    published_control=control.published,
+    control=ControlFiles(open=control.open_control, networks=(unet_controlnet.NETWORK,), published=control.published),
     check=_check,
     described=_described,
-    refines=_REFINES,
-    check_refiner=_check_refiner,
+    refiner=RefinerFiles(title=_REFINES, check=_check_refiner),
 )

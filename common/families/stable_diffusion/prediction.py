@@ -20,7 +20,7 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import open_regular
 from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean
-from qwenimg.common.families.choices import PREDICTIONS, Prediction
+from qwenimg.common.families.load_options import PREDICTIONS, Prediction
 from qwenimg.common.formats.stored import Header
 
 V_PRED, ZERO_SNR = "v_pred", "ztsnr"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad, closed_on_error
 from qwenimg.common.base.shape import Manifest
-from qwenimg.common.families.choices import Prediction
+from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.stable_diffusion import prediction as predictions
 from qwenimg.common.families.stable_diffusion.kinds import KINDS, unet_config
 from qwenimg.common.formats import gguf

@@ -11,8 +11,8 @@ from qwenimg.common.base.config import data_folder, parse, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file
-from qwenimg.common.families.choices import Choices
 from qwenimg.common.families.fits import Fit
+from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
@@ -49,12 +49,12 @@ FITS = (
 _SCHEDULER = "scheduler/scheduler_config.json"
 
 
-def open_folder(folder: Path, choices: Choices) -> Checkpoint:
+def open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
     """Read every configuration and header of `folder`, or of the file of a whole model, and check them against the
-    manifests. Parts that `choices` has elsewhere are read from there. Raises ModelError and UsageError."""
-    whole = is_file(folder / "model_index.json")
-    tokenizer = find_tokenizer(folder, choices.tokenizer, SMALL_FILES)
-    components = open_parts(folder, choices)
+    manifests. Parts that `options` has elsewhere are read from there. Raises ModelError and UsageError."""
+    has_index = is_file(folder / "model_index.json")
+    tokenizer = find_tokenizer(folder, options.tokenizer, SMALL_FILES)
+    components = open_parts(folder, options)
     with closed_on_failure() as keep:
         for part in components.values():
             keep(part.plan)
@@ -62,18 +62,18 @@ def open_folder(folder: Path, choices: Choices) -> Checkpoint:
             source=folder,
             components=components,
             tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, components["text_encoder"].config)},
-            scheduler=_scheduler(folder, whole=whole),
+            scheduler=_scheduler(folder, has_index=has_index),
         )
 
 
-def open_parts(folder: Path, choices: Choices | None = None) -> dict[str, Component]:
-    """Open the parts of the model in `folder`, or in one file, or from where `choices` has them. Raises ModelError."""
-    choices, components = choices or Choices(), {}
+def open_parts(folder: Path, options: LoadOptions | None = None) -> dict[str, Component]:
+    """Open the parts of the model in `folder`, or in one file, or from where `options` has them. Raises ModelError."""
+    options, components = options or LoadOptions(), {}
     if is_file(folder):
-        merged_file.check_parts(folder, choices.parts)
+        merged_file.check_parts(folder, options.parts)
     with closed_on_failure() as keep:
         for name in NETWORKS:
-            components[name] = _opened(name, folder, choices, published=not is_file(folder / "model_index.json"))
+            components[name] = _opened(name, folder, options, published=not is_file(folder / "model_index.json"))
             keep(components[name].plan)
     return components
 
@@ -81,7 +81,7 @@ def open_parts(folder: Path, choices: Choices | None = None) -> dict[str, Compon
 def purpose(folder: Path) -> str:
     """Return the model in `folder`, which the shift of its noise levels tells, and its purpose."""
     try:
-        levels = _scheduler(folder, whole=is_file(folder / "model_index.json"))
+        levels = _scheduler(folder, has_index=is_file(folder / "model_index.json"))
     except ModelError:  # opening the folder says why
         return "Z-Image, text to image"
     return f"{'Z-Image-Turbo' if is_turbo(levels) else 'Z-Image'}, text to image"
@@ -92,19 +92,19 @@ def is_turbo(levels: FlowMatchConfig) -> bool:
     return bool(levels.shift == known_configs.scheduler(TURBO.name).shift)
 
 
-def _opened(name: str, folder: Path, choices: Choices, *, published: bool) -> Component:
-    """Open one part, from its place in `choices` or from `folder`, which may have the published configurations alone.
+def _opened(name: str, folder: Path, options: LoadOptions, *, published: bool) -> Component:
+    """Open one part, from its place in `options` or from `folder`, which may have the published configurations alone.
     Raise ModelError."""
-    network, elsewhere, merged = NETWORKS[name], choices.part(name), is_file(folder)
+    network, elsewhere, merged = NETWORKS[name], options.part(name), is_file(folder)
     place = elsewhere or (folder if merged else folder / name)
     known = partial(known_configs.read, TURBO.name, name, network)
     config = find_config(network, [place, folder / name], known if published else None)
     if name == "text_encoder" and place == folder:
         sizes = language_files.sizes(peek(folder), _text_name, config.head_dim)
         config = parse(Qwen3Config, asdict(config) | sizes, source=folder)
-    if is_file(place) and name in LAYOUTS:
-        return open_part(LAYOUTS[name], place, config, name, whole=choices.whole)
-    return open_component(network, place, config, name, whole=choices.whole)
+    if name in LAYOUTS and (is_file(place) or is_file(place / "config.json")):
+        return open_part(LAYOUTS[name], place, config, name, for_rewrite=options.for_rewrite)
+    return open_component(network, place, config, name, for_rewrite=options.for_rewrite)
 
 
 def _text_name(key: str) -> str | None:
@@ -113,10 +113,10 @@ def _text_name(key: str) -> str | None:
     return name if name is None else qwen3.rename(name)
 
 
-def _scheduler(folder: Path, *, whole: bool) -> FlowMatchConfig:
+def _scheduler(folder: Path, *, has_index: bool) -> FlowMatchConfig:
     """Return the noise levels of the model in `folder`; of one without a configuration, those of its name. Raise
     ModelError."""
     path = folder / _SCHEDULER
-    if not whole and not is_file(path):
+    if not has_index and not is_file(path):
         path = data_folder(of_name(display_name(folder)).name) / _SCHEDULER
     return flow_match.read_config(read_json(path), path)

@@ -6,14 +6,12 @@ import re
 
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.part_file import KL_VAE, QWEN3, PartFile
+from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile
 from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, is_turbo, open_folder, open_parts, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
-from qwenimg.common.networks.encoders import qwen3
-from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -49,29 +47,25 @@ FAMILY = Family(
     title="Z-Image",
     pipelines=frozenset({"ZImagePipeline"}),
     refused={"ZImage": "is a Z-Image model that edits or controls images: this version makes images from text only"},
-    networks=(zimage_dit.NETWORK, qwen3.NETWORK, kl_vae.NETWORK),
-    denoiser="transformer",
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
     fits=FITS,
-    choices=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
-    options=ZImage.options,
+    load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=open_folder,
-    files={
-        "transformer": PartFile(
+    files=(
+        ModelFile(title="Z-Image", parts=(*NETWORKS,), is_in=_is_model, open=open_parts, fits=FITS),
+        PartFile(
+            option="transformer",
             title="Z-Image's transformer",
-            network=zimage_dit.NETWORK,
             layouts=zimage_names.LAYOUTS,
             like=lambda: known_configs.read(TURBO.name, "transformer", zimage_dit.NETWORK),
         ),
-        "text_encoder": QWEN3,
-        "vae": KL_VAE,
-    },
-    reads_file=_is_model,
-    open_parts=open_parts,
-    model_of=lambda transformer, choices: of_name(display_name(transformer)).name,
-    model=ZImage,
+        QWEN3,
+        KL_VAE,
+    ),
+    model_of=lambda transformer, options: of_name(display_name(transformer)).name,
+    models={"": ZImage},
     defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
     described=purpose,
     small_files=lambda checkpoint: known_configs.small_files(BASE.name, shift=checkpoint.scheduler.shift),

@@ -52,16 +52,14 @@ def width_alone(tensors: Mapping[str, Stored]) -> int | None:
     return None if layout is None or any(not name.startswith(layout[0]) for name in others) else layout[2]
 
 
-def described(tensors: Mapping[str, Stored]) -> str | None:
-    """Describe a text encoder that is alone in its file; return None for another file."""
-    layout = find(tensors)
-    if layout is None or width_alone(tensors) is None:
-        return None
+def title(header: Header) -> str:
+    """Return the title of the text encoder in a file with this header, and the layout of its names."""
+    layout = find(header.tensors)
+    assert layout is not None
     prefix, open_clip, width = layout
     names = "OpenCLIP's names" if open_clip else "transformers' names"
-    behind = f" behind {clean(prefix, 60)}" if prefix else ""
-    title = WIDTHS.get(width, "a CLIP text encoder")
-    return f"{title}, {names}{behind} (width {width}); its option is --text-encoder"
+    after = f" behind {clean(prefix, 60)}" if prefix else ""
+    return f"{WIDTHS.get(width, 'a CLIP text encoder')}, {names}{after} (width {width})"
 
 
 def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
@@ -105,7 +103,7 @@ def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool)
     return open_component(clip.NETWORK, path, config, name, rename)
 
 
-def within(header: Header, text: Text, *, whole: bool = False) -> Component:
+def within(header: Header, text: Text, *, for_rewrite: bool = False) -> Component:
     """Open the text encoder `text` in the file of a whole model, which has transformers' names. The caller closes the
     file. Raises ModelError."""
     prefix, config = clip_config(header.file.path, header, text)
@@ -114,7 +112,7 @@ def within(header: Header, text: Text, *, whole: bool = False) -> Component:
     if _PROJECTION in places:
         places[_PROJECTION] = places[_PROJECTION]._replace(key=text.prefix + _PROJECTION)
     plan = keys.plan_places(header, text.component, places, manifest, stored_uses(manifest))
-    return component(clip.NETWORK, config, plan, whole=whole)
+    return component(clip.NETWORK, config, plan, for_rewrite=for_rewrite)
 
 
 def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:

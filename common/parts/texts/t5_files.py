@@ -47,10 +47,10 @@ def is_t5(path: Path) -> bool:
     return prefix_of(header.tensors) is not None and clip_files.find(header.tensors) is None
 
 
-def open_t5(path: Path, title: str, *, whole: bool = False) -> Component:
+def open_t5(path: Path, title: str, *, for_rewrite: bool = False) -> Component:
     """Open the T5 encoder in the folder or file `path`; `title` is its name in messages. Raises ModelError."""
     if is_folder(path):
-        return open_component(t5.NETWORK, path, read_config(t5.NETWORK, path), title, whole=whole)
+        return open_component(t5.NETWORK, path, read_config(t5.NETWORK, path), title, for_rewrite=for_rewrite)
     header = peek(path)
     prefix = prefix_of(header.tensors)
     if prefix is None:
@@ -61,10 +61,10 @@ def open_t5(path: Path, title: str, *, whole: bool = False) -> Component:
     def rename(key: str) -> str | None:
         return t5.rename(key.removeprefix(start)) if key.startswith(start) else key
 
-    return open_component(t5.NETWORK, path, config_of(header, prefix), title, rename, whole=whole)
+    return open_component(t5.NETWORK, path, config_of(header, prefix), title, rename, for_rewrite=for_rewrite)
 
 
-def within(header: Header, prefix: str, title: str, *, whole: bool = False) -> Component:
+def within(header: Header, prefix: str, title: str, *, for_rewrite: bool = False) -> Component:
     """Open the T5 encoder behind `prefix` in the file of a whole model, which has transformers' names. The caller
     closes the file. Raises ModelError."""
     config = config_of(header, prefix)
@@ -72,7 +72,7 @@ def within(header: Header, prefix: str, title: str, *, whole: bool = False) -> C
     stored = {t5.rename(key.removeprefix(prefix)): key for key in sorted(header.tensors) if key.startswith(prefix)}
     places = {name: Place(stored.get(name, prefix + name)) for name in manifest}
     plan = plan_places(header, title, places, manifest, stored_uses(manifest))
-    return component(t5.NETWORK, config, plan, whole=whole)
+    return component(t5.NETWORK, config, plan, for_rewrite=for_rewrite)
 
 
 def config_of(header: Header, prefix: str) -> T5Config:

@@ -8,7 +8,7 @@ from typing import Any
 from qwenimg.common.base.arguments import path_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import by_name, clean
-from qwenimg.common.families.opening import OPENING
+from qwenimg.common.families.load_options import LOAD_OPTIONS
 from qwenimg.common.prompts.wildcards import OFF
 from qwenimg.common.request.load_options import check_names
 
@@ -55,7 +55,7 @@ def load_options(name: str, model: object, given: Mapping[str, Any]) -> tuple[di
             raise UsageError(f"{name}.from_pretrained: use_safetensors={clean(value, 30)}: leave it out")
         else:
             asked[key] = value
-    check_names([key for key in asked if key not in OPENING and key != "notify"], [*OPENING, "notify"])
+    check_names([key for key in asked if key not in LOAD_OPTIONS and key != "notify"], [*LOAD_OPTIONS, "notify"])
     return {"model": place, **asked}, given.get("scheduler")
 
 

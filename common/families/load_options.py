@@ -6,27 +6,41 @@ are imported where they are used, since `qwenimg --help` reads the options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from qwenimg.common.base import arguments
 from qwenimg.common.base.amounts import parse_max
-from qwenimg.common.base.arguments import home
+from qwenimg.common.base.arguments import home, shown
 from qwenimg.common.base.errors import UsageError
-from qwenimg.common.families.choices import (
-    PREDICTIONS,
-    VARIANTS,
-    Choices,
-    Prediction,
-    check_prediction,
-    check_variant,
-)
 from qwenimg.common.prompts.wildcards import OFF
 from qwenimg.common.request.option import Option, option, options_of
-from qwenimg.common.request.parts import PARTS
+from qwenimg.common.request.parts import PARTS, components_of
 from qwenimg.common.runtime import compiling
+
+Prediction = Literal["eps", "v", "x0"]
+"""The prediction of a UNet: the noise, the velocity, or the image."""
+PREDICTIONS: tuple[str, ...] = get_args(Prediction)
+
+
+def check_prediction(value: object) -> None:
+    """Check a value of --prediction. Raises UsageError."""
+    if not (isinstance(value, str) and value in PREDICTIONS):
+        raise UsageError(f"prediction is {shown(value)}; choose one of {', '.join(PREDICTIONS)}")
+
+
+VARIANTS = ("text", "edit", "2509", "2511", "layered", "kontext", "dev", "schnell")
+"""The models whose weights, or whose names, do not tell them apart: text to image, Qwen-Image-Edit, -2509, -2511 and
+-Layered, FLUX.1 Kontext, dev and schnell."""
+
+
+def check_variant(value: object) -> None:
+    """Check a value of --variant. Raises UsageError."""
+    if not (isinstance(value, str) and value in VARIANTS):
+        raise UsageError(f"variant is {shown(value)}; choose one of {', '.join(VARIANTS)}")
+
 
 _FILES = "Model's files"  # the second half of the section "Model" in the help
 
@@ -43,9 +57,9 @@ def _check_preset(name: str) -> None:
 
 
 def _check_precision(text: str) -> None:
-    from qwenimg.common.families import registry
+    from qwenimg.common.precision import precision
 
-    registry.check_precision(text)
+    precision.check(text)
 
 
 def _check_quantize(text: str) -> None:
@@ -55,7 +69,7 @@ def _check_quantize(text: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class LoadOptions:
     """The options that open a model, checked on construction. Raises UsageError."""
 
     model: str | None = option(None, Option(
@@ -136,8 +150,11 @@ class Opening:
         words=VARIANTS, checks=check_variant,
     ))  # fmt: skip
 
+    for_rewrite: bool = False  # plan every stored tensor, to write the model again and not to draw
+    refined_tokenizer: Path | None = None  # for a refiner without a tokenizer: that of the model that it refines
+
     def __post_init__(self) -> None:
-        for name, one in OPENING.items():
+        for name, one in LOAD_OPTIONS.items():
             if (value := self.value(name)) is not None:
                 one.check(value)
 
@@ -150,38 +167,48 @@ class Opening:
         """The bytes of `max_memory`."""
         return parse_max(self.max_memory)
 
+    def of_files(self) -> list[str]:
+        """Return the names of the given options that only some families take."""
+        names = ("prediction", "variant", "tokenizer", *PARTS)
+        return [name for name in names if self.value(name) is not None]
+
     @property
-    def choices(self) -> Choices:
-        """The choices that the family of the model reads."""
-        return Choices(
-            prediction=self.prediction,
-            variant=self.variant,
-            parts=self.parts,
-            tokenizer=self.tokenizer,
-            quantize=self.quantize,
-        )
+    def replaced(self) -> frozenset[str]:
+        """The components whose weights are given in place of the model's, and `tokenizer` if one is given."""
+        given = components_of(self.parts)
+        return given if self.tokenizer is None else given | {"tokenizer"}
+
+    def variant_of(self, known: Collection[str], title: str) -> str | None:
+        """Return the variant, one of the `known` ones of the models `title`; None if none was chosen. Raises
+        UsageError."""
+        if self.variant is not None and self.variant not in known:
+            raise UsageError(f"--variant {self.variant} is no {title}; choose one of {', '.join(known)}")
+        return self.variant
+
+    def part(self, name: str) -> Path | None:
+        """Return the folder or file that is given for one of PARTS."""
+        return self.parts.get(name)
 
 
-_FIELDS = options_of(Opening)
-OPENING: Mapping[str, Option] = {
+_FIELDS = options_of(LoadOptions)
+LOAD_OPTIONS: Mapping[str, Option] = {
     **{name: _FIELDS[name] for name in _FIELDS if _FIELDS[name].section != _FILES},
     **PARTS,
     **{name: _FIELDS[name] for name in _FIELDS if _FIELDS[name].section == _FILES},
 }
-"""Every option of an opening, parts included: the keywords of `qwenimg.load` except `notify`."""
+"""Every option that opens a model, parts included: the keywords of `qwenimg.load` except `notify`."""
 
 
-def opening_of(given: Mapping[str, Any]) -> Opening:
-    """Return the opening with the values that are `given` by the names of options, None for the default. Raises
-    UsageError."""
-    values = {name: given[name] for name in OPENING if given.get(name) is not None}
+def load_options_of(given: Mapping[str, Any]) -> LoadOptions:
+    """Return the options with the values that are `given` by their names, None for the default. Raises UsageError."""
+    values = {name: given[name] for name in LOAD_OPTIONS if given.get(name) is not None}
     parts = {name: values.pop(name) for name in PARTS if name in values}
-    return Opening(**values, parts=parts)
+    return LoadOptions(**values, parts=parts)
 
 
-def from_call(given: Mapping[str, object]) -> Opening:
-    """Return the opening for the keywords of a call of `qwenimg.load`. Raises UsageError."""
-    return opening_of({name: _converted(OPENING[name], value) for name, value in given.items()})
+def from_call(given: Mapping[str, object]) -> LoadOptions:
+    """Return the options for the keywords of a call of `qwenimg.load`. Raises UsageError."""
+    return load_options_of({name: _converted(LOAD_OPTIONS[name], value) for name, value in given.items()})
 
 
 def _converted(one: Option, value: object) -> object:
