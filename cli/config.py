@@ -88,7 +88,7 @@ def _check(values: Mapping[str, Any]) -> None:
         output_path(values["output"], seed=0, index=1, prompt="", now=now, several=False, same_seeds=False)
 
 
-def settle(ctx: click.Context, given: dict[str, Any]) -> None:
+def apply_defaults(ctx: click.Context, given: dict[str, Any]) -> None:
     """Merge the file's values into `given`, and drop values that a stronger source replaces by another option.
     Precedence: command line, environment, the recipe of --from, file. Raises UsageError for a broken file."""
     source = {name: ctx.get_parameter_source(name) for name in given}

@@ -62,8 +62,8 @@ class Stop:
 
     @contextmanager
     def waits(self, step: float = 0.0) -> Iterator[None]:
-        """While this context is open, the main thread ends the run after a signal, at its next `check`. step: expected
-        seconds until that."""
+        """Let the main thread end the run after a signal in this context, at its next `check`. step: expected seconds
+        until that."""
         self._begin(step)
         try:
             yield
@@ -73,8 +73,8 @@ class Stop:
 
     @contextmanager
     def serving(self, hears: Callable[[], None]) -> Iterator[None]:
-        """While this context is open, a signal calls `hears` in the watching thread, and the main thread may take any
-        time to end."""
+        """Let a signal in this context call `hears` in the watching thread; the main thread may take any time to
+        end."""
         self.hears, self.until = hears, math.inf
         try:
             yield

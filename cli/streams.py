@@ -39,7 +39,7 @@ def show(text: str) -> None:
         sys.stderr.write(text + "\n")
 
 
-def asks() -> bool:
+def can_ask() -> bool:
     """Return whether a question can be asked: a terminal reads and shows everything, and no program reads the
     output."""
     return all(stream is not None and _is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr))
@@ -52,7 +52,7 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def agreed(question: str, *, default: bool) -> bool:
+def confirm(question: str, *, default: bool) -> bool:
     """Ask on standard error, and return the answer. End of input means no, an empty line `default`."""
     with contextlib.suppress(OSError, ValueError, UnicodeError):
         sys.stderr.write(f"{clean(question, MAX_LINE)} [{'Y/n' if default else 'y/N'}] ")

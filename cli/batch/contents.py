@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from qwenimg.common.pictures.input import check_bytes
 from qwenimg.common.request.loras import find_file
 from qwenimg.common.weights.loras.peft_config import ADAPTER_CONFIG
 
-Contents = Callable[[Options], Mapping[str, Any]]
+Contents = Callable[[Options], dict[str, Any]]
 """Returns the options that name files, with hashes in place of the names."""
 
 
@@ -48,7 +48,7 @@ def contents(folders: ModelFolders) -> Contents:
             check_bytes(file)
             return hashed(file)
 
-    def hashes(options: Options) -> Mapping[str, Any]:
+    def hashes(options: Options) -> dict[str, Any]:
         values: dict[str, Any] = {}
         if loras := options.get("lora"):
             values["lora"] = [[lora(one.source), one.scale] for one in loras]

@@ -67,18 +67,18 @@ class Driver:
 
     async def run(self) -> BatchOutcome:
         """Draw all pictures, or until `stop`. Raises DoesNotFit for a full disk."""
-        tending = [asyncio.create_task(self._tend(worker)) for worker in self.workers]
+        running = [asyncio.create_task(self._run_worker(worker)) for worker in self.workers]
         try:
-            await asyncio.gather(*tending)
+            await asyncio.gather(*running)
         finally:
-            for task in tending:
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*tending, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
             await asyncio.gather(*self._closing, *(worker.close() for worker in self.workers))
         self.outcome.left = len(self.waiting)
         return self.outcome
 
-    async def _tend(self, worker: BatchWorker) -> None:
+    async def _run_worker(self, worker: BatchWorker) -> None:
         """Run a worker until no picture is left, and restart it when it is lost."""
         losses = 0
         while self.waiting and not self.is_stopping and losses < STARTS:

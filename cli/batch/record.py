@@ -36,7 +36,7 @@ _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
-class Known:
+class JournalEntries:
     """The pictures of earlier runs, by their keys."""
 
     done: Mapping[str, str]  # the SHA-256 of the file
@@ -49,7 +49,7 @@ class JournalRow(NamedTuple):
     key: str
     is_done: bool
     text: str  # the SHA-256 of the file, or the error
-    end: int  # the byte behind it
+    end: int  # its offset in the file
 
 
 class BatchJournal:
@@ -82,7 +82,7 @@ class BatchJournal:
     def close(self) -> None:
         os.close(self._file)
 
-    def known(self) -> Known:
+    def entries(self) -> JournalEntries:
         """Read the journals of all shards: the last entry of each key. Raises UsageError and ModelError."""
         done: dict[str, str] = {}
         failed: dict[str, str] = {}
@@ -93,9 +93,9 @@ class BatchJournal:
                     failed.pop(row.key, None)
                 else:
                     failed[row.key] = row.text
-        return Known(done, failed)
+        return JournalEntries(done, failed)
 
-    def is_there(self, task: BatchTask, sha256: str) -> bool:
+    def is_intact(self, task: BatchTask, sha256: str) -> bool:
         """Return whether the file of a picture has this hash."""
         data = self._picture(task)
         return data is not None and hashlib.sha256(data).hexdigest() == sha256

@@ -17,7 +17,7 @@ from qwenimg.cli.batch import engines
 from qwenimg.cli.batch.contents import contents
 from qwenimg.cli.batch.driver import BatchOutcome, Driver
 from qwenimg.cli.batch.engines import MakeWorker
-from qwenimg.cli.batch.record import BatchJournal, Known
+from qwenimg.cli.batch.record import BatchJournal, JournalEntries
 from qwenimg.cli.batch.tasks import BatchTask, model_identity, parse_shard, shard_of, tasks_of
 from qwenimg.cli.commands.generate import generate
 from qwenimg.cli.options import FILE
@@ -114,7 +114,7 @@ def batch(
     from qwenimg.cli import config, environment
     from qwenimg.common.hub import part_files
 
-    config.settle(ctx, given)
+    config.apply_defaults(ctx, given)
     environment.check(ctx, given)
     engines.check(engine)
     quiet = given.pop("quiet")
@@ -147,9 +147,9 @@ def batch(
     ]
     with contextlib.closing(BatchJournal(output.absolute(), place)) as journal:
         mine = shard_of(tasks, place)
-        known = journal.known()
-        skipped = [] if retry_failed else [task for task in mine if task.key in known.failed]
-        left, replaced = _left([task for task in mine if task not in skipped], journal, known)
+        entries = journal.entries()
+        skipped = [] if retry_failed else [task for task in mine if task.key in entries.failed]
+        left, replaced = _left([task for task in mine if task not in skipped], journal, entries)
         report = BatchReport(output.absolute(), len(left), before=len(mine) - len(left) - len(skipped), quiet=quiet)
         for line in (*environment.unknown(generate), *notes):
             report.say(f"warning: {line}")
@@ -183,13 +183,15 @@ async def _run(
         return await driver.run()
 
 
-def _left(tasks: list[BatchTask], journal: BatchJournal, known: Known) -> tuple[list[BatchTask], frozenset[str]]:
+def _left(
+    tasks: list[BatchTask], journal: BatchJournal, entries: JournalEntries
+) -> tuple[list[BatchTask], frozenset[str]]:
     """Return the pictures to draw, and of these the keys whose file does not have the journal's hash."""
     left: list[BatchTask] = []
     replaced: set[str] = set()
     for task in tasks:
-        if task.key in known.done:
-            if not journal.is_there(task, known.done[task.key]):
+        if task.key in entries.done:
+            if not journal.is_intact(task, entries.done[task.key]):
                 left.append(task)
                 replaced.add(task.key)
         elif not journal.adopt(task):

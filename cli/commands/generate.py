@@ -114,7 +114,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         if not given["image"]:
             raise UsageError('no prompt; give one, as in: qwenimg "a red circle"')
         given["prompt"] = ""  # some models describe the picture
-    config.settle(ctx, given)
+    config.apply_defaults(ctx, given)
     if given["output"] in streams.NAMES_OF_STDOUT:
         given["output"] = "-"
     environment.check(ctx, given)

@@ -51,7 +51,7 @@ def _opening(command: _F) -> _F:
     return places.weights(options.of_picture(ALL["lora"])(command))
 
 
-def _asking(command: _F) -> _F:
+def _recording_options(command: _F) -> _F:
     """Declare the options of a recording."""
     for name in ("mask", "control", "true_cfg", "lora_mode"):
         command = options.of_picture(ALL[name])(command)
@@ -78,9 +78,9 @@ def _asking(command: _F) -> _F:
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @places.declared("backend", **_BACKEND)
 @_opening
-@_asking
+@_recording_options
 @places.with_opening
-def record(opening: LoadOptions, output: Path, overwrite: bool, **asked: Any) -> int:
+def record(opening: LoadOptions, output: Path, overwrite: bool, **values: Any) -> int:
     """Write a passport: the results of every block of MODEL here, and those of float64."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.parity import summary
@@ -88,7 +88,7 @@ def record(opening: LoadOptions, output: Path, overwrite: bool, **asked: Any) ->
 
     atomic_files.check_output(_named(output), overwrite=overwrite)
     with _opened(opening) as session:
-        passport = session.record(typed(asked))
+        passport = session.record(typed(values))
         size = passport_file.write(output, passport, overwrite=overwrite)
     streams.say(summary.headline(passport))
     streams.say(f"{size:,} bytes; on another machine: qwenimg parity check {output}")
@@ -139,7 +139,7 @@ def check(
         checked = session.check(recorded, loras, networks, picture=not only_blocks)
     if output is not None:
         passport_file.write(output, checked.passport, overwrite=overwrite)
-    return _told([checked], as_json)
+    return _print_results([checked], as_json)
 
 
 @parity.command("run")
@@ -149,10 +149,10 @@ def check(
 @click.option("--overwrite", is_flag=True, help="Replace it if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_opening
-@_asking
+@_recording_options
 @places.with_opening
 def run(
-    opening: LoadOptions, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **asked: Any
+    opening: LoadOptions, backends: str | None, output: Path | None, overwrite: bool, as_json: bool, **values: Any
 ) -> int:
     """Record MODEL on the first of the backends and check it on the others, in this process."""
     from qwenimg.backends import installed
@@ -161,21 +161,21 @@ def run(
 
     if not installed("cpu"):
         raise UsageError("parity run needs float64, which is torch's: install it, or see `qwenimg parity record`")
-    names = _here() if backends is None else _several(backends)
+    names = _local_backends() if backends is None else _several(backends)
     if output is not None:
         atomic_files.check_output(_named(output), overwrite=overwrite)
-    asked = typed(asked)
+    values = typed(values)
     with _opened(replace(opening, backend=names[0])) as session:
-        passport = session.record(asked)
+        passport = session.record(values)
     done = []
     for name in names[1:]:
         with _opened(replace(opening, backend=name, precision=passport.precision)) as session:
-            networks = {one.network for one in asked["control"]}
-            done.append(session.check(passport, asked["lora"], sorted(networks), picture=True))
+            networks = {one.network for one in values["control"]}
+            done.append(session.check(passport, values["lora"], sorted(networks), picture=True))
         passport = done[-1].passport
     if output is not None:
         passport_file.write(output, passport, overwrite=overwrite)
-    return _told(done, as_json, passport)
+    return _print_results(done, as_json, passport)
 
 
 @parity.command("report")
@@ -218,7 +218,7 @@ class Checked:
     changed: list[str]
 
     def verdict(self) -> str:
-        """The reason of a failed check; "" if it passed."""
+        """The reason of a failure; "" for a check that passed."""
         from qwenimg.common.parity import summary
 
         why = summary.verdict(self.judged, self.drawn)
@@ -233,7 +233,7 @@ class Session:
 
     pipe: Pipeline
 
-    def record(self, asked: dict[str, Any]) -> Passport:
+    def record(self, values: dict[str, Any]) -> Passport:
         from qwenimg import backends
         from qwenimg.common.numbers.sizes import parse_size
         from qwenimg.common.parity import inputs
@@ -249,24 +249,24 @@ class Session:
                 "qwenimg: warning: torch is not installed, so float64 is not recorded and nothing can be judged"
             )
         assert pipe.checkpoint is not None
-        size = asked["size"] or (SMALL if pipe.checkpoint.parameters < FEW else USUAL)
+        size = values["size"] or (SMALL if pipe.checkpoint.parameters < FEW else USUAL)
         width, height = parse_size(size)
-        request = {"prompt": asked["prompt"], "width": width, "height": height}
-        request |= {"steps": asked["steps"], "seed": asked["seed"]}
-        guided = {} if asked["true_cfg"] is None else {"true_cfg": asked["true_cfg"]}
+        request = {"prompt": values["prompt"], "width": width, "height": height}
+        request |= {"steps": values["steps"], "seed": values["seed"]}
+        guided = {} if values["true_cfg"] is None else {"true_cfg": values["true_cfg"]}
         if self.pipe.defaults.negative_prompt or guided:
             request["negative_prompt"] = self.pipe.defaults.negative_prompt
         request |= {"guidance": self.pipe.defaults.guidance} | self.pipe.model.guidance.resolve(guided)
-        pictures, notes = inputs.read(asked["control"], asked["mask"], width, height)
+        pictures, notes = inputs.read(values["control"], values["mask"], width, height)
         for note in notes:
             streams.say(f"qwenimg: {note}")
         request |= pictures
         if pipe.model.inputs.fewest:
             request.pop("pictures", None)  # a model that needs pictures sees all that it can
-        request |= {"pictures": asked["pictures"]} if asked["pictures"] else {}
-        if asked["lora"]:
-            request |= {"lora": asked["lora"], "lora_mode": asked["lora_mode"] or "auto"}
-        return recording.record(pipe, request, exact=exact, sampled=bool(asked["sampled"]), notify=_quietly)
+        request |= {"pictures": values["pictures"]} if values["pictures"] else {}
+        if values["lora"]:
+            request |= {"lora": values["lora"], "lora_mode": values["lora_mode"] or "auto"}
+        return recording.record(pipe, request, exact=exact, sampled=bool(values["sampled"]), notify=_quietly)
 
     def check(self, passport: Passport, loras: tuple[Lora, ...], networks: Sequence[str], *, picture: bool) -> Checked:
         from qwenimg.common.hub.network_search import named_control
@@ -303,7 +303,7 @@ def _quietly(text: str) -> None:
 # Results
 
 
-def _told(done: list[Checked], as_json: bool, passport: Passport | None = None) -> int:
+def _print_results(done: list[Checked], as_json: bool, passport: Passport | None = None) -> int:
     """Print the results. Raises NumericsError if a block fails."""
     from qwenimg.common.parity import summary
 
@@ -372,7 +372,7 @@ def _named(output: Path) -> Path:
     return output.absolute()
 
 
-def _here() -> list[str]:
+def _local_backends() -> list[str]:
     """Return and print the backends of this machine. Raises UsageError if there is only one."""
     from qwenimg.backends import MISSING, available
 

@@ -41,11 +41,11 @@ class _Row:
     fits: bool
     steps: int
     times: Times
-    beside: int = 0  # bytes of a LoRA that is not here and would stay beside the weights
+    lora_bytes: int = 0  # of a LoRA that is not here and would stay unmerged
 
     @property
     def peak(self) -> int:
-        return self.needs.largest.peak + self.beside
+        return self.needs.largest.peak + self.lora_bytes
 
     @property
     def streamed(self) -> float:
@@ -123,7 +123,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     if on is not None and on.strip().lower() == machines.LIST:
         return _put(machines.lines())
     _check(ctx, what, given)
-    config.settle(ctx, given)
+    config.apply_defaults(ctx, given)
     environment.check(ctx, given)
     folders, opening = located(load_options_of(places.taken(given) | ({} if what is None else {"model": what})))
     given["lora"] = folders.loras(lora_text.parse(given["lora"]))
@@ -193,7 +193,7 @@ def _planned(pipe: Pipeline, here: bool, engine: OnPaper, given: dict[str, Any],
     from qwenimg.common.pipeline.fit_options import FitOptions, plan_memory
 
     request, counted = _request(pipe, given)
-    pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # LoRAs that stay beside the weights count
+    pipe.model.adapt(pipe.loras.deltas(*pipe.controls.loras(request)))  # unmerged LoRAs take memory
     pipe.controls.give(pipe.model, request)
     counted = counted and here  # without its files there is no tokenizer
     if given["cache_prompts"] and counted:
@@ -243,12 +243,14 @@ def _add_upscaling(
         memory.decoding += larger.steps
 
 
-def _row(model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, beside: int = 0) -> _Row:
+def _row(
+    model: DiffusionModel, request: Request, title: str, memory: MemoryPlan, fits: bool, lora_bytes: int = 0
+) -> _Row:
     from qwenimg.common.hub.forecast import times
     from qwenimg.common.pipeline import second_pass
 
     steps, seconds = second_pass.steps(model, request), times(model, request, memory)
-    return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, beside=beside)
+    return _Row(title=title, needs=memory, fits=fits, steps=steps, times=seconds, lora_bytes=lora_bytes)
 
 
 def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row]:
@@ -263,8 +265,8 @@ def _few(pipe: Pipeline, given: dict[str, Any], counted: bool) -> dict[str, _Row
         request, _ = _request(pipe, {**given, "few_steps": f"{FEW}:{count}"})
         best = fitting(pipe, request, counted=counted, few=True)
         shown = " ".join(filter(None, (f"--few-steps {FEW}:{count}", best.options)))
-        beside = best.peak - best.needs.largest.peak
-        rows[shown] = _row(best.model, request, f"with {shown}", best.needs, best.fits, beside)
+        lora_bytes = best.peak - best.needs.largest.peak
+        rows[shown] = _row(best.model, request, f"with {shown}", best.needs, best.fits, lora_bytes)
     return rows
 
 

@@ -122,8 +122,8 @@ def _measured(
     defaults = opened.defaults()
     device = Measuring(opened, backends.load(backend), name, defaults)
     width, height = size or device.size()
-    asked = PrecisionTask(width=width, height=height, **picture)
-    device.pipe.check(**asdict(asked), **device.pipe.model.inputs.placeholder())
+    task = PrecisionTask(width=width, height=height, **picture)
+    device.pipe.check(**asdict(task), **device.pipe.model.inputs.placeholder())
     exact, wide = None, 8 * opened.checkpoint.parameters
     if wide > EXACT_BYTES:
         streams.say(f"compared with float32, not float64, which takes {size_text(wide)} for the weights alone")
@@ -131,4 +131,4 @@ def _measured(
         exact = Measuring(opened, backends.load("cpu"), name, defaults)
     else:
         streams.say("compared with float32, not float64, which is torch's and not installed")
-    return measure(device, exact, asked, names, lambda text: streams.say(f"drawing in {text}"))
+    return measure(device, exact, task, names, lambda text: streams.say(f"drawing in {text}"))

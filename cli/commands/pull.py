@@ -69,7 +69,7 @@ def offer(error: NotHere, *, offline: bool) -> bool:
     from qwenimg.common.families import catalog
     from qwenimg.common.hub.requirements import time_text
 
-    if offline or not error.name or not streams.asks() or hf_cache.is_offline():
+    if offline or not error.name or not streams.can_ask() or hf_cache.is_offline():
         return False
     known = catalog.find(error.name)
     host = clean(urlsplit(hf_cache.settings().ENDPOINT).netloc, 60)
@@ -77,7 +77,7 @@ def offer(error: NotHere, *, offline: bool) -> bool:
     time = "" if known is None else time_text(known.bytes)
     consent = ", if you have agreed to its terms there" if known is not None and known.gated else ""
     streams.say(f"{error}")
-    if not streams.agreed(f"{error.name}: {size} from {host}{time}{consent}: get it?", default=known is not None):
+    if not streams.confirm(f"{error.name}: {size} from {host}{time}{consent}: get it?", default=known is not None):
         return False
     _fetch(error.name, quiet=False, verify=False)
     return True

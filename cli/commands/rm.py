@@ -30,9 +30,9 @@ def rm(names: tuple[str, ...], yes: bool) -> None:
         lines += ["config.toml names it as the model to draw with"] if name == default else []
         for line in lines:
             streams.say(f"  {line}")
-    if not yes and not streams.asks():
+    if not yes and not streams.can_ask():
         raise UsageError("rm asks before it deletes, and this is no terminal: give --yes")
-    if not yes and not streams.agreed("delete this? other programs that use the cache lose it too", default=False):
+    if not yes and not streams.confirm("delete this? other programs that use the cache lose it too", default=False):
         streams.say("nothing is deleted")
         return
     for _, what, _ in chosen:

@@ -96,7 +96,7 @@ def serve(
         if find_spec(package) is None:
             raise BackendMissing(f"serve needs {package}; in the clone of qwenimg: pip install '.[serve]'")
     from qwenimg.cli.serve import app
-    from qwenimg.cli.serve.offered import Offer, search_apart
+    from qwenimg.cli.serve.offered import Offer, search_in_process
     from qwenimg.cli.serve.settings import Settings
 
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
@@ -104,7 +104,7 @@ def serve(
     _check_public(host, token)
     backends = given.pop("backend") or ("auto",)
     names = given.pop("model") or (None,)
-    offered = search_apart(Offer(names=names, options=places.taken(given), loras=loras, controls=controls))
+    offered = search_in_process(Offer(names=names, options=places.taken(given), loras=loras, controls=controls))
     models = offered.models
     taken = {*models} & {*served_names}
     if taken:

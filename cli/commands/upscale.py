@@ -136,7 +136,7 @@ def enlarged(
         notify("warning", line)
     try:
         before = read_texts(picture)
-    except ModelError:  # a format without texts, or texts that cannot be read: they stay behind
+    except ModelError:  # a format without texts, or texts that cannot be read: they are left out
         before = {}
     suffix = suffix or ".png"
     check(suffix, pixels.shape[1] * by, pixels.shape[0] * by, "")

@@ -49,7 +49,7 @@ class Announce:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileBlocks:
-    """A message: compile the denoiser, or not, when it is next loaded."""
+    """A switch: whether the denoiser is compiled when it is next loaded."""
 
     on: bool
 

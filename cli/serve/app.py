@@ -37,7 +37,7 @@ LINGER = 10  # seconds for answers to be sent, beyond those for jobs to be drawn
 
 
 class QuietServer(uvicorn.Server):
-    """A server whose signals the command line watches, and that accepts a few connections at a time."""
+    """uvicorn's server, without its own handling of signals, and accepting few connections at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -77,11 +77,11 @@ class Service:
         return Guards(app, settings, answer)
 
     async def health(self, request: HttpRequest) -> Response:
-        """Say that the process lives."""
+        """Report that the process lives."""
         return JsonAnswer({"status": "ok"})
 
     async def ready(self, request: HttpRequest) -> Response:
-        """Say whether requests are taken."""
+        """Report that requests are accepted."""
         if not self.dispatcher.is_ready:
             raise self.dispatcher.not_ready()
         return JsonAnswer({"status": "ready"})
@@ -104,7 +104,7 @@ class Service:
 
 
 def answer(path: str, fault: HttpError) -> Response:
-    """Return a fault in the form of the API that `path` belongs to."""
+    """Return an error in the form of the API of `path`."""
     return sdapi_answer(fault) if path.startswith(PREFIX) else plain_answer(fault)
 
 
@@ -129,9 +129,9 @@ async def serve(
     say: Callable[[str], None],
     watch: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]],
 ) -> tuple[int, str]:
-    """Serve until a signal, and return 0 and "", or the exit code and the text of the error that ended it.
+    """Serve until a signal, and return 0 and "", or the exit code and text of the error that ended the server.
 
-    say: prints a line. watch: calls its argument, in any thread, when a signal comes within its context."""
+    say: prints a line. watch: calls its argument, in any thread, when a signal comes in its context."""
     loop = asyncio.get_running_loop()
     for name in ("uvicorn.error", "asyncio"):  # they warn of clients, who could fill the log
         logging.getLogger(name).setLevel(logging.ERROR)

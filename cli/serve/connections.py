@@ -25,8 +25,7 @@ READ = 32 << 10  # bytes of one read: parsing a request of tiny chunks takes lon
 
 
 def room() -> int:
-    """Return how many connections may be open, once the limit of descriptors is raised to what is usual. Each may have
-    a file open too."""
+    """Raise the limit of descriptors, and return how many connections may be open, each with an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -38,14 +37,14 @@ def room() -> int:
 
 
 def listen(listeners: Iterable[socket.socket]) -> None:
-    """Have the system keep BACKLOG clients waiting, and not only as many as are accepted in one go."""
+    """Set the backlog of listening sockets to BACKLOG: uvicorn's is the number accepted at a time."""
     for listener in listeners:
         listener.listen(BACKLOG)
 
 
 class HastyProtocol(H11Protocol):
-    """A connection that is closed if it stays silent, is slow, or does not read. Beyond the limit, the one that has
-    waited longest without a request makes room; if there is none, the new one is closed."""
+    """A connection that is closed if it is silent, slow, or does not read. Above the limit, the connection that has
+    been idle longest is closed; if none is idle, the new one."""
 
     _timer: asyncio.TimerHandle | None = None  # of a request that is waited for, or of a close
     _unread: asyncio.TimerHandle | None = None
@@ -81,7 +80,7 @@ class HastyProtocol(H11Protocol):
         self._watch_reader()
 
     def _watch_reader(self, before: int | None = None) -> None:
-        """Drop a client that has read less than READ bytes since there were `before` to be sent."""
+        """Drop a client that has read less than READ bytes since `before` bytes were waiting."""
         now = self.transport.get_write_buffer_size()
         if before is not None and now > before - READ:
             self.drop()
@@ -111,16 +110,16 @@ class HastyProtocol(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True between two requests, and before the end of the head of one."""
+        """True between requests, and until the head of a request is complete."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def is_sending(self) -> bool:
-        """True while the body of a request comes."""
+        """True while the body of a request is received."""
         return self.cycle is not None and self.cycle.more_body
 
     def drop(self) -> None:
-        """Close the connection at once, whatever has not been read."""
+        """Close the connection at once and discard unsent data."""
         self.connections.discard(self)
         self.transport.abort()
 

@@ -35,10 +35,10 @@ _BUSY = "server_error"
 
 
 class Dispatcher:
-    """Orders wait in one line, and each worker takes the next one. All methods run in the event loop."""
+    """The queue of jobs, shared by all workers. All methods run in the event loop."""
 
     def __init__(self, settings: Settings, journal: Journal, metrics: Metrics, say: Callable[[str], None]) -> None:
-        """Create a dispatcher. say: prints a line for who runs the server."""
+        """Create a dispatcher. say: prints a line of the log."""
         self.settings, self.journal, self.metrics, self.say = settings, journal, metrics, say
         self.waiting: list[ImageJob] = []
         self._entering: list[ImageJob] = []  # jobs that are being written into the journal
@@ -46,9 +46,9 @@ class Dispatcher:
         self.workers = [ServerWorker(Start(models=settings.models, backend=name)) for name in settings.backends]
         self.is_stopping = False
         self.unusable: asyncio.Future[Unusable] = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._tend(worker)) for worker in self.workers]
+        self._tasks = [asyncio.create_task(self._supervise(worker)) for worker in self.workers]
         for task in self._tasks:
-            task.add_done_callback(self._tended)
+            task.add_done_callback(self._report_bug)
         self._seconds: deque[float] = deque(maxlen=20)  # of the last jobs
         self._deaths: Counter[str] = Counter()  # of workers, by the fingerprints of jobs
         self._once_ready = False
@@ -67,7 +67,7 @@ class Dispatcher:
 
     @property
     def is_ready(self) -> bool:
-        """True if jobs are taken."""
+        """True if jobs are accepted."""
         return not self.is_stopping and any(worker.state == "ready" for worker in self.workers)
 
     @property
@@ -77,19 +77,19 @@ class Dispatcher:
 
     @property
     def jobs(self) -> list[ImageJob]:
-        """The jobs that have not ended, or whose end is not in the journal yet."""
+        """The jobs that have not ended, and those whose end is not in the journal yet."""
         return [*self.drawing, *self.waiting, *self._ending]
 
     def job(self, name: str) -> ImageJob | None:
-        """Return the one of `jobs` with this id."""
+        """Find a job in `jobs` by its id."""
         return next((job for job in self.jobs if job.id == name), None)
 
     def position(self, job: ImageJob) -> int:
-        """Return how many jobs are drawn before this one starts; 0 if it has started."""
+        """Return the position of a job in the queue, from 1; 0 for a running job."""
         return self.waiting.index(job) + 1 if job in self.waiting else 0
 
     async def submit(self, job: ImageJob) -> None:
-        """Put a job in line, a job once the journal has it."""
+        """Add a job to the queue; a kept job after it was stored."""
         self._check_room(job)
         if job.is_kept:
             self._entering.append(job)
@@ -110,7 +110,7 @@ class Dispatcher:
         self._assign()
 
     def _check_room(self, job: ImageJob) -> None:
-        """Raise HttpError for a job that is not taken now."""
+        """Raise HttpError if the job is not accepted now."""
         if not self.is_ready:
             raise self.not_ready()
         if self._deaths and self._deaths[job.fingerprint] >= DEADLY:
@@ -127,8 +127,8 @@ class Dispatcher:
             raise HttpError(429, text, kind="rate_limit_error", code="client_limit", after=10.0)
 
     async def _retried(self, what: str, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
-        """Return the result of a change of the journal, which is tried again for a minute while it fails, as for too
-        many open files, a lock of another program, or a full disk. Raises QwenimgError, OSError and sqlite3.Error."""
+        """Make a change of the journal. If it fails (too many open files, a lock of another program, a full disk) it is
+        repeated for a minute, then the error is raised: QwenimgError, OSError or sqlite3.Error."""
         loop = asyncio.get_running_loop()
         until, is_reported = loop.time() + AGAIN, False
         while True:
@@ -143,7 +143,7 @@ class Dispatcher:
             await asyncio.sleep(EVERY)
 
     def _notify(self, job: ImageJob, event: ProgressEvent) -> None:
-        """Give news of a job to all who watch. One who does not read them is dropped, and asks anew."""
+        """Send an event of a kept job to all watchers. A watcher that does not read is dropped, and connects again."""
         for watcher in [*self.watchers]:
             try:
                 watcher.put_nowait((job, event))
@@ -151,7 +151,7 @@ class Dispatcher:
                 self.watchers.discard(watcher)
 
     def cancel(self, job: ImageJob, error: HttpError | None = None) -> None:
-        """End a job: at once for its client, after the current step for its worker."""
+        """End a job: for its client at once, on its worker after the current step."""
         if job.ended.is_set():
             return
         if job in self.waiting:
@@ -161,8 +161,7 @@ class Dispatcher:
         self._end(job, "cancelled" if error is None else "failed", error)
 
     def halt(self, job: ImageJob, *, skip: bool) -> None:
-        """Stop the drawing of a job after the current step, with `skip` of its current picture only. Its finished
-        pictures are its answer."""
+        """Stop a job after the current step; with `skip` only its current picture. Finished pictures are returned."""
         if job in self.waiting:
             self.waiting.remove(job)
             self._end(job, "done")
@@ -172,7 +171,7 @@ class Dispatcher:
     # The end
 
     def stop(self) -> None:
-        """Take no more jobs. Those that wait are refused, jobs are left to the next server."""
+        """Accept no more jobs. Waiting requests are refused, kept jobs are left to the next server."""
         if self.is_stopping:
             return
         self.is_stopping = True
@@ -183,7 +182,7 @@ class Dispatcher:
             job.notify("end", state="waiting")
 
     async def close(self) -> None:
-        """Wait for the jobs that are being drawn, and end the workers."""
+        """Wait for the running jobs, and end the workers."""
         self.stop()
         running = [asyncio.create_task(job.ended.wait()) for job in self.drawing]
         if running:
@@ -199,11 +198,11 @@ class Dispatcher:
 
     # Workers
 
-    async def _tend(self, worker: ServerWorker) -> None:
-        """Start a worker, do what it says, and start it again when it is lost, until it is lost too often."""
+    async def _supervise(self, worker: ServerWorker) -> None:
+        """Run a worker, and restart it when it is lost, unless that happens too often."""
         losses: list[float] = []
         while True:
-            self._lose(worker, await self._watch(worker))
+            self._handle_loss(worker, await self._watch(worker))
             now = time.monotonic()
             losses = [at for at in losses if now - at < WITHIN] + [now]
             if len(losses) >= MANY:
@@ -216,7 +215,7 @@ class Dispatcher:
             self.metrics.restarts.inc()
 
     async def _watch(self, worker: ServerWorker) -> Lost:
-        """Start a worker and do what it says, until its end."""
+        """Start a worker and handle its messages until its end."""
         try:
             inbox = worker.start()
         except OSError as error:
@@ -226,8 +225,8 @@ class Dispatcher:
             await self._receive(worker, message)
         return message
 
-    def _tended(self, task: asyncio.Task[None]) -> None:
-        """Have a bug in this class end the server, and not its one worker in silence."""
+    def _report_bug(self, task: asyncio.Task[None]) -> None:
+        """Make a bug in this class end the server, and not one worker silently."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.unusable.done():
             self.unusable.set_exception(error)
@@ -253,12 +252,12 @@ class Dispatcher:
                 job.preview, job.size = message.preview or job.preview, message.size
                 job.notify("step", picture=message.index, step=message.step, steps=message.steps, **_seen(message))
             case PictureDrawn() if job is not None and not job.ended.is_set():
-                await self._take(job, message)
+                await self._store(job, message)
             case Finished() if job is not None:
                 self._finish(worker, job, message)
 
-    async def _take(self, job: ImageJob, drawn: PictureDrawn) -> None:
-        """Take a picture: to the gallery, or for the client that waits."""
+    async def _store(self, job: ImageJob, drawn: PictureDrawn) -> None:
+        """Store a picture in the gallery, or add it to the job of a waiting client."""
         self.metrics.pictures.inc()
         self.metrics.seconds.observe(drawn.seconds)
         job.index, job.step, job.preview = drawn.index + 1, 0, b""
@@ -279,13 +278,14 @@ class Dispatcher:
         worker.job, worker.peak = None, max(worker.peak, message.peak)
         self._seconds.append(time.monotonic() - job.arrived)
         error = _http_error(message, self.settings) if message.error else None
-        if error is not None and error.text == HIDDEN and error.status != 500:  # else the worker has said it
+        if error is not None and error.text == HIDDEN and error.status != 500:  # else the worker has printed it
             self.say(f"error: {message.error}")
         self._end(job, "done" if error is None else "failed", error)
         self._assign()
 
-    def _lose(self, worker: ServerWorker, lost: Lost) -> None:
-        """Answer the job of a worker that has ended. A job is drawn again, unless it ends workers repeatedly."""
+    def _handle_loss(self, worker: ServerWorker, lost: Lost) -> None:
+        """Handle the job of a lost worker: a kept job is drawn again, unless it has ended workers repeatedly; other
+        jobs fail."""
         worker.state, job, worker.job, worker.model = "loading", worker.job, None, None
         if self.is_stopping and job is None:
             return
@@ -318,7 +318,7 @@ class Dispatcher:
         self.metrics.waiting.set(len(self.waiting))
 
     def _next(self, worker: ServerWorker) -> ImageJob:
-        """Return the oldest job of the worker's open model, unless another one has waited for long."""
+        """Return the oldest job of the worker's open model, or the oldest of all if it has waited for TURN seconds."""
         oldest = self.waiting[0]
         if worker.model is None or time.monotonic() - oldest.arrived > TURN:
             return oldest
@@ -330,7 +330,7 @@ class Dispatcher:
     # Ends of jobs
 
     def _set_timer(self, job: ImageJob) -> None:
-        """End the job when its time is over."""
+        """Cancel the job at its deadline."""
         if job.timer is not None:
             job.timer.cancel()
         late = HttpError(504, f"not done within {job.deadline:g} seconds", kind=_BUSY, code="deadline")
@@ -346,7 +346,7 @@ class Dispatcher:
             self._ending[job] = asyncio.create_task(self._note_end(job))
 
     async def _note_end(self, job: ImageJob) -> None:
-        """Write the end of a job into the journal, however long that takes."""
+        """Write the end of a job into the journal, and repeat that until it succeeds."""
         is_noted = False
         while not is_noted:
             try:
@@ -357,7 +357,7 @@ class Dispatcher:
         del self._ending[job]
 
     def not_ready(self) -> HttpError:
-        """Return why jobs are not taken."""
+        """Return the error that says why jobs are not accepted."""
         if self.is_stopping:
             return HttpError(503, "the server is stopping", kind=_BUSY, after=10.0)
         if all(worker.state == "down" for worker in self.workers):
@@ -366,7 +366,7 @@ class Dispatcher:
 
 
 def _http_error(finished: Finished, settings: Settings) -> HttpError:
-    """Return the error of a job that a worker could not draw."""
+    """Convert the error of a worker."""
     if finished.refused:
         return HttpError(400, public(finished.error, settings))
     if finished.exit_code == 4:

@@ -33,10 +33,10 @@ Answer = Callable[[str, HttpError], Response]
 
 
 class Guards:
-    """An ASGI application around another one, which gets no request that a check refuses."""
+    """An ASGI middleware that checks each request before `app` gets it."""
 
     def __init__(self, app: ASGIApp, settings: Settings, answer: Answer) -> None:
-        """Guard `app`. answer: returns the response for the fault of a request for a path."""
+        """Create the checks of `app`. answer: makes the response for an error of a path."""
         self.app, self.settings, self.answer = app, settings, answer
         self._receiving = 0  # bytes
 
@@ -61,7 +61,7 @@ class Guards:
             self._receiving -= held
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise HttpError for a request by its headers."""
+        """Check the headers of a request."""
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         if name.lower() not in LOCAL | self.settings.hosts:
@@ -86,7 +86,7 @@ class Guards:
         return hmac.compare_digest(value.strip().encode(), self.settings.token.encode())
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Return the whole body, counted in `_receiving` if it is returned."""
+        """Read the body, and count its bytes in `_receiving`."""
         declared = headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > MAX_IGNORED:
             raise _too_large()
@@ -126,7 +126,7 @@ def _too_large() -> HttpError:
 
 
 def _received(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body, and then what comes after it, which is the end of the connection."""
+    """Return a `receive` that yields the body, then the end of the connection."""
     rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
@@ -136,7 +136,7 @@ def _received(body: bytes, receive: Receive) -> Receive:
 
 
 def _marked(send: Send) -> Send:
-    """Return a `send` that adds the headers of every response."""
+    """Return a `send` that adds our headers to the response."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -153,6 +153,6 @@ async def _refuse(send: Callable[[Message], Awaitable[None]]) -> None:
 
 
 def plain_answer(fault: HttpError) -> Response:
-    """Return a fault in OpenAI's form, which our own API shares."""
+    """Return an error in OpenAI's form, which our own API shares."""
     error = {"message": fault.text, "type": fault.kind, "param": fault.param, "code": fault.code}
     return JsonAnswer({"error": error}, fault.status, headers=fault.headers)

@@ -67,23 +67,22 @@ class GalleryPicture:
     created: float | str | None
 
     def described(self) -> dict[str, Any]:
-        """Return what clients are told."""
+        """Return the fields for clients."""
         names = ("id", "job", "recipe", "created")
         return {name: getattr(self, name) for name in names}
 
 
 class Journal:
-    """A folder with pictures, and the SQLite database beside them. One server uses it at a time.
+    """A folder with pictures and an SQLite database. One server uses it at a time.
 
-    A change is on the disk when its call returns. A picture's file is written before its row, under a name that follows
-    from its job: a server that was killed between the two writes the same file again.
+    A change is on the disk when its call returns. A picture's file is written before its row, under a name made of the
+    job's id: a server that was killed between the two writes the same file again.
 
     One connection changes the database and another one reads it, each in a thread of its own once the server runs:
-    `writing` and `reading`. A lock of another program on the database makes changes wait, and nobody else."""
+    `writing` and `reading`. A lock of another program delays changes only."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the journal in `folder`, which is made if it is missing, readable by this user alone. Raises
-        UsageError."""
+        """Open the journal in `folder`. A missing folder is made, readable by this user only. Raises UsageError."""
         self.folder = folder
         is_new = not os.path.lexists(folder)
         atomic_files.make_folder(folder, parents=True)
@@ -108,17 +107,17 @@ class Journal:
         os.close(self._lock)
 
     async def writing(self, change: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
-        """Return the result of a method that changes something. Raises its errors."""
+        """Call a method that changes something, in its thread."""
         return await in_thread(self._writer, change, *given, **named)
 
     async def reading(self, look: Callable[_P, _T], *given: _P.args, **named: _P.kwargs) -> _T:
-        """Return the result of a method that changes nothing. Raises its errors."""
+        """Call a method that changes nothing, in its thread."""
         return await in_thread(self._reader, look, *given, **named)
 
     # Jobs
 
     def add(self, job: ImageJob) -> None:
-        """Keep a new job."""
+        """Store a new job."""
         spec, files = job.spec, job.spec.files
         request = plain(spec.options) | {"seeds": list(spec.seeds)}
         if "aspect" in request:
@@ -138,7 +137,7 @@ class Journal:
             self._base.executemany("insert into images (job, field, place, data) values (?, ?, ?, ?)", rows)
 
     def end(self, job: ImageJob) -> None:
-        """Note the last state of a job, and drop its inputs."""
+        """Store the last state of a job, and delete its inputs."""
         with self._base:
             self._base.execute(
                 "update jobs set state = ?, error = ?, ended = ?, mask = null where id = ?",
@@ -147,8 +146,7 @@ class Journal:
             self._base.execute("delete from images where job = ?", (job.id,))
 
     def unfinished(self) -> list[ImageJob]:
-        """Return the jobs that have no last state, the oldest first. One whose row is damaged fails. Raises
-        UsageError."""
+        """Return the jobs without a last state, the oldest first. A job with a damaged row fails. Raises UsageError."""
         jobs = list[ImageJob]()
         with _as_usage_error(self.folder):
             for row in self._base.execute("select * from jobs where ended is null order by number").fetchall():
@@ -169,12 +167,12 @@ class Journal:
         return tuple(data for (data,) in self._base.execute(find, (job, field)))
 
     def jobs(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest jobs, described for clients."""
+        """Return the newest jobs, for clients."""
         rows = self._view.execute("select * from jobs order by number desc limit ?", (limit,)).fetchall()
         return [self._described(row) for row in rows]
 
     def job(self, name: str) -> dict[str, Any] | None:
-        """Return a job, described for clients; None if there is none of that id."""
+        """Return a job, for clients; None for an unknown id."""
         row = self._view.execute("select * from jobs where id = ?", (name,)).fetchone()
         return None if row is None else self._described(row)
 
@@ -204,8 +202,8 @@ class Journal:
         return GalleryPicture(number, name, job.id, file, dict(drawn.recipe), row[-2])
 
     def pictures(self, before: int | None, limit: int) -> tuple[list[GalleryPicture], int | None]:
-        """Return pictures, the newest first, without those whose row is damaged; with `before`, those whose number is
-        smaller. Also return the number of the last one."""
+        """Return the newest pictures, or those with a smaller number than `before`, and the number of the last one.
+        Pictures with a damaged row are left out."""
         rows = self._view.execute(
             "select * from pictures where number < ? order by number desc limit ?", (before or 2**62, limit)
         ).fetchall()
@@ -216,7 +214,7 @@ class Journal:
         return None if row is None else _kept(row)
 
     def file(self, kept: GalleryPicture) -> Path | None:
-        """Return the file of a picture; None if it is gone, or something else is there, such as a link."""
+        """Return the file of a picture; None if it is missing or no regular file."""
         file = self.folder / kept.name
         try:
             return file if stat.S_ISREG(file.lstat().st_mode) else None
@@ -224,7 +222,7 @@ class Journal:
             return None
 
     def thumbnail(self, kept: GalleryPicture) -> bytes:
-        """Return a small JPEG of a picture, empty if there is none."""
+        """Return a small JPEG of a picture; b"" if there is none."""
         row = self._view.execute("select thumbnail from pictures where id = ?", (kept.id,)).fetchone()
         return row["thumbnail"] if row is not None and isinstance(row["thumbnail"], bytes) else b""
 
@@ -243,7 +241,7 @@ async def in_thread(thread: ThreadPoolExecutor, function: Callable[_P, _T], *giv
 
 
 def _locked(folder: Path) -> int:
-    """Return the descriptor of the folder's lock, which this process has now. Raises UsageError."""
+    """Lock the folder, and return the descriptor of the lock. Raises UsageError."""
     file = folder / ".lock"
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -322,7 +320,7 @@ def _tables(base: sqlite3.Connection) -> set[tuple[str, str]]:
 
 
 def _job(row: Mapping[str, Any], images: Mapping[str, tuple[bytes, ...]]) -> ImageJob:
-    """Return the job of a row. Raises ValueError, TypeError, KeyError or ArithmeticError for one that is damaged."""
+    """Convert a row. Raises ValueError, TypeError, KeyError or ArithmeticError if it is damaged."""
     request = _object(row["request"])
     seeds = request.pop("seeds")
     if not seeds or not all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in seeds):
@@ -369,7 +367,7 @@ def _kept(row: sqlite3.Row) -> GalleryPicture | None:
 
 
 def _object(text: object) -> dict[str, Any]:
-    """Return the JSON object in a text, or an empty one."""
+    """Parse a JSON object; {} if the text is none."""
     try:
         data = strict_json(text.encode(), NAME, depth=8, values=10_000) if isinstance(text, str) else {}
     except (ModelError, UnicodeEncodeError):
@@ -378,6 +376,6 @@ def _object(text: object) -> dict[str, Any]:
 
 
 def _plain(value: object) -> str | float | None:
-    """Return a text or a number as JSON can have it; None for anything else."""
+    """Return a text or a finite number; None for anything else."""
     is_plain = isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
     return value if is_plain else None  # type: ignore[return-value]

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 
 
 class JsonAnswer(JSONResponse):
-    """JSON in ASCII: a text with half of a surrogate pair, such as the name of a file in a recipe, can be sent too."""
+    """JSON in ASCII, so that lone surrogates (in names of files in a recipe) can be sent."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 
 class Metrics:
-    """Counters and gauges with a registry of their own."""
+    """Prometheus metrics with their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -25,5 +25,5 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """Return the figures in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self.registry)

@@ -36,7 +36,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """The openings of models and the files of LoRAs and control networks, by the names that requests may give."""
+    """The models, LoRAs and control networks of a server, by the names that requests use."""
 
     models: Mapping[str, LoadOptions]
     loras: Mapping[str, str]  # files, or names in the cache
@@ -44,8 +44,8 @@ class Offered:
     upscalers: Mapping[str, str] = field(default_factory=dict)  # files
 
 
-def search_apart(offer: Offer) -> Offered:
-    """Return the result of `search` in a process of its own. Raises its errors."""
+def search_in_process(offer: Offer) -> Offered:
+    """Call `search` in another process. Raises its errors."""
     child, pipe = process.start("qwenimg.cli.serve.offered", apart=True)
     with closing(pipe), child, leftovers.running(child):
         try:
@@ -125,7 +125,7 @@ def _loras(loras: Sequence[str], folders: ModelFolders) -> dict[str, str]:
 
 
 def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
-    """Return the networks by their names: a known name, or that of a file or folder without its suffix."""
+    """Name each network: a known name, or the name of its file or folder without suffix."""
     from qwenimg.common.base.safe_files import open_regular
     from qwenimg.common.formats.files import find_files
     from qwenimg.common.hub.network_search import find_control
@@ -160,7 +160,7 @@ def _upscalers(folders: ModelFolders) -> dict[str, str]:
 
 @contextmanager
 def _named(option: str) -> Iterator[None]:
-    """Raise UsageError that names `option` for a ModelError in the context."""
+    """Convert a ModelError in this context to a UsageError that names `option`."""
     try:
         yield
     except ModelError as error:
@@ -168,6 +168,6 @@ def _named(option: str) -> Iterator[None]:
 
 
 def _check_name(option: str, text: str, name: str, taken: Mapping[str, str], apart: str) -> None:
-    """Raise UsageError for a name that is empty, taken, or has one of the characters that set names `apart`."""
+    """Raise UsageError for a name that is empty, taken, or has one of the separators in `apart`."""
     if name in taken or not name or {*apart} & {*name}:
         raise UsageError(f"{option} {shown_path(text)}: its name is taken already, or has one of {' '.join(apart)}")

@@ -36,8 +36,8 @@ def file() -> Path:
 
 
 def policy(html: str) -> str:
-    """Return the Content-Security-Policy of a page: its own script and style run, and nothing else does; it speaks to
-    this server alone, no page frames it, and no text becomes markup."""
+    """Return the Content-Security-Policy of the page: only its own script and style run, it connects to this server
+    only, cannot be framed, and makes no markup from text."""
     allowed = {tag: " ".join(map(_hash, re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL))) for tag in _TAGS}
     return (
         f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "

@@ -13,15 +13,14 @@ HIDDEN = "this cannot be drawn; the server's log says why"
 
 
 def public(text: str, settings: Settings) -> str:
-    """Return `text` with LoRAs and control networks by their served names, or a text without it if another file is
-    named in it."""
+    """Return `text` with served names in place of paths; a general text if it still names a file."""
     text = named(named(named(text, settings.loras), settings.controls), settings.upscalers)
     return HIDDEN if _PATH.search(text) else text
 
 
 def named(text: str, files: Mapping[str, str]) -> str:
-    """Return `text` with `files` by their served names; of two paths that begin alike the longer one is meant. A long
-    path may have lost its start or its end, as messages cut it."""
+    """Replace the paths of `files` in `text` by their served names, longer paths first. Messages may have cut a long
+    path at its start or its end."""
     for name in sorted(files, key=lambda name: -len(files[name])):
         path = files[name]
         text = text.replace(path, name)

@@ -28,5 +28,5 @@ class Settings:
 
     @property
     def reads_templates(self) -> bool:
-        """False if prompts are text, whatever they hold."""
+        """True unless --wildcards off was given."""
         return all(OFF not in map(str, opening.wildcards) for opening in self.models.values())

@@ -77,7 +77,7 @@ def start(
 
 
 def end(process: Process) -> None:
-    """Wait for the end of a process that has been told to end, and kill it after `GRACE` seconds. A kill while a GPU
+    """Wait for the end of a process that was asked to end, and kill it after `GRACE` seconds. A kill while a GPU
     works may leak its memory, so it is the last resort."""
     try:
         process.wait(GRACE)

@@ -185,7 +185,7 @@ def test_the_journal_forgets_a_torn_line_and_nothing_else(tmp_path: Path) -> Non
     for cut in range(len(whole)):
         (tmp_path / "journal.jsonl").write_bytes(whole[:cut])
         journal = BatchJournal(tmp_path, (0, 1))
-        assert len(journal.known().done) == whole[:cut].count(b"\n")
+        assert len(journal.entries().done) == whole[:cut].count(b"\n")
         journal.close()
         assert (tmp_path / "journal.jsonl").read_bytes() == whole[: whole[:cut].rfind(b"\n") + 1]
 
@@ -195,14 +195,14 @@ def test_a_published_picture_is_adopted_and_a_changed_one_is_not_there(tmp_path:
     assert not journal.adopt(task(1))
     path.write_bytes(whole)  # of a killed driver
     assert journal.adopt(task(1))
-    sha256 = journal.known().done[task(1).key]
-    assert journal.is_there(task(1), sha256)
+    sha256 = journal.entries().done[task(1).key]
+    assert journal.is_intact(task(1), sha256)
     journal.publish(task(1), OTHER, 0.1, replace=False)
     assert path.read_bytes() == whole, "the first one wins"
     path.write_bytes(b"changed")
-    assert not journal.is_there(task(1), sha256)
+    assert not journal.is_intact(task(1), sha256)
     journal.publish(task(1), OTHER, 0.1, replace=True)
-    assert journal.is_there(task(1), journal.known().done[task(1).key])
+    assert journal.is_intact(task(1), journal.entries().done[task(1).key])
     assert Image.open(path).getpixel((0, 0)) == (9, 9, 9), "a reader of PNG takes the text for what it is"
     journal.close()
 
@@ -218,7 +218,7 @@ def test_only_a_whole_picture_with_its_key_is_adopted(tmp_path: Path) -> None:
     journal = BatchJournal(tmp_path, (0, 1))
     for data in (b"", whole[:-1], PNG, b"a foreign file"):
         (tmp_path / task(1).name).write_bytes(data)
-        assert not journal.adopt(task(1)) and not journal.known().done
+        assert not journal.adopt(task(1)) and not journal.entries().done
     journal.publish(task(1), PNG, 0.1, replace=False)
     assert (tmp_path / task(1).name).read_bytes() == whole, "drawn anew"
     journal.close()
@@ -256,7 +256,7 @@ def test_a_journal_is_a_regular_file(tmp_path: Path, kind: str, name: str) -> No
         UsageError, match=r"cannot be a batch's journal: .*; move it away, or give another -o$"
     ) as found:
         journal = BatchJournal(tmp_path / "out", (0, 1))
-        journal.known()
+        journal.entries()
     assert len(str(found.value)) <= 300 and "\n" not in str(found.value)
     assert precious.read_text() == "no line of a journal, and no line end"
 
@@ -286,11 +286,11 @@ def test_shards_read_each_other_and_write_their_own(tmp_path: Path) -> None:
     first, second = BatchJournal(tmp_path, (0, 2)), BatchJournal(tmp_path, (1, 2))
     first.publish(task(1), PNG, 0.1, replace=False)
     second.add(task(2), "failed", error="no", exit=1, tries=3)
-    assert set(second.known().done) == {task(1).key} and set(first.known().failed) == {task(2).key}
+    assert set(second.entries().done) == {task(1).key} and set(first.entries().failed) == {task(2).key}
     with pytest.raises(UsageError, match="another batch"):
         BatchJournal(tmp_path, (1, 2))
     second.publish(task(2), PNG, 0.1, replace=False)
-    assert not first.known().failed
+    assert not first.entries().failed
     first.close()
     second.close()
 
@@ -324,7 +324,7 @@ def test_a_damaged_line_is_named_and_nothing_is_changed(tmp_path: Path, damage: 
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ModelError, match=r"line 2 is not of a batch's journal; move the file away: ") as found:
         journal = BatchJournal(tmp_path, (0, 1))
-        journal.known()
+        journal.entries()
     assert len(str(found.value)) <= 300 and str(found.value).isprintable()
     assert (tmp_path / name).read_bytes() == data
 

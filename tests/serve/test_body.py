@@ -33,7 +33,7 @@ def fault(data: dict[str, Any], **more: Any) -> HttpError:
 
 
 def test_every_option_is_asked_by_its_name_and_by_those_of_others() -> None:
-    names = body.spelled()
+    names = body.option_names()
     assert set(TEXT_OPTIONS) == set(names.values())
     for name in ("num_inference_steps", "guidance_scale", "true_cfg_scale", "cfg_scale", "cfg", "steps", "guidance"):
         assert names[name] in ("steps", "guidance", "true_cfg")
@@ -89,7 +89,7 @@ def test_a_wrong_value_names_its_field(data: dict[str, Any], param: str) -> None
 )  # fmt: skip
 def test_a_number_may_be_a_text(name: str, text: str, value: float) -> None:
     """As a seed may be, and as those of a form are."""
-    [option] = {body.spelled()[name]} - {"prompt"}
+    [option] = {body.option_names()[name]} - {"prompt"}
     fields = body.options({"prompt": "x", name: text})
     assert fields[option] == value and type(fields[option]) is type(value)
 
@@ -223,7 +223,7 @@ ANY = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(body.spelled())) | st.text(max_size=8), ANY, max_size=6))
+@given(st.dictionaries(st.sampled_from(sorted(body.option_names())) | st.text(max_size=8), ANY, max_size=6))
 def test_any_json_is_an_order_or_a_fault(data: dict[str, Any]) -> None:
     try:
         job = body.job_of(body.options(data), SETTINGS, most=4)

@@ -22,7 +22,7 @@ BEHIND = 500  # events that wait for one reader
 
 
 async def wait(dispatcher: Dispatcher, job: ImageJob, request: HttpRequest) -> None:
-    """Wait until the job has ended; end it if the client goes."""
+    """Wait for the end of the job, and cancel it if the client disconnects."""
     gone = asyncio.create_task(_until_gone(request))
     ended = asyncio.create_task(job.ended.wait())
     try:
@@ -43,8 +43,7 @@ async def _until_gone(request: HttpRequest) -> None:
 
 
 async def events(job: ImageJob) -> AsyncGenerator[ProgressEvent | None, None]:
-    """Yield the job's events until its end, which is the last; None after a while without one. They end sooner for a
-    reader that falls far behind."""
+    """Yield the job's events up to its end; None after a while without one. The stream of a slow reader ends early."""
     watcher: asyncio.Queue[ProgressEvent] = asyncio.Queue(BEHIND)
     job.watchers.add(watcher)
     try:
@@ -65,8 +64,8 @@ async def events(job: ImageJob) -> AsyncGenerator[ProgressEvent | None, None]:
 
 
 async def all_events(dispatcher: Dispatcher) -> AsyncGenerator[tuple[ImageJob, ProgressEvent] | None, None]:
-    """Yield the events of all jobs until the server stops; None after a while without one. It ends for a reader that
-    falls far behind."""
+    """Yield the events of all jobs until the server stops; None after a while without one. The stream of a slow reader
+    ends early."""
     watcher: asyncio.Queue[tuple[ImageJob, ProgressEvent]] = asyncio.Queue(BEHIND)
     dispatcher.watchers.add(watcher)
     try:
@@ -85,8 +84,8 @@ def event_line(data: Mapping[str, Any], name: str = "") -> str:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events, which is counted while it is sent. When the client goes, its lines are
-    closed."""
+    """A response of server-sent events. It is counted while it is sent, and its generator is closed when the client
+    disconnects."""
 
     def __init__(self, lines: AsyncIterator[str], streams: set[object]) -> None:
         super().__init__(lines, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
@@ -101,6 +100,6 @@ class EventStream(StreamingResponse):
 
 
 def check_listeners(dispatcher: Dispatcher) -> None:
-    """Raise HttpError if as many clients as can listen do so: they would take all connections."""
+    """Raise HttpError if too many clients listen: they would use up all connections."""
     if len(dispatcher.streams) >= LISTENERS:
         raise HttpError(503, f"{LISTENERS} clients listen already; try again later", kind="server_error", after=5.0)

@@ -54,8 +54,7 @@ async def json_object(request: HttpRequest) -> dict[str, Any]:
 
 
 async def _parsed(request: HttpRequest, body: bytes) -> object:
-    """Return a body's JSON; a large one is parsed in a thread, one at a time, so that others are answered meanwhile.
-    Raises ModelError."""
+    """Parse JSON; a large text in a thread, one at a time, so that other requests are answered meanwhile."""
     parsing = functools.partial(strict_json, body, "the request", depth=8, values=10_000, halves=False)
     if len(body) <= LARGE:
         return parsing()
@@ -63,7 +62,7 @@ async def _parsed(request: HttpRequest, body: bytes) -> object:
         return await asyncio.to_thread(parsing)
 
 
-def spelled() -> dict[str, str]:
+def option_names() -> dict[str, str]:
     """Return the name of each option by all names that requests may give it."""
     names = dict(_OURS)
     for name, one in TEXT_OPTIONS.items():
@@ -75,7 +74,7 @@ def spelled() -> dict[str, str]:
 def options(data: Mapping[str, Any]) -> Options:
     """Return the options in `data` by our names; a number may be a text, as in a form. Raises HttpError for an unknown
     name, a value of another type, and two names of one option with two values."""
-    names, values, origin = spelled(), dict[str, Any](), dict[str, str]()
+    names, values, origin = option_names(), dict[str, Any](), dict[str, str]()
     for key, value in data.items():
         if key not in names:
             raise HttpError(400, f"unknown field {clean(key, 40)!r}", param=clean(key, 40), code="unknown_parameter")
@@ -170,8 +169,8 @@ def picture_bytes(value: object, name: str) -> bytes:
 
 
 def number(value: object, kind: type | None) -> Any:
-    """Return a text that is a number as one, and a number that is whole as an int, where an int or a float is wanted;
-    any other value unchanged, for which a check has the words."""
+    """Convert a text to a number of type `kind`, and a whole float to an int where an int is wanted. Any other value is
+    returned unchanged, to be refused by the check of its option."""
     if kind not in (int, float):
         return value
     if isinstance(value, str) and (_NUMBER if kind is float else _WHOLE).fullmatch(value.strip()[:100]):
@@ -180,7 +179,7 @@ def number(value: object, kind: type | None) -> Any:
 
 
 def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
-    """Return the LoRAs of a request, which have served names, with the paths of their files."""
+    """Replace the served names of LoRAs by the paths of their files."""
     for one in loras:
         if one.source not in settings.loras:
             served = ", ".join(settings.loras) or "none; start with --lora FILE"
@@ -197,8 +196,8 @@ def upscaler_named(name: str, settings: Settings, param: str) -> str:
 
 
 def _controls(controls: Sequence[Control], count: int, settings: Settings) -> tuple[Control, ...]:
-    """Return the controls of a request, which have served names and numbers of its `count` pictures, with the paths of
-    their networks."""
+    """Replace the served names of control networks by paths, and check that each control has one of the `count`
+    pictures and each picture a control."""
     for one in controls:
         if not re.fullmatch("[1-9]", one.file):
             form = f"NETWORK=NUMBER, with :SCALE or :SCALE:START-END; NUMBER counts the pictures in {CONTROL_IMAGE}"

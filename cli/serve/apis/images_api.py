@@ -46,7 +46,7 @@ class ImagesApi:
         self.dispatcher, self.settings, self.created = dispatcher, settings, created
 
     def routes(self) -> list[Route]:
-        """Return the routes, with and without the prefix that clients put before them."""
+        """Return the routes, with and without the prefix /v1."""
         rows = (
             ("/images/generations", self.generate, "POST"),
             ("/images/edits", self.edit, "POST"),
@@ -108,7 +108,6 @@ class ImagesApi:
         return JsonAnswer(answer | _about(job))
 
     def _job(self, request: HttpRequest, data: dict[str, Any], files: InputFiles) -> ImageJob:
-        """Return the job that `data` asks for."""
         model = body.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         suffix = self._suffix(data)
         _check_fixed(data)
@@ -133,8 +132,8 @@ class ImagesApi:
         return _SUFFIXES[name]
 
     async def _stream(self, job: ImageJob, kind: str) -> AsyncIterator[str]:
-        """Yield server-sent events: a comment for each step, for each picture its partial ones and `completed`, an
-        error for a fault."""
+        """Yield server-sent events: a comment for each step, the partial pictures, `completed` for each picture, or an
+        error."""
         try:
             sent, seen = 0, Counter[int]()  # partial ones, by pictures
             async with aclosing(answers.events(job)) as news:
@@ -165,13 +164,13 @@ def _partial(job: ImageJob, step: Mapping[str, Any], kind: str, seen: Counter[in
 
 
 def client_of(request: HttpRequest) -> str:
-    """Return a name for the client, "" on this machine, where all share one address."""
+    """Return the address of the client; "" for this machine."""
     host = "" if request.client is None else request.client.host
     return "" if host in ("127.0.0.1", "::1", "testclient") else host
 
 
 def deadline_of(data: dict[str, Any], settings: Settings) -> float:
-    """Take `deadline`, seconds, out of `data`; no request has more than the server gives."""
+    """Remove `deadline` (seconds) from `data`; it is at most the server's."""
     seconds = body.number(data.pop("deadline", settings.deadline), float)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
         raise HttpError(400, "deadline is a number of seconds above 0", param="deadline")
@@ -179,7 +178,7 @@ def deadline_of(data: dict[str, Any], settings: Settings) -> float:
 
 
 async def _parts(form: FormData) -> tuple[dict[str, Any], InputFiles]:
-    """Return a form's texts and files."""
+    """Split a form into texts and files."""
     texts, files = dict[str, Any](), dict[str, list[bytes]]()
     for name, value in form.multi_items():
         if isinstance(value, UploadFile):
@@ -210,7 +209,8 @@ def _count(value: object) -> int:
 
 
 def _check_fixed(data: dict[str, Any]) -> None:
-    """Take out of `data` what has no meaning here. Raises HttpError for a value that cannot be given."""
+    """Remove known fields without an effect here from `data`. Raises HttpError if their value asks for something
+    else."""
     for name in IGNORED:
         data.pop(name, None)
     for name, values in _ONLY.items():
@@ -227,7 +227,7 @@ def _image(drawn: PictureDrawn) -> dict[str, Any]:
 
 
 def _about(job: ImageJob) -> dict[str, Any]:
-    """Return what an answer says of its pictures beside them."""
+    """Return the fields of a response that describe all its pictures."""
     formats = {suffix: name for name, suffix in _SUFFIXES.items()}
     width, height = job.size
     size = f"{width}x{height}" if width else None

@@ -63,7 +63,7 @@ class JobsApi:
     # Jobs
 
     async def add_job(self, request: HttpRequest) -> Response:
-        """Keep a job and put it in line."""
+        """Store a job and add it to the queue."""
         data = await body.json_object(request)
         model = body.model_named(data.pop("model", next(iter(self.settings.models))), self.settings)
         deadline = deadline_of(data, self.settings)
@@ -102,13 +102,13 @@ class JobsApi:
         return JsonAnswer(await self._described(name))
 
     async def events(self, request: HttpRequest) -> Response:
-        """Stream what happens to a job."""
+        """Stream the events of a job."""
         about = await self._described(request.path_params["id"])
         answers.check_listeners(self.dispatcher)
         return answers.EventStream(self._news(about["id"]), self.dispatcher.streams)
 
     async def _news(self, name: str) -> AsyncIterator[str]:
-        """Yield the job as it is now, and every event until its end."""
+        """Yield the job's present state, then every event up to its end."""
         job = self.dispatcher.job(name)
         if job is None:
             now = await self._described(name)
@@ -121,13 +121,12 @@ class JobsApi:
                 yield ": waiting\n\n" if event is None else answers.event_line(event.data, event.name)
 
     async def all_events(self, request: HttpRequest) -> Response:
-        """Stream what happens to all jobs, with the id of each."""
+        """Stream the events of all jobs, with their ids."""
         answers.check_listeners(self.dispatcher)
         return answers.EventStream(self._all_news(), self.dispatcher.streams)
 
     async def _all_news(self) -> AsyncIterator[str]:
-        """Yield the unfinished jobs, and again whenever one changes its state or ends; in between yield all other
-        events."""
+        """Yield the unfinished jobs, again whenever a job begins or ends, and every other event."""
         async with aclosing(answers.all_events(self.dispatcher)) as news:
             yield answers.event_line({"jobs": await self._unfinished()}, "jobs")
             async for pair in news:
@@ -140,7 +139,7 @@ class JobsApi:
                     yield answers.event_line({"id": pair[0].id} | pair[1].data, pair[1].name)
 
     async def _unfinished(self) -> list[dict[str, Any]]:
-        """Return the jobs that are drawn and that wait, in their order."""
+        """Return the running and the waiting jobs, in the order of the queue."""
         jobs = [*self.dispatcher.drawing, *self.dispatcher.waiting]
         return [await self._described(job.id) for job in jobs if job.is_kept]
 
@@ -153,7 +152,8 @@ class JobsApi:
         return self._live(row, job)
 
     def _live(self, row: dict[str, Any], job: ImageJob | None = None) -> dict[str, Any]:
-        """Return a row of the journal with how far the job is; `job`: the job as it was before the row was read."""
+        """Add the progress of a job to its row of the journal. job: found before the row was read, so that a job that
+        ends meanwhile has its last state."""
         shown = {"lora": self.settings.loras, "control": self.settings.controls, "hires_with": self.settings.upscalers}
         for option, files in shown.items():
             if option in row["request"]:  # the paths of files are not shown
@@ -233,7 +233,7 @@ class JobsApi:
         return JsonAnswer(dict(self.dispatcher.schema))
 
     async def models(self, request: HttpRequest) -> Response:
-        """List the served models, with their defaults, and the facts of those that are open."""
+        """List the served models with their defaults, and the facts of open ones."""
         is_open = {w.model.name: w.model for w in self.dispatcher.workers if w.model is not None}
         rows = [
             {"id": name}
@@ -246,7 +246,7 @@ class JobsApi:
 
 
 def sent_recipe(data: bytes) -> dict[str, Any]:
-    """Return `options_in` a file that was sent."""
+    """Return `options_in` an uploaded file."""
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
         file.write(data)
         file.flush()
@@ -254,7 +254,7 @@ def sent_recipe(data: bytes) -> dict[str, Any]:
 
 
 def options_in(file: Path) -> dict[str, Any]:
-    """Return the options that draw the picture in a file again, and what is not the same then."""
+    """Return the options that draw the picture in a file again, and notes about what will differ."""
     from qwenimg.common.jobs.replay import read_replay
 
     try:
@@ -273,7 +273,7 @@ def options_in(file: Path) -> dict[str, Any]:
 
 
 def _number(request: HttpRequest, name: str, usual: int, most: int) -> int:
-    """Return a number of the query."""
+    """Parse a number of the query."""
     text = request.query_params.get(name)
     if text is None:
         return usual

@@ -24,7 +24,7 @@ MODULES = {"none": "", **{name: name for name in control_text.PREPROCESSORS}} | 
     "blur_gaussian": "blur",
 }
 _PARAM = "alwayson_scripts"
-_HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")  # behind a network's name
+_HASH = re.compile(r" \[[0-9a-f]{4,64}\]$")  # after a network's name
 _MODES = ("Balanced", "My prompt is more important", "ControlNet is more important")  # in the order of CONTROL_MODES
 # Canny's thresholds here; -1 leaves them open, and `webuiapi` sends 64 for every module unless its user says more.
 _THRESHOLDS = ((100, 200), (-1, -1), (64, 64))
@@ -40,8 +40,8 @@ class ControlUnits:
 
 
 def units(scripts: object, images: Sequence[bytes]) -> ControlUnits:
-    """Return the enabled units of `alwayson_scripts`. One without a picture has the first of `images`, from which the
-    request starts."""
+    """Parse the enabled units of `alwayson_scripts`. A unit without a picture gets the first of `images`, the initial
+    image of the request."""
     if not isinstance(scripts, dict):
         raise HttpError(400, f"{_PARAM} is not an object", param=_PARAM)
     controls, pictures, modes = list[Control](), list[bytes](), set[str]()
@@ -73,7 +73,7 @@ def _mode(value: object) -> str:
 
 def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
     value = unit.get("image") or unit.get("input_image")
-    if isinstance(value, dict):  # newer clients send a mask beside it
+    if isinstance(value, dict):  # newer clients send the mask in it
         unit, value = {"mask": value.get("mask")}, value.get("image")
     if unit.get("mask") or unit.get("mask_image"):
         raise _unsupported("a mask of a ControlNet unit")
@@ -83,7 +83,7 @@ def _picture(unit: Mapping[str, Any], images: Sequence[bytes]) -> bytes:
 
 
 def _control(unit: Mapping[str, Any], number: int) -> Control:
-    """Return the control of a unit with the `number` of its picture."""
+    """Convert a unit to a control. number: the number of its picture."""
     module = str(unit.get("module") or "none").lower()
     if module not in MODULES:
         text = f"module {clean(module, 40)!r} is not here, but {', '.join(MODULES)}: send its picture, with none"

@@ -25,7 +25,8 @@ from qwenimg.common.sampling.table import SAMPLERS
 
 @dataclass(frozen=True, kw_only=True)
 class FieldRow:
-    """Options, and what they do: `done` in words; or they may have the `values` alone, which ask for nothing."""
+    """Fields of A1111's API. done: their effect here, in words; otherwise only `values` are accepted, which have no
+    effect."""
 
     names: tuple[str, ...]
     done: str = ""
@@ -126,7 +127,7 @@ _MOST_LAYERS = 12  # of CLIP
 
 
 def check(data: Mapping[str, Any], *, with_image: bool) -> None:
-    """Raise HttpError for a field that asks for what is not done here."""
+    """Raise HttpError for a field with an effect that is not supported."""
     for row in (*BOTH, *(PICTURE if with_image else ())):
         for name in row.names if row.values else ():
             if name in data and data[name] not in row.values:
@@ -148,14 +149,14 @@ def variation(data: Mapping[str, Any]) -> Options:
 
 
 def check_eta(data: Mapping[str, Any], sampler: object) -> None:
-    """Raise HttpError for an `eta` of 0 with a sampler, by our name, that draws noise."""
+    """Raise HttpError for `eta` 0 with a stochastic sampler (our name)."""
     known = SAMPLERS.get(str(sampler))
     if data.get("eta", 1) == 0 and known is not None and known.stochastic:
         raise _unsupported("eta")
 
 
 def overrides(data: Mapping[str, Any]) -> tuple[object, Options]:
-    """Return the model that `override_settings` names, or None, and the options that it gives."""
+    """Return the model in `override_settings`, or None, and its options."""
     settings = data.get("override_settings", {})
     if not isinstance(settings, dict):
         raise HttpError(400, "override_settings is not an object", param="override_settings")
@@ -219,7 +220,7 @@ def _factor(data: Mapping[str, Any]) -> float:
 
 
 def mask_options(data: Mapping[str, Any], *, masked: bool) -> Options:
-    """Return the options of a mask; none if there is no mask. What is left out is as there: the edge is blurred, only
+    """Return the options of a mask; {} without a mask. Missing fields have A1111's defaults: the edge is blurred, only
     the masked part is drawn, and it starts from the colours around it."""
     both = _number(data, "mask_blur", None)
     blurs = {_number(data, name, 4.0) if both is None else both for name in ("mask_blur_x", "mask_blur_y")}

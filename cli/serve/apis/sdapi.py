@@ -61,7 +61,7 @@ _NAMES = {
 
 
 class SdApi:
-    """The routes, over a dispatcher. `chosen`: the model that these clients have set."""
+    """The routes of A1111's API. `chosen`: the model that its clients have set."""
 
     def __init__(self, dispatcher: Dispatcher, settings: Settings) -> None:
         self.dispatcher, self.settings = dispatcher, settings
@@ -103,7 +103,7 @@ class SdApi:
         return await self._answer(request, await body.json_object(request), (), None)
 
     async def img2img(self, request: HttpRequest) -> Response:
-        """Draw pictures that start from one."""
+        """Draw pictures from an initial one."""
         data = await body.json_object(request)
         images = data.get("init_images")
         if not isinstance(images, list) or not 1 <= len(images) <= body.IMAGES:
@@ -179,7 +179,7 @@ class SdApi:
         return base64.b64encode(job.pictures[0].data).decode()
 
     def _values(self, data: Mapping[str, Any], *, with_image: bool) -> Options:
-        """Return the options that `data` gives, by our names."""
+        """Translate the fields in `data` to our options."""
         values = {ours: data[name] for name, ours in _NAMES.items() if name in data}
         if with_image and "denoising_strength" in data:
             values["strength"] = data["denoising_strength"]
@@ -193,15 +193,15 @@ class SdApi:
         return values | sd_fields.variation(data)
 
     def _model(self, name: object) -> str:
-        """Return the model with a name that the server lists, as it stands there or shortened by clients."""
+        """Find a served model by its name or its title, which clients may shorten."""
         return self.chosen if name in (None, "") else body.model_named(name, self.settings)
 
     async def interrupt(self, request: HttpRequest) -> Response:
-        """Stop the jobs of this API that are being drawn; their finished pictures are their answers."""
+        """Stop the running jobs of this API. Their finished pictures are returned."""
         return self._halted(skip=False)
 
     async def skip(self, request: HttpRequest) -> Response:
-        """Stop the picture that is being drawn, and go on with the next picture of its job."""
+        """Stop the picture that is being drawn, and continue with the next picture of its job."""
         return self._halted(skip=True)
 
     def _halted(self, *, skip: bool) -> Response:
@@ -213,7 +213,7 @@ class SdApi:
         return [job for job in self.dispatcher.drawing if job.kind == "sdapi"]
 
     async def progress(self, request: HttpRequest) -> Response:
-        """Say how far the job of this API is that is being drawn."""
+        """Report the progress of this API's running job."""
         drawing = self._mine()
         waiting = [job for job in self.dispatcher.waiting if job.kind == "sdapi"]
         job = drawing[0] if drawing else None
@@ -291,17 +291,17 @@ class SdApi:
         return JsonAnswer([{"name": name} for name in modes])
 
     async def scripts(self, request: HttpRequest) -> Response:
-        """List the scripts: by their names clients see whether there are control networks."""
+        """List the scripts: clients look there for ControlNet."""
         names = [sd_control.NAME, f"{sd_control.NAME} m2m"] if self.settings.controls else []
         return JsonAnswer({"txt2img": names, "img2img": names})
 
     async def controlnet(self, request: HttpRequest) -> Response:
-        """List the served control networks and the preprocessors, and say which version of the extension this is."""
+        """List the served control networks and the preprocessors, and the version of the extension's API."""
         about = {"version": 2, "model_list": [*self.settings.controls], "module_list": [*sd_control.MODULES]}
         return JsonAnswer(about)
 
     async def samplers(self, request: HttpRequest) -> Response:
-        """List the samplers by A1111's names of them."""
+        """List the samplers under A1111's names."""
         rows = [{"name": one.title, "aliases": [one.name, f"k_{one.name}"], "options": {}} for one in SAMPLERS.values()]
         return JsonAnswer(rows)
 
@@ -312,22 +312,22 @@ class SdApi:
         return JsonAnswer([{"name": name, "label": name.replace("_", " ").title()} | about for name in names])
 
     async def empty(self, request: HttpRequest) -> Response:
-        """Return a list that is empty here."""
+        """Return an empty list."""
         return JsonAnswer(EMPTY[request.url.path.removeprefix(f"{PREFIX}/")])
 
     async def nothing(self, request: HttpRequest) -> Response:
-        """Return that all is well."""
+        """Return an empty object."""
         return JsonAnswer({})
 
 
 def sdapi_answer(fault: HttpError) -> Response:
-    """Return a fault in A1111's form."""
+    """Return an error in A1111's form."""
     about = {"error": fault.code or fault.kind, "detail": fault.text, "body": "", "errors": fault.text}
     return JsonAnswer(about, fault.status, headers=fault.headers)
 
 
 def _sampler(name: object, scheduler: object) -> Options:
-    """Return sampler and schedule by their names there; the first may include the second."""
+    """Translate A1111's names of a sampler and a scheduler; the sampler's name may include the schedule."""
     values: Options = {}
     ending = ""
     if name not in (None, ""):
@@ -347,7 +347,6 @@ def _sampler(name: object, scheduler: object) -> Options:
 
 
 def _info(job: ImageJob) -> dict[str, Any]:
-    """Return the `info` of an answer."""
     recipes = [cast(Recipe, drawn.recipe) for drawn in job.pictures]
     first: Mapping[str, Any] = recipes[0] if recipes else {"seed": job.spec.seed} | job.spec.options
     names = {"guidance": "cfg_scale", "sampler": "sampler_name", "model": "sd_model_name"}
