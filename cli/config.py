@@ -1,4 +1,4 @@
-"""The user's own defaults, `config.toml` in the configuration folder. Flags and the environment override them."""
+"""The user's defaults: `config.toml` in the configuration folder. Options and the environment override them."""
 
 from __future__ import annotations
 

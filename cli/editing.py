@@ -1,4 +1,4 @@
-"""The words `edit` and `inpaint`, written as the options of an ordinary run: -i, --mask, -p and -m."""
+"""The subcommands `edit` and `inpaint`, translated to options of `generate`: -i, --mask, -p and -m."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options from the environment, such as QWENIMG_STEPS: errors name the variable, unknown variables give a warning."""
+"""Options from environment variables such as QWENIMG_STEPS: errors name the variable, unknown ones are warned of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of opening a model, for every command that opens one, and search for its files by name."""
+"""The options of opening a model, for all commands that open one."""
 
 from __future__ import annotations
 

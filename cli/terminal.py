@@ -1,4 +1,4 @@
-"""Pictures in a terminal: the protocols of kitty, iTerm2 and sixel, each where the terminal says that it has it."""
+"""Pictures in a terminal, by the first protocol that it reports to support: kitty's, iTerm2's or sixel."""
 
 from __future__ import annotations
 

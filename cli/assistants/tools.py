@@ -123,7 +123,7 @@ class Tools:
         return self._drawn(given, pictures, call)
 
     def _sources(self, given: dict[str, Any], name: str) -> list[Path | OpenFile]:
-        """Take the pictures `name` out of a call's arguments. Raises UsageError."""
+        """Take the pictures `name` out of a call's arguments."""
         file, text = given.pop(name, None), given.pop(f"{name}_base64", None)
         if file is not None and text is not None:
             raise UsageError(f"{name} and {name}_base64 are given; give one")
@@ -184,7 +184,7 @@ class Tools:
         raise AssertionError("a stream ends with its result")
 
     def _count(self, given: dict[str, Any]) -> int:
-        """Take the number of pictures out of a call's arguments. Raises UsageError."""
+        """Take the number of pictures out of a call's arguments."""
         count = given.pop("count", 1)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_PICTURES:
             raise UsageError(f"count is {clean(count, 40)}; choose 1 to {MOST_PICTURES}")

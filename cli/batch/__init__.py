@@ -1,1 +1,1 @@
-"""Many pictures of a file of requests, by several workers, each drawn once however often the run is broken off."""
+"""The pictures of a file of requests, drawn by several workers, each once however often the run is interrupted."""

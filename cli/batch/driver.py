@@ -1,4 +1,4 @@
-"""The driver of a batch: it holds the list, and each worker has one picture at a time."""
+"""The driver of a batch: it has the queue of pictures, and gives each worker one at a time."""
 
 from __future__ import annotations
 

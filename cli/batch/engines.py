@@ -1,4 +1,4 @@
-"""The engines of a batch, which start its workers. The driver treats all engines alike."""
+"""The engines of a batch: ways to start its workers."""
 
 from __future__ import annotations
 

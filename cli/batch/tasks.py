@@ -1,4 +1,4 @@
-"""The pictures that a file of requests asks for, each with a key that says what decides its pixels."""
+"""The pictures of a file of requests, each with a key: a hash of all that decides its pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `batch`: draw many pictures with several workers, and go on where a run was broken off."""
+"""The command `batch`: draw many pictures with several workers, and resume interrupted runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that generates images. It runs if the first word of the command line is no other command's name."""
+"""The command that generates images, which runs if the command line names no other command."""
 
 from __future__ import annotations
 

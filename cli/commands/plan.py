@@ -143,7 +143,7 @@ def _put(lines: Sequence[str]) -> int:
 
 
 def _check(ctx: click.Context, what: str | None, given: dict[str, Any]) -> None:
-    """Check that the options describe one image by one model. Raises UsageError."""
+    """Check that the options describe one image by one model."""
     source = ctx.get_parameter_source("model")
     if what is not None and source is ParameterSource.COMMANDLINE:
         raise UsageError("two models: MODEL and that of -m; give one")

@@ -1,4 +1,4 @@
-"""The commands that print a table of what there is: `devices`, `presets` and `samplers`."""
+"""The commands that print a table: `devices`, `presets` and `samplers`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One picture on several devices: rank 0 reads, decodes, writes and prints; others compute its steps with it."""
+"""One picture on several devices: all ranks compute the steps; rank 0 reads, decodes, writes and prints."""

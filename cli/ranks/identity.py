@@ -1,4 +1,4 @@
-"""The values that must be equal on all ranks, so that they draw one image."""
+"""The values that must be equal on all ranks, so that they compute the same image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: the routes of all APIs behind the guards, and its run until a signal."""
+"""The application: the routes of all APIs, with the checks of guards.py, served until a signal."""
 
 from __future__ import annotations
 

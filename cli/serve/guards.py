@@ -1,4 +1,4 @@
-"""The checks of every request before it is read: who sends it, from which page, how much, and how fast."""
+"""The checks of every request before its route is called: host, origin, token, size and speed of the body."""
 
 from __future__ import annotations
 

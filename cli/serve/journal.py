@@ -1,4 +1,4 @@
-"""The server's memory on the disk: the gallery, and the jobs that outlive their clients and the server."""
+"""The server's storage: the gallery, and the jobs that outlive their clients and the server."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ async def in_thread(thread: ThreadPoolExecutor, function: Callable[_P, _T], *giv
 
 
 def _locked(folder: Path) -> int:
-    """Lock the folder, and return the descriptor of the lock. Raises UsageError."""
+    """Lock the folder, and return the descriptor of the lock."""
     file = folder / ".lock"
     try:
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

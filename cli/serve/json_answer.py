@@ -1,4 +1,4 @@
-"""An answer in JSON."""
+"""A response in JSON."""
 
 from __future__ import annotations
 

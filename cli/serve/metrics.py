@@ -1,4 +1,4 @@
-"""The server's figures for Prometheus."""
+"""The server's metrics for Prometheus."""
 
 from __future__ import annotations
 

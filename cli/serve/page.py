@@ -1,4 +1,4 @@
-"""The page for browsers: one file, whose script and style are let run by their hashes."""
+"""The page for browsers: one file. Its Content-Security-Policy allows its script and style by their hashes."""
 
 from __future__ import annotations
 

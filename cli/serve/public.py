@@ -1,4 +1,4 @@
-"""Texts of errors as clients may read them: a file of this machine is not named to them."""
+"""Error messages for clients, without paths of this machine."""
 
 from __future__ import annotations
 

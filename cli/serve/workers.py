@@ -1,4 +1,4 @@
-"""A worker with what the dispatcher knows of it."""
+"""A worker with its state for the dispatcher."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Processes that draw for the server, a batch or rank 0: how they start, how messages pass, how they end."""
+"""The processes that the server, a batch and rank 0 start: start, messages and end."""

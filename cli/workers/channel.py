@@ -1,4 +1,4 @@
-"""Both ends of a connection to a process that follows another one: messages, pings, and the end of either process.
+"""Both ends of a connection between two processes: messages, pings, and the end of either process.
 
 The leader is a server, the driver of a batch or rank 0; a follower is a worker or another rank.
 """

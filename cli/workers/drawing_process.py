@@ -279,7 +279,7 @@ def _check_count(pipe: Pipeline, job: Job) -> None:
 
 
 def _inputs(job: Job) -> tuple[Inputs, list[str]]:
-    """Decode the pictures of a job. Raises UsageError."""
+    """Decode the pictures of a job."""
     try:
         return read_pictures(job.files, job.get("control") or ())
     except ModelError as error:

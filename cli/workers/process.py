@@ -1,4 +1,4 @@
-"""Start and end of a process of this package, to which a pipe leads."""
+"""Start and end of a process of this package, with a pipe to it."""
 
 from __future__ import annotations
 

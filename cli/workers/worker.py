@@ -1,4 +1,4 @@
-"""A worker as the process sees it that gives it work: a server or the driver of a batch."""
+"""A worker, as a server or the driver of a batch uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to a client that waits: the pictures of its order, or a stream of events."""
+"""Responses to a waiting client: the pictures of its job, or a stream of events."""
 
 from __future__ import annotations
 

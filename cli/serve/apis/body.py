@@ -1,4 +1,4 @@
-"""Parsing of requests: JSON, as several APIs name things, becomes a job."""
+"""Parsing of requests: JSON, with the field names of several APIs, becomes a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own API: jobs that outlive their client, the gallery of their pictures, and what a page needs to ask for them."""
+"""Our own API: jobs that outlive their client, the gallery of their pictures, and the lists for the page's form."""
 
 from __future__ import annotations
 

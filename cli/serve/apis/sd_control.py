@@ -1,4 +1,4 @@
-"""Control networks as clients of AUTOMATIC1111's ControlNet extension ask for them: units of `alwayson_scripts`."""
+"""Control networks in the form of AUTOMATIC1111's ControlNet extension: units of `alwayson_scripts`."""
 
 from __future__ import annotations
 
