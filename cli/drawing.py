@@ -119,7 +119,7 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
     opening, keep_going = wanted.opening, wanted.keep_going
     advice = None if opening.parts else resolve.advice(opening.model, partial(_real_model, opening.backend))
     if advice is not None:
-        jobs = kept(
+        jobs = passing_jobs(
             jobs, lambda job: advice.check(job.prompt, job.get("few_steps")), report, failed, keep_going=keep_going
         )
     upscaler = _upscaler(wanted)
@@ -135,7 +135,7 @@ def draw(wanted: Run, opens: Open, stop: Stop, report: RunPrinter) -> int:
         if output.save_latents is not None and len({(job.get("width"), job.get("height")) for job in jobs}) > 1:
             raise UsageError("--save-latents: one file takes pictures of one size; this run makes several sizes")
         expected: list[Estimate] = []
-        jobs = kept(
+        jobs = passing_jobs(
             jobs,
             lambda job: expected.append(estimated(pipe, job, inputs, metadata=output.metadata, by=by)),
             report,
@@ -320,7 +320,7 @@ def report_faults(faults: Sequence[ModelError], report: RunPrinter, *, left: int
     raise last
 
 
-def kept(
+def passing_jobs(
     jobs: list[Job],
     check: Callable[[Job], object],
     report: RunPrinter,

@@ -78,8 +78,8 @@ def take_texts(given: dict[str, Any]) -> None:
         given |= dict.fromkeys(places) | dict(zip(places, files, strict=False))
 
 
-def taken(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of `LoadOptions` out of `given`. Raises UsageError for too many text encoders."""
+def pop_opening(given: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of `LoadOptions` from `given` and return them. Raises UsageError for too many text encoders."""
     if "text_encoder" in given:
         take_texts(given)
     return {name: given.pop(name) for name in LOAD_OPTIONS if name in given}
@@ -100,7 +100,7 @@ def _located(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with the opening."""
     from qwenimg.common.hub import part_files
 
-    options = taken(given)
+    options = pop_opening(given)
     folders, place = part_files.located(
         load_options_of(options | {"models_dir": options["models_dir"] or _config_folders()})
     )

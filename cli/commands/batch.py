@@ -125,7 +125,7 @@ def batch(
     place = parse_shard(shard)
     backend = given.pop("backend")  # a text in config.toml
     backends = (backend,) if isinstance(backend, str) else backend or ("auto",)
-    folders, opening = part_files.located(load_options_of(places.taken(given)))
+    folders, opening = part_files.located(load_options_of(places.pop_opening(given)))
     lines = read_prompts(file)
     check_pictures(paths, defaults_of_lines, controlled="control" in defaults_of_lines)
     inputs, notes = read_pictures(paths)

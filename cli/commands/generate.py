@@ -125,7 +125,7 @@ def generate(ctx: click.Context, /, **given: Any) -> int:
         line = f"-n is what to steer away from, here {text}; for {text} pictures give -N {text}"
         report.notify("warning", line)
     keep_policy = given["preset"] is None and given["precision"] is None
-    opening = load_options_of(places.taken(given))
+    opening = load_options_of(places.pop_opening(given))
     offline = opening.offline or given["json"] or given["devices"] > 1
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
 

@@ -49,7 +49,7 @@ def mcp(folder: Path, deadline: float, **given: Any) -> int:
 
     if os.path.lexists(folder):
         Folder(folder)  # for its error, before a model is opened; a new one is made after
-    with qwenimg.open_pipeline(load_options_of(places.taken(given)), _say) as pipe:
+    with qwenimg.open_pipeline(load_options_of(places.pop_opening(given)), _say) as pipe:
         place = Folder(folder)
         streams.say(f"qwenimg: {pipe.model_name} for an assistant; pictures in {shown_path(place.path)}")
         if sys.stdin.isatty():

@@ -125,7 +125,7 @@ def plan(ctx: click.Context, /, what: str | None, memory: str | None, on: str | 
     _check(ctx, what, given)
     config.apply_defaults(ctx, given)
     environment.check(ctx, given)
-    folders, opening = located(load_options_of(places.taken(given) | ({} if what is None else {"model": what})))
+    folders, opening = located(load_options_of(places.pop_opening(given) | ({} if what is None else {"model": what})))
     given["lora"] = folders.loras(lora_text.parse(given["lora"]))
     engine = _engine(opening, memory, on, given["devices"])
     if not (opening.model or opening.parts or opening.refiner or given["replay"]):

@@ -104,7 +104,7 @@ def serve(
     _check_public(host, token)
     backends = given.pop("backend") or ("auto",)
     names = given.pop("model") or (None,)
-    offered = search_in_process(Offer(names=names, options=places.taken(given), loras=loras, controls=controls))
+    offered = search_in_process(Offer(names=names, options=places.pop_opening(given), loras=loras, controls=controls))
     models = offered.models
     taken = {*models} & {*served_names}
     if taken:
