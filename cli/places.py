@@ -79,7 +79,8 @@ def take_texts(given: dict[str, Any]) -> None:
 
 
 def pop_opening(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of `LoadOptions` from `given` and return them. Raises UsageError for too many text encoders."""
+    """Remove the options that open a model from `given` and return them. Raises UsageError for too many text
+    encoders."""
     if "text_encoder" in given:
         take_texts(given)
     return {name: given.pop(name) for name in LOAD_OPTIONS if name in given}
