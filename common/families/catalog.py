@@ -19,7 +19,7 @@ from qwenimg.common.families.qwen_image_21 import known as qwen_image_21
 from qwenimg.common.families.sd3 import known as sd3
 from qwenimg.common.families.stable_diffusion import known as stable_diffusion
 from qwenimg.common.families.z_image import known as z_image
-from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, T5_TOKENIZER, Piece
+from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, Download
 
 # What each `known.py` has is taken from here: KNOWN, and where there is one SMALL_FILES, CONTROLS and REFUSED.
 _FAMILIES = (qwen_image, qwen_image_21, z_image, flux2, flux, stable_diffusion, sd3)
@@ -42,21 +42,21 @@ SEVERAL = "qwen-image-edit-2511 and -2509, qwen-image-2.1 and FLUX.2 klein"
 """The models that see several pictures, for messages."""
 DESCRIBING = "qwen-image-layered"
 """The model that writes the prompt of a picture."""
-_SMALL_FILES: list[Piece] = [
-    piece for family in _FAMILIES if (piece := getattr(family, "SMALL_FILES", None)) is not None
+_SMALL_FILES: list[Download] = [
+    download for family in _FAMILIES if (download := getattr(family, "SMALL_FILES", None)) is not None
 ]
-CONTROLS: list[Piece] = [piece for family in _FAMILIES for piece in getattr(family, "CONTROLS", ())]
+CONTROLS: list[Download] = [download for family in _FAMILIES for download in getattr(family, "CONTROLS", ())]
 """The control networks that are known by name."""
-NAMED: tuple[Piece, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS)
+NAMED: tuple[Download, ...] = (CLIP_TOKENIZER, T5_TOKENIZER, *_SMALL_FILES, *CONTROLS)
 
 _FILE = re.compile(rf"(?P<repo>{REPO})/(?P<file>([A-Za-z0-9_][\w.-]*/)*[\w.-]+\.(safetensors|gguf))", re.ASCII)
 
 
-def find_piece(name: str) -> Piece | None:
-    """Find the piece with this name or hub id, or one file of a repository, such as a LoRA, by
+def find_download(name: str) -> Download | None:
+    """Find the download with this name or hub id, or one file of a repository, such as a LoRA, by
     owner/name/file.safetensors."""
     if match := _FILE.fullmatch(name):
-        return Piece(
+        return Download(
             name=name,
             repo=match["repo"],
             title="one file of a repository",
@@ -76,9 +76,9 @@ def configurations(known: KnownModel) -> Path | None:
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
-def small_files(family: str) -> Piece | None:
-    """Return the small files beside the weights of a `family`, if they are a piece of their own."""
-    return next((piece for piece in _SMALL_FILES if piece.family == family), None)
+def small_files(family: str) -> Download | None:
+    """Return the small files beside the weights of a `family`, if they are a download of their own."""
+    return next((download for download in _SMALL_FILES if download.family == family), None)
 
 
 ALIASES = {alias: known.name for known in KNOWN.values() for alias in known.aliases}
@@ -88,8 +88,8 @@ _SMALL = "files beside the weights, and no model; get them by: qwenimg pull "
 _REFUSED: list[dict[str, str]] = [getattr(family, "REFUSED", {}) for family in _FAMILIES]
 REFUSED = {
     CLIP_TOKENIZER.name: _VOCABULARY,
-    **{piece.name: _SMALL + piece.name for piece in _SMALL_FILES},
-    **{piece.name: f"a control network: give it with --control {piece.name}=PICTURE" for piece in CONTROLS},
+    **{download.name: _SMALL + download.name for download in _SMALL_FILES},
+    **{download.name: f"a control network: give it with --control {download.name}=PICTURE" for download in CONTROLS},
     T5_TOKENIZER.name: f"a vocabulary for T5, and no model; get it by: qwenimg pull {T5_TOKENIZER.name}",
     "clip-vit-large-patch14": _VOCABULARY,
     **{name: why for refused in _REFUSED for name, why in refused.items()},
@@ -104,9 +104,9 @@ def find(name: str) -> KnownModel | None:
 
 
 def nearest(name: str) -> str | None:
-    """Return the known name that is most like `name`: of a model, a piece, or a repository of theirs."""
+    """Return the known name that is most like `name`: of a model, a download, or a repository of theirs."""
     plain = name.lower()
-    names = [*KNOWN, *(piece.name for piece in NAMED)]
+    names = [*KNOWN, *(download.name for download in NAMED)]
     repos = {known.repo.lower(): known.repo for known in KNOWN.values() if known.repo}
     if plain in (*names, *ALIASES, *repos):
         return None

@@ -13,8 +13,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.hub import resolve
+from qwenimg.common.parts.downloads import CLIP_TOKENIZER, T5_TOKENIZER, Download
 from qwenimg.common.parts.texts.clip_tokenizer import is_tokenizer
-from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER, T5_TOKENIZER, Piece
 from qwenimg.common.parts.texts.t5_tokenizer import is_t5_tokenizer
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.shapes import builtin
@@ -44,7 +44,7 @@ def entries() -> list[ListedModel]:
     named = [_known_model(known) for known in catalog.KNOWN.values()]
     return [
         *named,
-        *map(_piece, catalog.NAMED),
+        *map(_download, catalog.NAMED),
         *_others({entry.repo for entry in named}),
     ]
 
@@ -74,24 +74,24 @@ def _known_model(known: KnownModel) -> ListedModel:
     )
 
 
-def _piece(piece: Piece) -> ListedModel:
-    folders = hf_cache.snapshots(hf_cache.storage_folder(piece.repo))
+def _download(download: Download) -> ListedModel:
+    folders = hf_cache.snapshots(hf_cache.storage_folder(download.repo))
     tokenizers = {CLIP_TOKENIZER.name: is_tokenizer, T5_TOKENIZER.name: is_t5_tokenizer}
-    has = partial(_has_all, piece) if piece.controls else tokenizers.get(piece.name, _has_small_files)
+    has = partial(_has_all, download) if download.controls else tokenizers.get(download.name, _has_small_files)
     here: Here = "yes" if any(map(has, folders)) else "no"
     return ListedModel(
-        name=piece.name,
-        title=piece.title,
-        repo=piece.repo,
-        bytes=piece.bytes,
-        license=piece.license,
-        purpose=piece.purpose,
+        name=download.name,
+        title=download.title,
+        repo=download.repo,
+        bytes=download.bytes,
+        license=download.license,
+        purpose=download.purpose,
         here=here,
     )
 
 
-def _has_all(piece: Piece, folder: Path) -> bool:
-    return all((folder / name).is_file() for name in piece.files)
+def _has_all(download: Download, folder: Path) -> bool:
+    return all((folder / name).is_file() for name in download.files)
 
 
 def _has_small_files(folder: Path) -> bool:

@@ -190,7 +190,7 @@ def _keyed(root: Path) -> list[Path]:
 def _is_local(name: str) -> bool:
     """Return whether `name` can only be a file here: no hub id, and no name for `pull`."""
     local = name.lower().endswith(SUFFIXES) or os.sep not in name
-    return local and catalog.find_piece(name) is None
+    return local and catalog.find_download(name) is None
 
 
 def _is_elsewhere(name: str, kind_: str) -> bool:

@@ -27,7 +27,7 @@ MAX_FP32_ERROR = 1e-5  # relative error of a product
 def named_control(name: str) -> Path | None:
     """Return the folder or file of the control network that a recipe calls `name`, if the cache has it: a path in a
     recipe is never opened."""
-    known = next((piece for piece in catalog.CONTROLS if name == piece.name), None)
+    known = next((one for one in catalog.CONTROLS if name == one.name), None)
     return None if os.path.lexists(name) else find_cached(known.repo if known else name)
 
 
@@ -37,14 +37,14 @@ def find_control(name: str, folders: ModelFolders) -> Path:
     path = Path(home(name))
     if os.path.lexists(path) or kind(path) is not None:
         return path
-    known = next((piece for piece in catalog.CONTROLS if name.lower() in (piece.name, piece.repo.lower())), None)
+    known = next((one for one in catalog.CONTROLS if name.lower() in (one.name, one.repo.lower())), None)
     if (cached := find_cached(known.repo if known else name)) is not None:
         return cached
     if known is None and (place := folders.locate(name, "control")) != name:
         return Path(place)
     shown = clean(name, 80)
     if known is None and "/" not in name:
-        names = ", ".join(piece.name for piece in catalog.CONTROLS)
+        names = ", ".join(one.name for one in catalog.CONTROLS)
         raise ModelError(f"--control {shown}: no such file or folder; known by name are {names}")
     size = f" ({size_text(known.bytes)}, {known.license})" if known else ""
     when = " with the network on" if is_offline() else ""

@@ -49,14 +49,14 @@ def _beside(kind: FileKind, name: str) -> str:
     if not kind.is_part or not kind.parts_alone:
         return f"{file}, beside the model that it belongs to (-m)"
     others = [part for part in PARTS if part in file_kind.FLAGS and part != kind.option]
-    piece = catalog.small_files(kind.families[0].name) if len(kind.families) == 1 else None
-    tokenizer = f"; its tokenizer is {size_text(piece.bytes)}, qwenimg pull {piece.name}" if piece else ""
+    download = catalog.small_files(kind.families[0].name) if len(kind.families) == 1 else None
+    tokenizer = f"; its tokenizer is {size_text(download.bytes)}, qwenimg pull {download.name}" if download else ""
     return f"{file}, beside {file_kind.listed_flags(others)}{tokenizer}"
 
 
 def find_part(given: str | Path) -> Path:
     """Return the folder or file `given`, or the one that the cache has for owner/name or owner/name/file, or else
-    `given` itself. Raises ModelError for a known piece that is in neither place."""
+    `given` itself. Raises ModelError for a known download that is in neither place."""
     name = str(given)
     if name == str(LEFT_OUT):
         return LEFT_OUT
@@ -64,7 +64,7 @@ def find_part(given: str | Path) -> Path:
     if os.path.lexists(path) or kind_of_path(path) is not None:
         return path
     cached = find_cached(name)
-    if cached is None and catalog.find_piece(name) is not None:
+    if cached is None and catalog.find_download(name) is not None:
         shown, where = clean(name, 100), clean(cache_folder(), 60)
         raise ModelError(f"{shown}: no such file, and not in the cache {where}; get it by: qwenimg pull {shown}")
     return cached or path

@@ -31,7 +31,7 @@ from qwenimg.common.families import catalog, registry, repository
 from qwenimg.common.families.known_model import KnownModel
 from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.verify import HASH, Progress, damaged, report, right, verify_offline
-from qwenimg.common.parts.texts.piece import Piece
+from qwenimg.common.parts.downloads import Download
 from qwenimg.common.transfer.download import NOTE, PART, Wanted, bytes_kept, fetch
 from qwenimg.common.transfer.http import Echo, Server, check_endpoint, connect, get_json
 from qwenimg.common.transfer.removal import Removal, of_files, of_repository
@@ -40,28 +40,30 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> Path:
-    """Download the files that are used of `name`, a known model, a piece or a hub id, and return its folder in the
+    """Download the files that are used of `name`, a known model, a download or a hub id, and return its folder in the
     cache.
 
     Files that are here are not fetched again, and unfinished ones are continued. `verify`: hash the files that are
     here, and fetch those again whose hash is wrong; offline, name the wrong file. `echo` gets lines to print;
     `progress` gets the file, the bytes that are here and all bytes of this call. Raises ModelError (offline, not there,
     server or hash at fault, not a supported model), DoesNotFit and UsageError (no permission)."""
-    piece = catalog.find_piece(name)
-    repo = piece.repo if piece else resolve.find_repo(name)[0]
+    download = catalog.find_download(name)
+    repo = download.repo if download else resolve.find_repo(name)[0]
     if hf_cache.is_offline():
-        if verify and piece is None:
+        if verify and download is None:
             return verify_offline(repo, echo, progress)
         raise ModelError(f"{repo}: cannot be pulled offline; unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE")
     endpoint = hf_cache.settings().ENDPOINT
     check_endpoint(endpoint)  # the library's search for a token fails at some of these
     server = connect(endpoint, hf_cache.token())
     try:
-        commit, files = _listing(server, repo, piece, echo)
+        commit, files = _listing(server, repo, download, echo)
     except ModelError as error:
         near = catalog.nearest(name)
         raise ModelError(f"{error}; did you mean {near}?") if near else error from None
-    work = _Work(piece=piece, server=server, repo=repo, commit=commit, storage=hf_cache.storage_folder(repo), echo=echo)
+    work = _Work(
+        download=download, server=server, repo=repo, commit=commit, storage=hf_cache.storage_folder(repo), echo=echo
+    )
     try:
         with locked(work.storage, partial(echo, f"{repo}: another process is pulling it; waiting")):
             if verify:
@@ -78,7 +80,7 @@ def pull(name: str, *, echo: Echo, progress: Progress, verify: bool = False) -> 
 class _Work:
     """One commit of one repository, and its place in the cache."""
 
-    piece: Piece | None  # None: a model
+    download: Download | None  # None: a model
     server: Server
     repo: str
     commit: str
@@ -106,7 +108,7 @@ class _Work:
 # Listing
 
 
-def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tuple[str, list[Wanted]]:
+def _listing(server: Server, repo: str, download: Download | None, echo: Echo) -> tuple[str, list[Wanted]]:
     """Return the commit of `main` and its files that are used, the small ones first. Raises ModelError."""
     data = get_json(server, f"{server.endpoint}/api/models/{repo}/revision/main?blobs=true", repo, echo)
     commit = data.get("sha") if isinstance(data, dict) else None
@@ -114,11 +116,11 @@ def _listing(server: Server, repo: str, piece: Piece | None, echo: Echo) -> tupl
     if not isinstance(commit, str) or not hf_cache.COMMIT.fullmatch(commit) or not isinstance(entries, list):
         raise ModelError(f"{repo}: {clean(server.endpoint, 80)} does not answer as a hub does: check HF_ENDPOINT")
     names = {e["rfilename"]: e for e in entries if isinstance(e, dict) and isinstance(e.get("rfilename"), str)}
-    is_used = repository.needed if piece is None else piece.files.__contains__
+    is_used = repository.needed if download is None else download.files.__contains__
     files = [_wanted(repo, path, entry) for path, entry in names.items() if is_used(path)]
-    required = repository.required(names.__contains__) if piece is None else piece.files[:2]
+    required = repository.required(names.__contains__) if download is None else download.files[:2]
     absent = [path for path in required if path not in names]
-    if absent and piece is not None:
+    if absent and download is not None:
         raise ModelError(f"{repo}: has no {absent[0]}: check HF_ENDPOINT")
     if absent:
         raise ModelError(f"{repo}: has no {absent[0]}: not a model in diffusers layout{_one_of(repo, names)}")
@@ -176,7 +178,7 @@ def _check_kind(work: _Work, path: str) -> None:
     """Raise ModelError for an unsupported kind of model once its small files show it, before gigabytes are fetched."""
     if path == "model_index.json":
         registry.of_folder(work.snapshot)
-    elif work.piece is None and path.endswith(".index.json") and not is_file(work.snapshot / "model_index.json"):
+    elif work.download is None and path.endswith(".index.json") and not is_file(work.snapshot / "model_index.json"):
         registry.check_names((work.snapshot / path).parent)
 
 
@@ -238,10 +240,10 @@ def _link(work: _Work, wanted: Wanted) -> None:
 
 def _finish(work: _Work) -> None:
     """Write the commit to refs/main and remove unfinished downloads. Raises ModelError for an incomplete model."""
-    lack = repository.lacks(work.snapshot) if work.piece is None else None
+    lack = repository.lacks(work.snapshot) if work.download is None else None
     if lack:
         raise ModelError(f"{work.repo}: has no {lack}: not a whole model in diffusers layout")
-    if work.piece is None:
+    if work.download is None:
         registry.of_folder(work.snapshot)  # without model_index.json, the names of the weights show its family
     refs = hf_cache.make_folder(work.cache, work.storage / "refs")
     temp = refs / f".main.{os.getpid()}"
@@ -277,27 +279,27 @@ def locked(storage: Path, busy: Callable[[], None]) -> Iterator[None]:
 
 
 def removal(name: str) -> tuple[Removal, list[str]]:
-    """Return what `rm` deletes of `name`, a known model, a piece, a hub id or a file of one, and lines about what else
-    uses it. Raises ModelError for what is not in the cache, and UsageError for what is not ours to delete."""
+    """Return what `rm` deletes of `name`, a known model or download, a hub id or a file of one, and lines about what
+    else uses it. Raises ModelError for what is not in the cache, and UsageError for what is not ours to delete."""
     if os.path.lexists(Path(home(name))):
         raise UsageError(
             f"{clean(name, 100)}: is a file or folder of that name here, and rm deletes only from the cache; "
             f"delete it yourself, or run rm in another folder"
         )
-    piece = catalog.find_piece(name)
-    repo = piece.repo if piece else resolve.find_repo(name)[0]
+    download = catalog.find_download(name)
+    repo = download.repo if download else resolve.find_repo(name)[0]
     storage = hf_cache.storage_folder(repo)
     if not os.path.lexists(storage):
         raise ModelError(f"{clean(name, 100)}: nothing of it is in the cache {clean(storage.parent, 120)}")
-    rows: tuple[KnownModel | Piece, ...] = (*catalog.KNOWN.values(), *catalog.NAMED)
+    rows: tuple[KnownModel | Download, ...] = (*catalog.KNOWN.values(), *catalog.NAMED)
     asked = (name.lower(), repo.lower())
     titles = {one.name: one.purpose for one in rows if one.repo == repo and one.name not in asked}
-    if piece is None:
+    if download is None:
         return of_repository(storage), [f"{other} goes with it: {purpose}" for other, purpose in titles.items()]
     model = next((one for one in catalog.KNOWN.values() if one.repo == repo), None)
     if model is not None and any(map(_is_whole, hf_cache.snapshots(storage))):
         raise UsageError(f"{name}: its files belong to {model.name}, which is here: qwenimg rm {model.name}")
-    return of_files(storage, piece.files), [piece.purpose]
+    return of_files(storage, download.files), [download.purpose]
 
 
 def removing(what: Removal) -> None:

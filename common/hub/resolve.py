@@ -29,7 +29,7 @@ from qwenimg.common.families import catalog
 from qwenimg.common.families.known_model import KnownModel, ModelPath
 from qwenimg.common.families.repository import has_weights, lacks
 from qwenimg.common.formats.files import PICKLES
-from qwenimg.common.parts.texts.piece import Piece
+from qwenimg.common.parts.downloads import Download
 from qwenimg.common.request.parts import LEFT_OUT
 from qwenimg.common.shapes import builtin
 
@@ -111,19 +111,19 @@ def _by_name(given: str, is_default: bool, offline: bool, without: frozenset[str
     repo, known = find_repo(given)
     name = known.name if known else repo
     folders = snapshots(storage_folder(repo))
-    piece = None if known is None else catalog.small_files(known.family)
+    download = None if known is None else catalog.small_files(known.family)
     shipped = None if known is None else configurations(known)
     if without.issuperset({*_PARTS, TOKENIZER}) and shipped is not None:
         return ModelPath(folder=shipped, name=name, known=known)
     for folder in folders:
         if lacks(folder, without) is None:
             return ModelPath(folder=folder, name=name, known=known, revision=folder.name)
-    if without.issuperset(_PARTS) and shipped is not None and _has_tokenizer(piece):
+    if without.issuperset(_PARTS) and shipped is not None and _has_tokenizer(download):
         return ModelPath(folder=shipped, name=name, known=known)
     if is_default and not without - {TOKENIZER} and builtin.present() and not any(map(has_weights, folders)):
         return _built_in()
     if without and known is not None and shipped is not None and _all_given_or_none_here(without, folders):
-        raise _parts_missing(known, piece, folders, without, offline)
+        raise _parts_missing(known, download, folders, without, offline)
     if not folders:
         raise _absent(name, repo, known, offline)
     raise NotHere(
@@ -203,18 +203,18 @@ def _all_given_or_none_here(without: frozenset[str], folders: list[Path]) -> boo
 
 
 def _parts_missing(
-    known: KnownModel, piece: Piece | None, folders: list[Path], without: frozenset[str], offline: bool
+    known: KnownModel, download: Download | None, folders: list[Path], without: frozenset[str], offline: bool
 ) -> ModelError:
     """Return the error for a model with only some parts given, `without`: it names what is missing."""
     from qwenimg.common.families import file_kind
 
     missing = [part for part in _PARTS if part not in without]
     has_tokenizer = TOKENIZER in without or any(lacks(folder, frozenset(_PARTS)) is None for folder in folders)
-    has_tokenizer = has_tokenizer or _has_tokenizer(piece)
+    has_tokenizer = has_tokenizer or _has_tokenizer(download)
     when = " with the network on" if offline or is_offline() else ""
     ways = [f"give {file_kind.listed_flags(missing)}"] if missing else []
-    if piece is not None and not has_tokenizer:
-        ways.append(f"get its tokenizer ({size_text(piece.bytes)}){when} by: qwenimg pull {piece.name}")
+    if download is not None and not has_tokenizer:
+        ways.append(f"get its tokenizer ({size_text(download.bytes)}){when} by: qwenimg pull {download.name}")
     given = [file_kind.FLAGS[part] for part in _PARTS if part in without]
     beside = f"beside {' and '.join(given)}, " if missing else ""
     return ModelError(f"{known.name}: {beside}{', and '.join(ways)}{'' if has_tokenizer else _OR_FOLDER}")
@@ -226,10 +226,10 @@ def configurations(known: KnownModel) -> Path | None:
     return folder if folder is not None and (folder / _PARTS[0]).is_dir() else None
 
 
-def _has_tokenizer(piece: Piece | None) -> bool:
+def _has_tokenizer(download: Download | None) -> bool:
     """Return whether the cache has the tokenizer among a family's small files; a family without such files looks for
     its tokenizers itself."""
-    return piece is None or find_cached(f"{piece.repo}/{piece.tokenizer}") is not None
+    return download is None or find_cached(f"{download.repo}/{download.tokenizer}") is not None
 
 
 def _absent(name: str, repo: str, known: KnownModel | None, offline: bool) -> ModelError:

@@ -98,7 +98,7 @@ def but(files: list[Path], *names: str) -> list[Path]:
         (rules.work_at_import, "class A:\n    def f(self): run()", "class A:\n    x = run()"),
         (rules.work_at_import, "if TYPE_CHECKING:\n    import torch", "if available():\n    import torch"),
         (rules.work_at_import, "f = lambda: torch.zeros(1)", "x = torch.zeros(1)"),
-        (rules.work_at_import, "f = partial(Piece, x=1)\ny = f(z=2)", "f = partial(torch.zeros, 1)"),
+        (rules.work_at_import, "f = partial(Download, x=1)\ny = f(z=2)", "f = partial(torch.zeros, 1)"),
         (rules.work_at_import, "X = 1\nX += 2", "os.environ['A'] = '1'"),
         (rules.work_at_import, "", "with open('a') as f: pass"),
         (rules.frameworks, '"""As in torch."""\nx = "pytorch_model"', "if name == 'torch': pass"),

@@ -343,7 +343,7 @@ def test_the_small_files_are_what_a_published_folder_has() -> None:
 
     piece = SMALL_FILES
     assert all(repository.needed(name) and not name.endswith(".safetensors") for name in piece.files)
-    assert catalog.find_piece("Qwen-Image-Files") is piece
+    assert catalog.find_download("Qwen-Image-Files") is piece
     have = set(piece.files) - {"tokenizer/tokenizer.json"}  # the published one has vocab.json and merges.txt
     assert set(repository.required(have.__contains__)) <= have
 

@@ -19,7 +19,7 @@ from qwenimg.common.base import hf_cache
 from qwenimg.common.families import catalog, repository
 from qwenimg.common.hub import requirements, resolve
 from qwenimg.common.hub.pull import pull
-from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER
+from qwenimg.common.parts.downloads import CLIP_TOKENIZER
 
 CONTROLS = (
     "qwen-image-controlnet-union", "qwen-image-controlnet-inpainting", "qwen-image-patches-canny",

@@ -278,7 +278,7 @@ def test_a_file_behind_a_link_stays(cache: Path, outside: Path) -> None:
 
 
 def test_small_files_of_a_model_that_is_here_go_with_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = catalog.find_piece("qwen-image-files")
+    piece = catalog.find_download("qwen-image-files")
     assert piece is not None
     storage = put(piece.repo)
     for name in piece.files:

@@ -17,9 +17,9 @@ from qwenimg.common.families import catalog
 from qwenimg.common.hub import resolve
 from qwenimg.common.hub.origin import label
 from qwenimg.common.hub.pull import pull
+from qwenimg.common.parts.downloads import CLIP_TOKENIZER
 from qwenimg.common.parts.texts import clip_tokenizer
 from qwenimg.common.parts.texts.clip_tokenizer import find_clip_tokenizer
-from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER
 
 SIZE = len(tiny_clip_vocabulary()[0])
 SNAPSHOTS = ("snapshots", "a" * 40)

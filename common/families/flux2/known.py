@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import SmallFiles
+from qwenimg.common.parts.downloads import ConfigDownload
 
 _small = partial(KnownModel, family="flux2", license="Apache-2.0", bytes=15_980_000_000, memory=9_500_000_000)
 _large = partial(KnownModel, family="flux2", license="FLUX Non-Commercial", bytes=34_730_000_000, memory=20_200_000_000)
@@ -52,7 +52,7 @@ BASE_9B = _large(
     files=("flux-2-klein-base-9b",),
 )
 KNOWN = (KLEIN_4B, KLEIN_9B, BASE_4B, BASE_9B)
-SMALL_FILES = SmallFiles(
+SMALL_FILES = ConfigDownload(
     name="flux2-files",
     repo="black-forest-labs/FLUX.2-klein-4B",
     title="the small files of FLUX.2 klein",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import Piece, SmallFiles
+from qwenimg.common.parts.downloads import ConfigDownload, Download
 
 _qwen = partial(
     KnownModel,
@@ -73,7 +73,7 @@ KNOWN = (
         files=("qwen_image_layered_bf16",),
     ),
 )
-SMALL_FILES = SmallFiles(
+SMALL_FILES = ConfigDownload(
     name="qwen-image-files",
     repo="Qwen/Qwen-Image",
     title="the small files of Qwen-Image",
@@ -100,7 +100,7 @@ BUILT_IN = KnownModel(
 
 _FOLDER = ("config.json", "diffusion_pytorch_model.safetensors")
 _PATCHES = ("model.safetensors",)
-_control = partial(Piece, license="Apache-2.0", files=_PATCHES, controls="qwen-image")
+_control = partial(Download, license="Apache-2.0", files=_PATCHES, controls="qwen-image")
 CONTROLS = (
     _control(
         name="qwen-image-controlnet-union",

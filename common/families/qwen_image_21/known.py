@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import CONFIGURATIONS, TOKENIZER_FILES, SmallFiles
+from qwenimg.common.parts.downloads import CONFIGURATIONS, TOKENIZER_FILES, ConfigDownload
 
 LICENSE = "Qwen Research (non-commercial)"
 _qwen = partial(
@@ -35,7 +35,7 @@ def of_name(name: str) -> KnownModel:
     return TURBO if "turbo" in name.lower() else BASE
 
 
-SMALL_FILES = SmallFiles(
+SMALL_FILES = ConfigDownload(
     name="qwen-image-2.1-files",
     repo="Qwen/Qwen-Image-2.1",
     title="the small files of Qwen-Image-2.1",

@@ -79,7 +79,7 @@ def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
 
 def published(name: str) -> ControlNet | None:
     """Return the ControlNet known as `name`, without its files; None for another name."""
-    known = next((piece for piece in CONTROLS if piece.name == name), None)
+    known = next((one for one in CONTROLS if one.name == name), None)
     if known is None:
         return None
     base: UNetConfig = known_configs.read("sdxl" if name.startswith(SDXL_CONTROLS) else "sd15", "unet", unet.NETWORK)

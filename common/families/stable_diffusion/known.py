@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import Piece
+from qwenimg.common.parts.downloads import Download
 
 _sd = partial(KnownModel, family="stable-diffusion", dtype="float32")
 KNOWN = (
@@ -64,7 +64,7 @@ KNOWN = (
 )
 _FOLDER = ("config.json", "diffusion_pytorch_model.safetensors")
 _for_sd15 = partial(
-    Piece,
+    Download,
     title="a ControlNet for Stable Diffusion 1.5, 0.4B",
     bytes=1_450_000_000,
     license="OpenRAIL",
@@ -72,7 +72,7 @@ _for_sd15 = partial(
     controls="stable-diffusion",
 )
 _for_sdxl = partial(
-    Piece,
+    Download,
     title="a ControlNet for SDXL, 1.3B",
     bytes=5_000_000_000,
     license="OpenRAIL++",

@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.texts.piece import SmallFiles
+from qwenimg.common.parts.downloads import ConfigDownload
 
 _z_image = partial(KnownModel, family="z-image", license="Apache-2.0", memory=14_000_000_000)
 TURBO = _z_image(
@@ -33,7 +33,7 @@ BASE = _z_image(
     files=("z_image_bf16",),
 )
 KNOWN = (TURBO, BASE)
-SMALL_FILES = SmallFiles(
+SMALL_FILES = ConfigDownload(
     name="z-image-files",
     repo="Tongyi-MAI/Z-Image-Turbo",
     title="the small files of Z-Image",

@@ -12,7 +12,7 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import absolute, bad
 from qwenimg.common.base.text import clean
-from qwenimg.common.parts.texts.piece import CLIP_TOKENIZER
+from qwenimg.common.parts.downloads import CLIP_TOKENIZER
 from qwenimg.common.prompts import clip
 
 FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is a tokenizer

@@ -11,8 +11,8 @@ from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import absolute, bad, is_file
 from qwenimg.common.base.text import clean
+from qwenimg.common.parts.downloads import T5_TOKENIZER
 from qwenimg.common.parts.texts.clip_tokenizer import MAX_TRIED, program_folders
-from qwenimg.common.parts.texts.piece import T5_TOKENIZER
 from qwenimg.common.prompts import t5
 
 FILES = ("tokenizer.json", "spiece.model")  # either is a tokenizer

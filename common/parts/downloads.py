@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class Download:
     """Files of one repository; the first two must be there."""
 
     name: str
@@ -21,7 +21,7 @@ class Piece:
     controls: str = ""  # the family of models that they control, as a control network
 
 
-CLIP_TOKENIZER = Piece(
+CLIP_TOKENIZER = Download(
     name="clip-tokenizer",
     repo="openai/clip-vit-large-patch14",
     title="the vocabulary of CLIP",
@@ -30,7 +30,7 @@ CLIP_TOKENIZER = Piece(
     purpose="the words of a Stable Diffusion model in one file",
     files=("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json"),
 )
-T5_TOKENIZER = Piece(
+T5_TOKENIZER = Download(
     name="t5-tokenizer",
     repo="google/t5-v1_1-xxl",
     title="the vocabulary of T5",
@@ -52,7 +52,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallFiles(Piece):
+class ConfigDownload(Download):
     """The small files of a folder in diffusers layout with one text encoder."""
 
     bytes: int = 15_900_000
