@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import oracle_qwen21
+from support import mutants_qwen21, oracle_qwen21
+from support.mutant import Backend, Patch, Plant
 from support.relative import relative
 from support.tiny_qwen21 import TURBO
 
@@ -18,11 +19,9 @@ from qwenimg import Result
 from qwenimg.backends.torch.networks.encoders import qwen3_vl_vision
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families import catalog, registry
-from qwenimg.common.families.qwen_image_21 import references
 from qwenimg.common.networks.denoisers import qwen21_conditioning
 from qwenimg.common.networks.denoisers.qwen21_conditioning import TokenRun
 from qwenimg.common.numbers import noise
-from qwenimg.common.pictures.pixels import from_uint8, with_alpha
 from qwenimg.common.sampling.flow_match import flow_schedule
 
 BACKENDS = ("cpu", "mlx")
@@ -130,11 +129,7 @@ def test_every_input_moves_the_picture(tiny_qwen21: dict[str, Path]) -> None:
 # Planted faults
 
 
-def _no_deep_slots(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(qwen3_vl_vision.Qwen3PictureEncoder, "added", lambda self, x, places, slots: x)
-
-
-def _half_a_token(patch: pytest.MonkeyPatch) -> None:
+def _half_a_token(patch: Patch) -> None:
     layout = qwen21_conditioning.layout
 
     def wrong(*given: Any) -> Any:
@@ -144,16 +139,10 @@ def _half_a_token(patch: pytest.MonkeyPatch) -> None:
             context[start:end, 1:] += 0 if causal else 0.5
         return made._replace(context=context)
 
-    patch.setattr(qwen21_conditioning, "layout", wrong)
+    patch.set(qwen21_conditioning, "layout", wrong)
 
 
-def _time_of_the_first_step(patch: pytest.MonkeyPatch) -> None:
-    """Text and references are not seen at time 0."""
-    time_row = qwen21_conditioning.time_row
-    patch.setattr(qwen21_conditioning, "time_row", lambda time, dtype: time_row(time or 1000.0, dtype))
-
-
-def _one_block(patch: pytest.MonkeyPatch) -> None:
+def _one_block(patch: Patch) -> None:
     """All tokens between the first and the last picture see each other."""
     layout = qwen21_conditioning.layout
 
@@ -164,28 +153,23 @@ def _one_block(patch: pytest.MonkeyPatch) -> None:
         rest = [run for run in made.runs if run.end <= whole.start or run.start >= whole.end]
         return made._replace(runs=tuple(sorted([whole, *rest])))
 
-    patch.setattr(qwen21_conditioning, "layout", wrong)
+    patch.set(qwen21_conditioning, "layout", wrong)
 
 
-def _after_the_norm(patch: pytest.MonkeyPatch) -> None:
+def _after_the_norm(patch: Patch) -> None:
     """States as transformers returns them. A norm without gain would not show: the transformer begins with one."""
     states = qwen3_vl_vision.Qwen3PictureEncoder.states
     gain = torch.linspace(0.5, 1.5, 60)
-    patch.setattr(qwen3_vl_vision.Qwen3PictureEncoder, "states", lambda *given: gain * states(*given))
+    patch.set(qwen3_vl_vision.Qwen3PictureEncoder, "states", lambda *given: gain * states(*given))
 
 
-def _no_alpha(patch: pytest.MonkeyPatch) -> None:
-    """The VAE sees pictures on white too."""
-    patch.setattr(references, "values", lambda one: from_uint8(with_alpha(references.copy(one))))
-
-
-FAULTS = {
-    "deepstack dropped": _no_deep_slots,
+FAULTS: dict[str, Plant] = {
+    "deepstack dropped": mutants_qwen21.deep_slots_dropped,
     "references off by half a token": _half_a_token,
-    "time 0 ignored": _time_of_the_first_step,
+    "time 0 ignored": mutants_qwen21.context_at_the_time_of_the_image,
     "pictures are one block": _one_block,
     "states after the norm": _after_the_norm,
-    "no alpha": _no_alpha,
+    "no alpha": mutants_qwen21.reference_on_white,
 }
 
 
@@ -194,7 +178,7 @@ FAULTS = {
 def test_planted_faults_are_caught(tiny_qwen21: dict[str, Path], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     one, folder = EDITS["two, of which one has alpha"]._replace(steps=2), tiny_qwen21["qwen21"]
     expected = theirs(folder, one)
-    FAULTS[fault](monkeypatch)
+    FAULTS[fault](Patch(monkeypatch, Backend("cpu")))
     error, _ = compared(fault, ours(folder, one, "cpu"), expected)
     assert error > 30 * LATENTS
 

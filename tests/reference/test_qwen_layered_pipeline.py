@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support import oracle_layered
+from support import mutants_qwen_layered, oracle_layered
+from support.mutant import Backend, Patch, Plant
 from support.relative import relative
 
 import qwenimg
 from qwenimg import Pipeline
-from qwenimg.backends.torch.networks.denoisers import qwen_dit
 from qwenimg.common.families.qwen_image import layered
 from qwenimg.common.families.qwen_image.layered import QwenImageLayered
 from qwenimg.common.numbers import noise, rope
 from qwenimg.common.numbers.latent_shape import LatentShape
-from qwenimg.common.pictures import pixels
-from qwenimg.common.pipeline import finish
 from qwenimg.common.sampling import flow_match
 
 BACKENDS = ("cpu", "mlx")
@@ -110,58 +108,14 @@ def test_a_layer_more_is_not_the_same_layers(opened: Callable[[str], Pipeline]) 
 # Planted faults
 
 
-def _reversed(patch: pytest.MonkeyPatch) -> None:
-    right = finish.frames
-    patch.setattr(finish, "frames", lambda latents: right(latents)[::-1])
-
-
-def _no_addition(patch: pytest.MonkeyPatch) -> None:
-    forward = qwen_dit.TimeTextEmbed.forward
-    patch.setattr(
-        qwen_dit.TimeTextEmbed,
-        "forward",
-        lambda self, features, addition: forward(self, features, addition) - self.addition_t_embedding(addition),
-    )
-
-
-def _composite_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(finish, "frames", lambda latents: [latents[i : i + 1] for i in range(len(latents) - 1)])
-
-
-def _plain_positions(patch: pytest.MonkeyPatch) -> None:
-    """The condition has the frame behind the layers, as a picture of Qwen-Image-Edit."""
-    right = rope.image_positions
-    patch.setattr(rope, "image_positions", lambda shapes, layered=False: right(shapes))
-
-
-def _text_from_sides(patch: pytest.MonkeyPatch) -> None:
-    """The text counts from past the rows and columns, and not from past the layers."""
-    right = rope.text_positions
-    patch.setattr(rope, "text_positions", lambda shapes, length, layered=False: right(shapes, length))
-
-
-def _usual_shift(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(QwenImageLayered, "levels", flow_match.USUAL)
-
-
-def _alpha_by_itself(patch: pytest.MonkeyPatch) -> None:
-    """The picture is scaled without weighing colours by alpha."""
-
-    def fit(image: np.ndarray, width: int, height: int) -> np.ndarray:
-        bands = [Image.fromarray(image[..., i]).resize((width, height), Image.Resampling.LANCZOS) for i in range(4)]
-        return np.dstack(bands)
-
-    patch.setattr(pixels, "fit", fit)
-
-
-FAULTS = {
-    "layer order reversed": _reversed,
-    "additional t embedding dropped": _no_addition,
-    "composite taken for a layer": _composite_kept,
-    "condition behind the layers": _plain_positions,
-    "text from the sides": _text_from_sides,
-    "shift by Qwen-Image's sizes": _usual_shift,
-    "alpha scaled by itself": _alpha_by_itself,
+FAULTS: dict[str, Plant] = {
+    "layer order reversed": mutants_qwen_layered.layers_decoded_back_to_front,
+    "additional t embedding dropped": mutants_qwen_layered.addition_ignored,
+    "composite taken for a layer": mutants_qwen_layered.composite_decoded_as_a_layer,
+    "condition behind the layers": mutants_qwen_layered.picture_numbered_behind_the_layers,
+    "text from the sides": mutants_qwen_layered.text_counts_from_one_image,
+    "shift by Qwen-Image's sizes": mutants_qwen_layered.shift_of_qwen_image,
+    "alpha scaled by itself": mutants_qwen_layered.picture_resized_by_channel,
 }
 
 
@@ -171,7 +125,7 @@ def test_planted_faults_are_caught(tiny_layered: Path, monkeypatch: pytest.Monke
     """With six layers in an image of 5 x 3 tokens, which the text counts from behind."""
     initial = noise.normal((7, 16, 6, 10), seed=7)
     latents, layers = oracle_layered.generate(tiny_layered, "a ring", PICTURE, initial, steps=3)
-    FAULTS[fault](monkeypatch)
+    FAULTS[fault](Patch(monkeypatch, Backend("cpu")))
     with qwenimg.load(tiny_layered, backend="cpu", precision="fp32") as pipe:
         ours = pipe("a ring", image=PICTURE, **(ASKED | {"layers": 6, "steps": 3}))
     error, worst = relative(ours.latents, latents), np.abs(np.stack(ours.layers) - layers).max()
