@@ -18,7 +18,7 @@ from qwenimg.common.families.stable_diffusion.describe_file import LdmFile, is_u
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks.denoisers import unet, unet_controlnet
-from qwenimg.common.networks.vaes import kl_vae_names
+from qwenimg.common.networks.vaes import kl_vae
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.parts import PARTS
 from qwenimg.common.request.request import Defaults
@@ -126,9 +126,9 @@ FAMILY = Family(
         ),
         PartFile(
             option="vae",
-            title="Stable Diffusion's VAE",
+            title="Stable Diffusion's VAE, diffusers' names",
+            network=kl_vae.NETWORK,
             use="-m MODEL --vae FILE",
-            layouts=kl_vae_names.LAYOUTS,
             is_in=is_vae,
         ),
     ),
