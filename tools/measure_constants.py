@@ -51,7 +51,8 @@ from qwenimg.common.parity.passport.passport import Figure
 
 ASKED: dict[str, Any] = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
-CONTROLS = ("qwen_controlnet.", "qwen_patches.")  # alone of a run with loud control networks, as the tests' are
+# Alone of a run with loud control networks, as the tests' are
+CONTROLS = ("qwen_controlnet.", "qwen_patches.", "unet_controlnet.")
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.6  # of the two additions to a stream in a block, each rounding by 0.42 rms, in units of roundoff
 WRITERS = {
@@ -138,7 +139,7 @@ def of_random(folder: Path, family: str, seed: int) -> list[tuple[str, str, floa
     """The same of the folder of random sizes `seed` of a family, in float32, recorded on either backend in turn."""
     place = folder / family
     random_folders.write(place, family, seed)
-    controls = random_folders.write_controls(place, seed) if family == random_folders.CONTROLLED else []
+    controls = random_folders.write_controls(place, seed) if family in random_folders.CONTROLLED else []
     asked, backends = random_folders.asked(family, seed), ("cpu", "mlx") if seed % 2 else ("mlx", "cpu")
     found = list(of_model(str(place), "fp32", asked, controls=controls, recording=backends))
     shutil.rmtree(folder)

@@ -50,7 +50,7 @@ from qwenimg.common.request.parts import PARTS
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.runtime.engine import Array, Engine
 from qwenimg.common.runtime.runtime import Runtime
-from qwenimg.common.runtime.traced import TINY, Call, Tree, Values, leaves, mapped
+from qwenimg.common.runtime.traced import TINY, Call, Dtype, Tree, Values, leaves, mapped
 
 MOST_EQUAL = 64  # equal rows of a text that is stored whole
 LARGE = 2**25  # parameters of a component; for a larger model, whole inputs and results of blocks are not stored
@@ -87,10 +87,9 @@ class BlockRecorder:
         return self.trace.done <= self.until and (seen is None or seen[0] < self.trace.done)
 
     def take(self, call: Call) -> None:
-        """Keep the call without the arguments of control networks, which are functions: the block is computed again
-        without them."""
+        """Keep the call without the arguments of control networks: the block is computed again without them."""
         name = self._name(call.path, call.block)
-        call = replace(call, arguments=tuple(one for one in call.arguments if not _has_function(one)))
+        call = replace(call, arguments=tuple(one for one in call.arguments if not _is_control(one)))
         stand_ins: Any = None  # descriptions of random arrays, no arrays of a backend
         if not self.trace.whole[self.component]:
             stand_ins = tuple(_sampled(call, name))
@@ -104,8 +103,11 @@ class BlockRecorder:
         return f"{self.component}.{block.called(path)}"
 
 
-def _has_function(argument: object) -> bool:
-    return any(map(_has_function, argument)) if isinstance(argument, tuple) else callable(argument)
+def _is_control(argument: object) -> bool:
+    """Return whether an argument is the changes of control networks: functions, or what is no `Tree`."""
+    if isinstance(argument, tuple):
+        return any(map(_is_control, argument))
+    return not isinstance(argument, Values | Dtype | float | int | None)
 
 
 @contextmanager

@@ -184,7 +184,7 @@ class _Run:
 
     def denoiser(self, *asked: Any) -> Any:
         denoiser = self._run.denoiser(*asked)
-        if denoiser.control is not None:
+        if denoiser.control is not None and self._model.controls is not None and self._model.controls.by_block:
             network = next(iter(inputs.control_networks(self._model).values()))
             denoiser.control = _Controlling(denoiser.control, network.config.dim, self._tape, self._engine)
         return _Denoiser(denoiser, self._tape, self._engine)

@@ -18,7 +18,7 @@ QUICK = (("flux", 101), ("flux2", 102))
 
 
 def cases() -> list[Any]:
-    families = random_folders.FAMILIES.keys() - {random_folders.CONTROLLED}
+    families = random_folders.FAMILIES.keys() - random_folders.CONTROLLED
     made = [(family, FIRST + i) for i in range(EACH) for family in sorted(families)]
     return [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in made]
 

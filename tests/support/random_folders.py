@@ -26,11 +26,13 @@ from support import (
 )
 from support.tiny_clip import tiny_clip
 from support.tiny_control import tiny_controlnet, tiny_patches
+from support.tiny_controlnet import tiny_controlnet as tiny_unet_controlnet
 from support.tiny_t5 import tiny_t5
 
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
 PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)}  # that a family sees
-CONTROLLED = "controlled"  # the family that is recorded with control networks
+# The families that are recorded with control networks
+CONTROLLED = frozenset({"controlled", "sd15-controlled", "sdxl-controlled"})
 WITHOUT_TOWER = ("qwen21-text", "text_encoder")
 LOUDEST = 2.0  # times weights of unit gain
 HEALTHY = 100.0  # units of roundoff by which diffusers' own UNet may be off in float32; of unit gain they are off by 10
@@ -98,8 +100,10 @@ def rounding(unet: torch.nn.Module) -> float:
 
 
 def write_controls(model: Path, seed: int) -> list[str]:
-    """Write control networks of random depths for the Qwen-Image in the folder `model` beside it, and return their
-    paths."""
+    """Write control networks for the model in the folder `model` beside it, of random depths for Qwen-Image, and return
+    their paths."""
+    if (model / "unet").is_dir():
+        return _write_controlnets(model, seed)
     folder, config = model.parent / "controls", json.loads((model / "transformer" / "config.json").read_text())
     names = ("attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope")
     fields, sizes = {name: config[name] for name in names}, Sizes(seed)
@@ -109,6 +113,17 @@ def write_controls(model: Path, seed: int) -> list[str]:
     patches = tiny_patches(sizes.next_seed(), layers=config["num_layers"], width=width)
     save_file(patches, folder / "patches.safetensors")
     return [str(folder / name) for name in ("net0", "net1", "patches.safetensors")]
+
+
+def _write_controlnets(model: Path, seed: int) -> list[str]:
+    """Write ControlNets, whose convolutions of a picture have random widths, for the Stable Diffusion in `model`."""
+    folder, sizes = model.parent / "controls", Sizes(seed)
+    unet = json.loads((model / "unet" / "config.json").read_text())
+    for i in range(2):
+        widths = tuple(sizes.whole(2, 12) for _ in range(4))
+        net = tiny_unet_controlnet(unet, sizes.next_seed(), conditioning_embedding_out_channels=widths)
+        net.save_pretrained(folder / f"net{i}")
+    return [str(folder / f"net{i}") for i in range(2)]
 
 
 def asked(family: str, seed: int) -> dict[str, Any]:
@@ -363,11 +378,13 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
     "qwen": (tiny_model.write_tiny_model, _qwen),
-    CONTROLLED: (tiny_model.write_tiny_model, _qwen),
+    "controlled": (tiny_model.write_tiny_model, _qwen),
     "edit": (partial(tiny_edit.write_tiny_edit, kind="2511"), _edit),
     "layered": (tiny_layered.write_tiny_layered, _layered),
     "qwen21": (tiny_qwen21.write_tiny_qwen21, _qwen21),
     "qwen21-text": (partial(tiny_qwen21.write_tiny_qwen21, tower=False), _qwen21),
     "sd15": (partial(tiny_sd.write_tiny_sd, kind="sd15"), partial(_sd, kind="sd15")),
     "sdxl": (partial(tiny_sd.write_tiny_sd, kind="sdxl"), partial(_sd, kind="sdxl")),
+    "sd15-controlled": (partial(tiny_sd.write_tiny_sd, kind="sd15"), partial(_sd, kind="sd15")),
+    "sdxl-controlled": (partial(tiny_sd.write_tiny_sd, kind="sdxl"), partial(_sd, kind="sdxl")),
 }

@@ -3,6 +3,7 @@ ones."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ GAIN = 3.0  # of the picture's convolutions, so that another picture is another 
 
 def controlnet_config(unet: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """The configuration of a ControlNet for a UNet."""
-    without = ("up_block_types", "out_channels", "sample_size")
-    config = {key: value for key, value in unet.items() if key not in without}
+    import diffusers
+
+    known = inspect.signature(diffusers.ControlNetModel.__init__).parameters
+    config = {key: value for key, value in unet.items() if key in known}
     return config | {"in_channels": 4, "conditioning_embedding_out_channels": EMBEDDING} | changes
 
 

@@ -65,6 +65,8 @@ class _Active:
 class ControlNetworks(ControlStages[ControlSchedule]):
     """The control networks of one model, whose transformer has `blocks` blocks."""
 
+    by_block = True
+
     def __init__(self, residents: Residents, blocks: int):
         super().__init__(residents)
         self.blocks = blocks

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from qwenimg.common.parts.control_net import Controller, ControlNet
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -20,6 +20,8 @@ Run = TypeVar("Run")  # the facts of a run that a family's stages depend on
 
 class ControlStages(ABC, Generic[Run]):
     """The control networks and LoRAs of one model."""
+
+    by_block: ClassVar[bool] = False  # True: its changes are functions of the denoiser's stream, one after each block
 
     def __init__(self, residents: Residents):
         self.residents, self.runtime, self.engine = residents, residents.runtime, residents.runtime.engine
