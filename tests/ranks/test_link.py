@@ -27,13 +27,13 @@ WORDS = ("a red circle", "--devices", "3")
 PLACE = RankPlace(rank=0, size=3)
 
 
-class Told:
-    """The part of a group that tells rank 0's address."""
+class Group:
+    """The part of a group that broadcasts rank 0's address."""
 
     def __init__(self, rank: int, size: int, told: queue.SimpleQueue[bytes]) -> None:
         self.rank, self.size, self._told = rank, size, told
 
-    def told(self, data: bytes) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         if self.rank == 0:
             for _ in range(self.size):
                 self._told.put(data)
@@ -55,12 +55,12 @@ def connected(
         _, port, token = address.decode().split()
         before(int(port), token)
         for rank in range(1, size):
-            group: Any = Told(rank, size, told)
+            group: Any = Group(rank, size, told)
             followers.append(FollowerLink(group, words))
 
     thread = threading.Thread(target=connect)
     thread.start()
-    group: Any = Told(0, size, told)
+    group: Any = Group(0, size, told)
     try:
         leader = LeaderLink(group, PLACE, WORDS, lambda code, text: ended.put((code, text)))
     finally:
@@ -199,7 +199,7 @@ def test_other_options_and_other_versions_are_refused(monkeypatch: pytest.Monkey
 
 def test_a_rank_that_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PATIENCE", 0.01)
-    group: Any = Told(0, 2, queue.SimpleQueue())
+    group: Any = Group(0, 2, queue.SimpleQueue())
     with pytest.raises(RankLost, match="of 2 ranks 1 have connected"):
         LeaderLink(group, RankPlace(rank=0, size=2), WORDS, lambda code, text: None)
 
@@ -209,7 +209,7 @@ def test_rank_0_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     told.put(f"127.0.0.1 {port} {'0' * 32}".encode())
-    group: Any = Told(1, 2, told)
+    group: Any = Group(1, 2, told)
     with pytest.raises(RankLost, match=f"rank 0 cannot be reached at 127.0.0.1:{port}: Connection refused"):
         FollowerLink(group, None)
 
