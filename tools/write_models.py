@@ -58,7 +58,7 @@ def _row(known: KnownModel) -> tuple[str, ...]:
 def _is_controlled(known: KnownModel, pipe: Pipeline) -> bool:
     """Return whether a control network is known that fits a model: those are for text to image."""
     families = {piece.controls for piece in CONTROLS}
-    return known is not BUILT_IN and known.family in families and pipe.model.checkpoint.variant == "text"
+    return known is not BUILT_IN and known.family in families and pipe.model.checkpoint.variant in ("", "text")
 
 
 def _peaks(known: KnownModel) -> list[int]:
