@@ -10,12 +10,20 @@ from qwenimg.common.families.description import Description, component_line, of_
 from qwenimg.common.families.load_options import Prediction
 from qwenimg.common.families.stable_diffusion import single_file
 from qwenimg.common.formats.stored import Header
+from qwenimg.common.networks.denoisers import unet_controlnet_names, unet_names
 from qwenimg.common.parts.vae_files import latent_channels
+
+
+def is_control(header: Header) -> bool:
+    """Return whether a file with this header is a ControlNet, and no model that has one too."""
+    layouts, model = unet_controlnet_names.LAYOUTS, f"model.diffusion_model.{unet_names.SIGN}"
+    return header.format != "GGUF" and layouts.find(header.tensors) is not None and model not in header.tensors
 
 
 def is_unet(header: Header) -> bool:
     """Return whether a file with this header has a UNet with diffusers' names."""
-    return header.format != "GGUF" and "time_embedding.linear_1.weight" in header.tensors
+    has_unet = header.format != "GGUF" and "time_embedding.linear_1.weight" in header.tensors
+    return has_unet and not is_control(header)
 
 
 def is_vae(header: Header) -> bool:
@@ -38,7 +46,7 @@ class LdmFile:
         )
 
     def opens(self, header: Header) -> bool:
-        return single_file.reads(header)
+        return single_file.reads(header) and not is_control(header)
 
     def describe(self, header: Header, prediction: Prediction | None) -> Description:
         return describe_file(header, prediction)

@@ -14,7 +14,7 @@ from qwenimg.common.families.part_file import CLIP, PartFile
 from qwenimg.common.families.stable_diffusion import checkpoint as checkpoints
 from qwenimg.common.families.stable_diffusion import control, lora_title
 from qwenimg.common.families.stable_diffusion.checkpoint import FITS, NETWORKS, PIPELINES, facts, zeros_for_empty
-from qwenimg.common.families.stable_diffusion.describe_file import LdmFile, is_unet, is_vae
+from qwenimg.common.families.stable_diffusion.describe_file import LdmFile, is_control, is_unet, is_vae
 from qwenimg.common.families.stable_diffusion.model import StableDiffusion
 from qwenimg.common.families.stable_diffusion.small_files import small_files
 from qwenimg.common.networks.denoisers import unet, unet_controlnet
@@ -113,6 +113,13 @@ FAMILY = Family(
     load_options=frozenset({"prediction", "tokenizer", *PARTS}),
     open=checkpoints.open_checkpoint,
     files=(
+        PartFile(
+            option="control",
+            title="a ControlNet for Stable Diffusion",
+            network=unet_controlnet.NETWORK,
+            is_in=is_control,
+            use="-m MODEL --control FILE=PICTURE",
+        ),
         LdmFile(option="model"),
         LdmFile(option="transformer"),
         LdmFile(option="vae"),
