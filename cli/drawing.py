@@ -69,7 +69,7 @@ def parsed(given: Mapping[str, Any], opening: LoadOptions) -> Run:
     ModelError."""
     options = parse(given)
     check_forms(options, given["output"], given["latents"], given["save_latents"])
-    if (prompt := _prompt(given)) is not None:
+    if (prompt := prompt_of(given)) is not None:
         options["prompt"] = prompt
     if given["devices"] > 1 and (given["upscale"] is not None or given["upscale_with"] is not None):
         raise UsageError(
@@ -242,7 +242,7 @@ def _with_lora_paths(job: Job, folders: ModelFolders) -> Job:
     return replace(job, options=job.options | {"lora": folders.loras(loras)}) if loras else job
 
 
-def _prompt(given: Mapping[str, Any]) -> str | None:
+def prompt_of(given: Mapping[str, Any]) -> str | None:
     """Return the prompt of the command line, or None. Raises UsageError for two prompts."""
     words, prompt, loras = given["words"], given["prompt"], given["lora"]
     if len(words) > 1:

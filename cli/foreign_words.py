@@ -84,6 +84,8 @@ OPTIONS = by_name({
     'give the picture as -i PICTURE, or: qwenimg edit PICTURE "TEXT"': "--edit",
     'give -i PICTURE --mask MASK, or: qwenimg inpaint PICTURE MASK "TEXT"': "--inpaint",
     "that is for the server: qwenimg serve": "--listen --port --host",
+    "that is a command: qwenimg grid PROMPT --x steps=4,8,20":
+        "--grid --compare --xyz --xyz-plot --xy-plot --xy-grid --x-axis --y-axis",
     "--preview shows the picture while it is drawn":
         "--stepwise-image-output-dir --preview-dir --preview-method --preview-path",
 })  # fmt: skip
@@ -136,6 +138,7 @@ COMMANDS = by_name({
 # Features that are options or a part of another command here.
 FEATURES = by_name({
     "give `qwenimg serve`, which has a page for the browser": "gui web webui ui app page start gradio",
+    "give `qwenimg grid PROMPT --x steps=4,8,20 --y guidance=1,4`": "compare xyz xyz-plot xy-plot xy-grid matrix",
     "the page of `qwenimg serve` has the queue and the pictures drawn before": "queue gallery cancel",
     "`qwenimg info PICTURE` prints how a picture was made, `qwenimg --from PICTURE` draws it again": "history",
     "give -q 8, 6 or 4; `qwenimg convert MODEL FOLDER -q 8` writes a folder": "quantize quantise",

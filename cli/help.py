@@ -25,6 +25,7 @@ COMMANDS = {
     "pull": "download a model",
     "rm": "delete a model from the disk",
     "convert": "write a model as a folder: in fewer bits, or with LoRAs merged",
+    "grid": "compare values of one or two options on a labelled sheet",
     "batch": "draw many pictures with several workers, and resume if interrupted",
     "serve": "start an HTTP server for programs and browsers",
     "mcp": "draw for an assistant, by the Model Context Protocol",
@@ -71,6 +72,7 @@ qwenimg --from picture.png --steps 50"""
 COMMAND_EXAMPLES = {
     "info": "info picture.png",
     "models": "models --models-dir ComfyUI",
+    "grid": 'grid "a red circle" --x steps=4,8,20 --y guidance=1,4',
     "batch": "batch requests.jsonl -o out/",
     "upscale": "upscale photo.jpg --by 4 --with RealESRGAN_x4plus.pth",
     "rm": "rm sd15",

@@ -16,10 +16,10 @@ import fonts
 import qwenimg
 from qwenimg.common.base.atomic_files import write_atomic
 from qwenimg.common.base.errors import QwenimgError
+from qwenimg.common.pictures.labelled_sheet import SheetTile, sheet
 from qwenimg.common.pictures.png import encode_png
 from qwenimg.common.request.recipe import XMP
 from qwenimg.common.shapes import builtin, captions
-from qwenimg.common.shapes.selftest import SheetTile, sheet
 from qwenimg.common.shapes.words import parse
 
 

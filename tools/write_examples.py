@@ -8,7 +8,6 @@ Each is the picture that its command in the page draws with the built-in model, 
 from __future__ import annotations
 
 import argparse
-import itertools
 import tempfile
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.pictures import canny
 
 SIDE, GAP = 192, 8  # pixels
-SIZES, COLOURS = ("small", "large"), ("red", "green", "blue")
+COLOURS = "red", "green", "blue"
 ANY = "a large star"
 CHOICES = "a {red|blue} {star|ring}"
 STRENGTHS = ("0.2", "0.5", "0.8", "1")
@@ -54,11 +53,11 @@ def main() -> None:
         half.save(mask)
         inside = drawn(folder, MASKED, "-i", str(start), "--mask", str(mask), "-s", "4")
         row(output / "mask.png", [start, mask, inside])
-        words = [
-            f"a {size} {colour} ring"
-            for size, colour in itertools.product(("small", "large"), ("red", "green", "blue"))
-        ]
-        grid(output / "grid.png", [drawn(folder, prompt, "-s", "3") for prompt in words], 3)
+        axes = ["--x", f"prompt={','.join(COLOURS)}", "--y", "guidance=1,4"]
+        sheet = folder / "rings.png"
+        if code := run(["grid", "a red ring", "-m", "shapes", *axes, "-s", "3", "-o", str(sheet), "--quiet"]):
+            raise QwenimgError(f"the grid: exit code {code}")
+        Image.open(sheet).save(output / "grid.png", optimize=True)
 
 
 def drawn(folder: Path, prompt: str, *options: str) -> Path:

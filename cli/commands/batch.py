@@ -7,8 +7,10 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,23 +27,28 @@ from qwenimg.cli.progress import StepBar
 from qwenimg.cli.signals import Stop
 from qwenimg.cli.workers.messages import Start
 from qwenimg.common.base.amounts import duration
-from qwenimg.common.families.load_options import load_options_of
-from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, parse
+from qwenimg.common.base.errors import ModelError
+from qwenimg.common.families.load_options import LoadOptions, load_options_of
+from qwenimg.common.jobs.image_options import ALL, TEXT_OPTIONS, Options, parse
 from qwenimg.common.jobs.job import InputFiles
 from qwenimg.common.jobs.legal import check_forms, check_pictures, read_files, read_pictures
-from qwenimg.common.jobs.prompt_file import read_prompts
+from qwenimg.common.jobs.prompt_file import Line, read_prompts
 from qwenimg.common.prompts.wildcards import Wildcards
 
+if TYPE_CHECKING:
+    from qwenimg.common.hub.model_folders import ModelFolders
+
 NO_DEFAULTS = ("prompt", "latents")  # options of a picture that each line has for itself
-_HELP = "Defaults of the lines (a line's own options override them)"
 
 
 class BatchCommand(click.Command):
     """A command whose help lists the options of a picture in a section of their own."""
 
+    title = "Defaults of the lines (a line's own options override them)"
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = [param for param in self.get_params(ctx) if isinstance(param, click.Option) and not param.hidden]
-        for title, are_defaults in (("Options", False), (_HELP, True)):
+        for title, are_defaults in (("Options", False), (self.title, True)):
             records = [one.get_help_record(ctx) for one in params if (one.name in ALL) is are_defaults]
             with formatter.section(title):
                 formatter.write_dl([record for record in records if record is not None], col_max=34)
@@ -127,48 +134,76 @@ def batch(
     backends = (backend,) if isinstance(backend, str) else backend or ("auto",)
     folders, opening = part_files.located(load_options_of(places.pop_opening(given)))
     lines = read_prompts(file)
-    check_pictures(paths, defaults_of_lines, controlled="control" in defaults_of_lines)
-    inputs, notes = read_pictures(paths)
-    identity, defaults = model_identity(opening)
-    tasks, faults = tasks_of(
-        lines,
-        identity | {"backend": backends[0]},
-        defaults,
-        Wildcards(opening.wildcards),
-        defaults_of_lines,
-        read_files(paths),
-        inputs,
-        contents(folders),
-    )
+    reading = Reading(opening, folders, backends[0], paths, defaults_of_lines)
+    tasks, faults = reading.tasks(lines, defaults_of_lines)
     count = max(workers, len(backends))
     threads = max(1, (os.cpu_count() or 1) // count) if count > 1 else 0
     starts = [
         Start(models={"model": opening}, backend=backends[i % len(backends)], threads=threads) for i in range(count)
     ]
-    with contextlib.closing(BatchJournal(output.absolute(), place)) as journal:
-        mine = shard_of(tasks, place)
-        entries = journal.entries()
-        skipped = [] if retry_failed else [task for task in mine if task.key in entries.failed]
-        left, replaced = _left([task for task in mine if task not in skipped], journal, entries)
-        report = BatchReport(output.absolute(), len(left), before=len(mine) - len(left) - len(skipped), quiet=quiet)
-        for line in (*environment.unknown(generate), *notes):
-            report.say(f"warning: {line}")
-        for fault in faults:
-            report.say(f"error: {fault}")
-        if skipped:
-            report.say(f"{len(skipped)} pictures were given up by an earlier run; --retry-failed draws them")
-        outcome = BatchOutcome()
-        if left:  # else no engine is started
-            with engines.opened(engine, [start.backend for start in starts]) as make_worker:
-                outcome = asyncio.run(_run(left, replaced, journal, starts, report, stop, make_worker))
-    return report.code(outcome, [*(1 for _ in skipped), *(fault.exit_code for fault in faults)])
+    notes = [*environment.unknown(generate), *reading.notes]
+    making = Making(output.absolute(), place, starts, engine, retry_failed=retry_failed, quiet=quiet)
+    return making.drawn(tasks, faults, notes, stop)
+
+
+class Reading:
+    """Makes the pictures of lines: the model's defaults and the pictures that they start from are read once."""
+
+    def __init__(
+        self, opening: LoadOptions, folders: ModelFolders, backend: str, files: InputFiles, options: Options
+    ) -> None:
+        """Read the pictures of `files`, and of the model what decides pixels. options: of all lines. Raises
+        QwenimgError."""
+        check_pictures(files, options, controlled="control" in options)
+        self.inputs, self.notes = read_pictures(files)
+        identity, self.defaults = model_identity(opening)
+        self.identity = identity | {"backend": backend}
+        self.wildcards, self.files, self.contents = Wildcards(opening.wildcards), read_files(files), contents(folders)
+
+    def tasks(self, lines: Sequence[Line], options: Options) -> tuple[list[BatchTask], list[ModelError]]:
+        """Return the pictures of `lines`, and the errors of lines. options: used where a line has none."""
+        model = self.identity, self.defaults, self.wildcards
+        return tasks_of(lines, *model, options, self.files, self.inputs, self.contents)
+
+
+@dataclass(frozen=True)
+class Making:
+    """A folder that pictures are drawn into, and the processes that draw them."""
+
+    folder: Path
+    shard: tuple[int, int]
+    starts: Sequence[Start]
+    engine: str = "local"
+    retry_failed: bool = field(default=False, kw_only=True)
+    quiet: bool = field(default=False, kw_only=True)
+
+    def drawn(self, tasks: Sequence[BatchTask], faults: Sequence[ModelError], notes: Sequence[str], stop: Stop) -> int:
+        """Draw the pictures that are not there yet, and return the exit code. notes: warnings to print."""
+        with contextlib.closing(BatchJournal(self.folder, self.shard)) as journal:
+            mine = shard_of(tasks, self.shard)
+            entries = journal.entries()
+            skipped = [] if self.retry_failed else [task for task in mine if task.key in entries.failed]
+            left, replaced = _left([task for task in mine if task not in skipped], journal, entries)
+            before = len(mine) - len(left) - len(skipped)
+            report = BatchReport(self.folder, len(left), before=before, quiet=self.quiet)
+            for line in notes:
+                report.say(f"warning: {line}")
+            for fault in faults:
+                report.say(f"error: {fault}")
+            if skipped:
+                report.say(f"{len(skipped)} pictures were given up by an earlier run; --retry-failed draws them")
+            outcome = BatchOutcome()
+            if left:  # else no engine is started
+                with engines.opened(self.engine, [start.backend for start in self.starts]) as make_worker:
+                    outcome = asyncio.run(_run(left, replaced, journal, self.starts, report, stop, make_worker))
+        return report.code(outcome, [*(1 for _ in skipped), *(fault.exit_code for fault in faults)])
 
 
 async def _run(
     left: list[BatchTask],
     replaced: frozenset[str],
     journal: BatchJournal,
-    starts: list[Start],
+    starts: Sequence[Start],
     report: BatchReport,
     stop: Stop,
     make_worker: MakeWorker,

@@ -62,7 +62,8 @@ def selftest(
         raise UsageError(f"--size {clean(size, 40)}: {fault}, and few would be right")
     stop = ctx.obj if isinstance(ctx.obj, Stop) else Stop()
     prompts = selftest_prompts()
-    path = None if output is None else _sheet_path(output, overwrite, len(prompts) * SHEET_BYTES)
+    size_of_sheet = len(prompts) * SHEET_BYTES
+    path = None if output is None else sheet_path(output, "selftest", overwrite=overwrite, size=size_of_sheet)
     report = SelftestReport(prompts, as_json=as_json, quiet=quiet)
     pipe = qwenimg.open_pipeline(
         load_options_of({"model": model or NAME, "backend": backend, "precision": precision}), report.notify
@@ -73,15 +74,15 @@ def selftest(
     return _judge(answers, path, overwrite, report)
 
 
-def _sheet_path(output: str, overwrite: bool, size: int) -> Path:
+def sheet_path(output: str, prompt: str, *, overwrite: bool, size: int) -> Path:
     """Check that the sheet's file can be written, with `size` bytes free, and return its path."""
     from qwenimg.common.base import atomic_files
     from qwenimg.common.jobs.naming import output_path
 
     if output == "-":
-        raise UsageError("-o -: the sheet goes to a file; standard output has the score")
+        raise UsageError("-o -: the sheet goes to a file; give its name")
     now = datetime.now()
-    path = output_path(output, seed=0, index=1, prompt="selftest", now=now, several=False, same_seeds=False).absolute()
+    path = output_path(output, seed=0, index=1, prompt=prompt, now=now, several=False, same_seeds=False).absolute()
     if path.suffix.lower() != ".png":
         raise UsageError(f"-o {clean(output, 120)}: the sheet is a PNG; let the name end in .png")
     atomic_files.check_output(path, overwrite=overwrite)

@@ -113,22 +113,13 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "rewriting of prompts": ("enhance-prompt", "improve", "improve-prompt", "prompt-upsampling", "upsample-prompt"),
     "the noise of another size (seed resize)": ("seed-resize", "seed-resize-from-w", "seed-resize-from-h"),
     "training": ("train", "finetune", "fine-tune", "dreambooth", "train-lora"),
-    "a grid from the command line": ("grid", "compare", "xyz", "xy-plot"),
     "video": ("video", "animate", "img2vid", "txt2vid"),
 }  # fmt: skip
 """By title: words of commands, and of options without their dashes."""
-
-
-INSTEAD = {
-    "a grid from the command line": "the page of `qwenimg serve` draws grids, and -s 1-4 -o out/ single files",
-}
-"""By title: what helps until then."""
 
 
 def not_built(word: str) -> str | None:
     """Return the sentence about the feature that `word` stands for; None for a word of no such feature."""
     plain = word.lower().lstrip("-").replace("_", "-")
     title = next((title for title, words in NOT_BUILT.items() if plain in words), None)
-    if title is None:
-        return None
-    return f"{title} is not built yet" + (f"; {INSTEAD[title]}" if title in INSTEAD else "")
+    return None if title is None else f"{title} is not built yet"

@@ -711,7 +711,7 @@ def test_events(library: Library, tmp_path: Path) -> None:
         "index": 2, "prompt": "x", "negative_prompt": None, "width": 20, "height": 12, "steps": 2, "guidance": 4.0,
         "seed": 6, "path": str(tmp_path / "6.png"),
         **dict.fromkeys(("control", "layers", "sampler", "schedule", "strength", "clip_skip", "guidance_rescale")),
-        "refine_at": None, "control_mode": None, "caption": None, "outpaint": None,
+        "refine_at": None, "control_mode": None, "caption": None, "outpaint": None, "variation": None,
         **dict.fromkeys(("hires", "hires_strength", "hires_steps", "hires_with")),
         **dict.fromkeys(("lora", "lora_mode", "few_steps", "cfg_end", "step_cache", "cached_calls", "true_cfg")),
         **dict.fromkeys(("cfg_normalization", "cfg_truncation", "skip_layers", "skip_layer_scale")),

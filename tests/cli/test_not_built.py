@@ -12,6 +12,7 @@ from support.cli_runner import Library, cli
 from qwenimg.cli import editing, foreign_words
 from qwenimg.cli.commands.bench import bench
 from qwenimg.cli.commands.generate import generate
+from qwenimg.cli.commands.grid import grid
 from qwenimg.cli.commands.plan import plan
 from qwenimg.cli.commands.serve import serve
 from qwenimg.cli.commands.upscale import upscale
@@ -19,7 +20,7 @@ from qwenimg.cli.foreign_words import BACKENDS, OPTIONS, SIMILAR_OPTION, unknown
 from qwenimg.cli.help import COMMANDS
 from qwenimg.cli.options import ALIASES
 from qwenimg.cli.words import cli as words_cli
-from qwenimg.common.base.errors import INSTEAD, NOT_BUILT, UsageError
+from qwenimg.common.base.errors import NOT_BUILT, UsageError
 from qwenimg.common.families.load_options import LOAD_OPTIONS
 from qwenimg.common.prompts.check import check_prompt
 from qwenimg.common.request import call_options, load_options
@@ -90,7 +91,6 @@ def test_all_sentences_are_made_from_the_one_table() -> None:
     )
     missing = [title for title in NOT_BUILT if title.lower() not in promises.lower()]
     assert not missing, missing
-    assert INSTEAD.keys() <= NOT_BUILT.keys()
 
 
 def test_python_says_the_same_of_what_is_not_built() -> None:
@@ -123,7 +123,7 @@ def test_the_table_of_other_programs_names_what_there_is() -> None:
     known = {opt for param in generate.params for opt in param.opts if not getattr(param, "hidden", False)}
     advised = {word for text in OPTIONS.values() for word in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)}
     others = {
-        opt for command in (plan, bench, serve, upscale) for param in command.params for opt in param.opts
+        opt for command in (plan, bench, serve, upscale, grid) for param in command.params for opt in param.opts
     }  # named with it
     assert not OPTIONS.keys() & known and advised <= known | others, advised - known - others
     assert {*BACKENDS.values()} <= {"auto", "mlx", "cuda"}
@@ -193,9 +193,9 @@ def test_help_by_every_name(library: Library) -> None:
 
 
 FINDING = (
-    "ui app demo run start notebook assistant config cache remove delete prune login examples grid compare gallery "
-    "queue cancel history search show loras merge wildcards outpaint update upgrade gui web webui enlarge quantize "
-    "controlnet caption train"
+    "ui app demo run start notebook assistant config cache remove delete prune login examples compare xyz xy-plot "
+    "gallery queue cancel history search show loras merge wildcards outpaint update upgrade gui web webui "
+    "enlarge quantize controlnet caption train"
 )
 
 
@@ -215,7 +215,7 @@ def test_a_word_that_people_type_is_answered(library: Library, word: str) -> Non
     [
         ("gui", "serve"), ("webui", "serve"), ("quantize", "-q 8"), ("controlnet", "--control"),
         ("caption", "--caption"), ("history", "--from"), ("merge", "convert"), ("loras", "--lora"),
-        ("remove", "rm NAME"), ("grid", "serve"),
+        ("remove", "rm NAME"), ("compare", "grid"), ("xyz", "grid"),
         ("workflow.json", "--from"), ("a.safetensors", "-m FILE"), ("cat.PNG", "edit FILE"),
         ("prompts.txt", "--prompt-file"),
     ],
@@ -227,7 +227,7 @@ def test_the_answer_names_what_does_it(library: Library, word: str, what: str) -
 
 def test_advice_names_commands_and_options_that_there_are() -> None:
     known = built()
-    texts = [*foreign_words.FEATURES.values(), *foreign_words.FILE_ENDINGS.values(), *INSTEAD.values()]
+    texts = [*foreign_words.FEATURES.values(), *foreign_words.FILE_ENDINGS.values()]
     for text in texts:
         commands = {*re.findall(r"qwenimg ([a-z]+)\b", text)}
         options = {*re.findall(r"(?<![\w-])--([a-z][a-z-]+)", text)}
@@ -260,7 +260,8 @@ def test_no_bits_are_guessed(library: Library, bits: str) -> None:
     ("args", "said"),
     [
         (["--variations", "4"], "-N"), (["--no-cfg"], "--guidance 1"), (["--4bit"], "-q 4"),
-        (["--ti", "x"], "not built"), (["--grid"], "not built"), (["--res", "5"], "--size"),
+        (["--ti", "x"], "not built"), (["--grid"], "qwenimg grid"), (["--xyz", "x"], "qwenimg grid"),
+        (["--res", "5"], "--size"),
         (["--timeout", "5"], "Ctrl-C"),
         (["--threads", "4"], "OMP_NUM_THREADS"), (["--tile"], "tiles"), (["--face-restore"], "not built"),
         (["--enhance-prompt"], "not built"), (["--safety-checker"], "there is none"), (["--yes"], "--overwrite"),

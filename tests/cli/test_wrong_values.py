@@ -30,6 +30,7 @@ NEEDED = {  # what a command cannot do without
     "selftest": ["-m", MISSING],
     "serve": ["-m", MISSING],
     "mcp": ["--folder", MISSING, "-m", MISSING],
+    "grid": ["a ring", "--x", "steps=1,2", "-m", MISSING],
     "batch": ["-", "-o", "out", "-m", MISSING],
     "models": [],
     "upscale": [MISSING, "--with", MISSING],

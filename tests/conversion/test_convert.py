@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import qwenimg
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.conversion import convert as module
 from qwenimg.common.conversion import parts
-from qwenimg.common.families import registry
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.quant.affine import Affine
 from qwenimg.common.shapes import builtin
@@ -247,7 +248,7 @@ def test_a_model_known_by_name_keeps_its_defaults(tmp_path: Path) -> None:
     assert cli("convert", "shapes", str(once), "-q", "8").code == 0
     assert cli("convert", str(once), str(twice)).code == 0
     assert cli("convert", "shapes", str(other), "--transformer", str(SHAPES / "transformer")).code == 0
-    expected = registry.open_model(SHAPES).defaults()
+    expected = replace(registry.open_model(SHAPES).defaults(), **catalog.BUILT_IN.usual)
     assert (expected.steps, expected.guidance, expected.width) == (20, 3.0, 256)
     for folder in (once, twice):
         assert registry.open_model(folder).defaults() == expected
@@ -260,6 +261,7 @@ def test_a_model_known_by_name_keeps_its_defaults(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 from qwenimg.common.conversion import convert, parts
 from qwenimg.common.families.load_options import LoadOptions

@@ -113,9 +113,11 @@ class Case:
         addition = None if given.addition is None else given.addition.astype(np.float32)
         texts, step = given.text.astype(np.float32), given.features[:1]
         x, picture = (engine.array(values.astype(np.float32)) for values in (given.latents[:1], self.picture))
-        changes = net.predict(x, step, net.condition(texts, addition, picture), scales)
+        changes = net.predict(x, step, net.condition(texts, (addition, len(texts)), picture), scales)
         flat = [side.numpy(one) for one in (*(one for level in changes.down for one in level), changes.mid)]
-        changes = net.predict(x, step, net.condition(texts, addition, picture), scales)  # the UNet may add in place
+        changes = net.predict(
+            x, step, net.condition(texts, (addition, len(texts)), picture), scales
+        )  # the UNet may add in place
         prediction = model.predict(x, step, model.condition(texts, addition), [changes])
         return flat, np.asarray(engine.numpy(prediction))
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
+from qwenimg.common.pictures.labelled_sheet import SheetTile, _wrapped, sheet
 from qwenimg.common.shapes import captions
 from qwenimg.common.shapes.gate import gate_prompts
-from qwenimg.common.shapes.selftest import SheetTile, _wrapped, sheet
 from qwenimg.common.shapes.words import parse
 
 LATIN = next(Path("/usr/share/fonts").rglob("DejaVuSans.ttf"), None) if Path("/usr/share/fonts").is_dir() else None

@@ -23,11 +23,13 @@ import qwenimg
 from qwenimg.cli import signals
 from qwenimg.cli.main import run
 from qwenimg.common.families import catalog
+from qwenimg.common.pictures import labelled_sheet
+from qwenimg.common.pictures.labelled_sheet import SheetTile
 from qwenimg.common.pictures.png import read_text
 from qwenimg.common.shapes import builtin, gate, selftest
 from qwenimg.common.shapes.check import Verdict, check
 from qwenimg.common.shapes.gate import selftest_prompts
-from qwenimg.common.shapes.selftest import Answer, SheetTile
+from qwenimg.common.shapes.selftest import Answer
 from qwenimg.common.shapes.words import parse
 
 PROMPTS = selftest_prompts()
@@ -164,7 +166,7 @@ def test_sheet(draws: Callable[..., Truthful], tmp_path: Path):
     assert "DigitalSourceType" in str(read_text(tmp_path / "sheet.png"))
     with Image.open(tmp_path / "sheet.png") as opened:
         page = np.asarray(opened.convert("RGB"))
-    side, margin = 128, selftest.MARGIN
+    side, margin = 128, labelled_sheet.MARGIN
     across = side + 2 * margin
     assert page.shape[1] == 8 * across and page.shape[0] % 5 == 0
     down = page.shape[0] // 5
@@ -173,8 +175,8 @@ def test_sheet(draws: Callable[..., Truthful], tmp_path: Path):
         row, column = divmod(i, 8)
         cell = page[row * down : (row + 1) * down, column * across : (column + 1) * across]
         edge = tuple(int(v) for v in cell[margin - 1, margin + 5])
-        marks.append({selftest.GREEN: True, selftest.RED: False}[edge])
-        under = cell[margin + side + selftest.MARK :]
+        marks.append({labelled_sheet.GREEN: True, labelled_sheet.RED: False}[edge])
+        under = cell[margin + side + labelled_sheet.MARK :]
         dark = (under.max(axis=2) < 120).sum()
         assert dark > 40, f"cell {i + 1} has no text: {dark} dark pixels"
     assert marks == [asked.prompt not in wrong for asked in PROMPTS]
@@ -188,14 +190,15 @@ def test_the_sheet_is_a_png(draws: Callable[..., Truthful], tmp_path: Path, name
 
 def test_a_picture_is_on_the_sheet_as_it_is():
     pictures = [np.full((128, 128, 3), value, np.uint8) for value in (10, 90, 200)]
-    page = selftest.sheet([SheetTile(pixels=p, lines=("a b",)) for p in pictures], columns=2)
-    across, down = 128 + 2 * selftest.MARGIN, page.shape[0] // 2
+    page = labelled_sheet.sheet([SheetTile(pixels=p, lines=("a b",)) for p in pictures], columns=2)
+    across, down = 128 + 2 * labelled_sheet.MARGIN, page.shape[0] // 2
     for i, picture in enumerate(pictures):
-        top, left = i // 2 * down + selftest.MARGIN, i % 2 * across + selftest.MARGIN
+        top, left = i // 2 * down + labelled_sheet.MARGIN, i % 2 * across + labelled_sheet.MARGIN
         assert (page[top : top + 128, left : left + 128] == picture).all()
         assert (page[top - 1, left : left + 128] == 255).all()  # no mark
-    large = selftest.sheet([SheetTile(pixels=np.zeros((512, 256, 3), np.uint8), lines=())], columns=1)
-    assert (large[selftest.MARGIN : selftest.MARGIN + 256, selftest.MARGIN : selftest.MARGIN + 128] == 0).all()
+    large = labelled_sheet.sheet([SheetTile(pixels=np.zeros((512, 256, 3), np.uint8), lines=())], columns=1)
+    margin = labelled_sheet.MARGIN
+    assert (large[margin : margin + 256, margin : margin + 128] == 0).all()
 
 
 def test_long_prompts_are_wrapped_and_chinese_is_told_in_english():

@@ -217,7 +217,7 @@ def mean_of_the_picture(patch: Patch) -> None:
     """Of its latents, for a sample."""
     patch.around(
         control_pictures,
-        "_latents",
+        "_seen",
         lambda made, model, request, net, *rest: made(model, request, replace(net, samples=False), *rest),
     )
 
@@ -229,7 +229,7 @@ def picture_turned(patch: Patch) -> None:
 
 def picture_of_another_order(patch: Patch) -> None:
     """Of patches: channels last."""
-    patch.around(control_pictures, "latents", lambda made, *given: tuple(map(_repacked, made(*given))))
+    patch.around(control_pictures, "seen", lambda made, *given: tuple(map(_repacked, made(*given))))
 
 
 def _repacked(latents: Any) -> Any:
@@ -248,7 +248,7 @@ def _masked(patch: Patch, change: Any) -> None:
         latents = made(*given)
         return np.concatenate(change(latents[:, :16], latents[:, 16:]), axis=1)
 
-    patch.around(control_pictures, "_latents", changed)
+    patch.around(control_pictures, "_seen", changed)
 
 
 def mask_beside_the_latents_inverted(patch: Patch) -> None:
