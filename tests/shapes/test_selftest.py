@@ -210,7 +210,7 @@ def test_long_prompts_are_wrapped_and_chinese_is_told_in_english():
     from PIL import ImageFont
 
     font = ImageFont.load_default()
-    lines = selftest._wrapped(selftest.tile(answer).lines, 128, font)
+    lines = labelled_sheet._wrapped(selftest.tile(answer).lines, 128, font)
     assert len(lines) > 3 and max(font.getlength(line) for line in lines) <= 128
     assert " ".join(lines).startswith(f"7. {asked.prompt}")
     chinese = replace(answer, asked=replace(asked, prompt="一个圆", wanted=parse("一个圆"), group="chinese"))
