@@ -48,6 +48,7 @@ OPTIONS = by_name({
     "give the second seed and its strength together, as --variation 7:0.2":
         "--subseed --subseed-strength --variation-seed --variation-strength --variation-amount",
     "give --guidance 1 (0 in Z-Image), which turns guidance off": "--no-cfg --disable-cfg",
+    "give --hires 2, by how much the picture is made larger": "--hires-fix --enable-hr --hires-upscale --hr",
     "give -q 8": "--8bit",
     "give -q 6": "--6bit",
     "give -q 4": "--4bit",

@@ -196,7 +196,7 @@ class Request:
     ))  # fmt: skip
     hires: float | None = option(None, Option(  # None: one pass
         help="{bounds}, draw in two passes: make the picture so many times as wide and high, and draw on",
-        section="Second pass", metavar="FACTOR", aliases=("hires-fix", "hr-scale", "hires-scale"), least=1,
+        section="Second pass", metavar="FACTOR", aliases=("hr-scale", "hires-scale"), least=1,
         most=MAX_HIRES, recorded="changed",
     ))  # fmt: skip
     hires_strength: float = option(0.5, Option(

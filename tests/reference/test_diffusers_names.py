@@ -472,3 +472,24 @@ def test_torch_is_not_imported_for_mlx(places: dict[str, Path]) -> None:
         "assert not {'torch', 'diffusers', 'transformers'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode == 0
+
+
+def test_a_lora_that_is_not_here_is_refused_when_it_is_loaded(places: dict[str, Path], tmp_path: Path) -> None:
+    """It was accepted, and then refused in every call, also after `unload_lora_weights`."""
+    pipe = opened("StableDiffusionPipeline", places["sd15"])
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "none.safetensors", tmp_path / "empty"):
+        with pytest.raises(QwenimgError):
+            pipe.load_lora_weights(place)
+    assert pipe.get_active_adapters() == [] and pipe.get_list_adapters() == {}
+
+
+@pytest.mark.parametrize("latents", ["x", [1, 2], object(), np.zeros((2, 2))])
+def test_latents_that_are_none(places: dict[str, Path], latents: object) -> None:
+    with pytest.raises(UsageError, match="latents"):
+        opened("StableDiffusionXLPipeline", places["sdxl"])("a", latents=latents)
+
+
+def test_one_option_by_two_names(places: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="steps and num_inference_steps are one option"):
+        opened("StableDiffusionPipeline", places["sd15"])("a", steps=2, num_inference_steps=3)

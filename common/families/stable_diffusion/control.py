@@ -73,7 +73,7 @@ def open_control(path: Path, checkpoint: Checkpoint) -> ControlNet:
     order: Any = component.config.controlnet_conditioning_channel_order
     net = ControlNet(name="", component=component, mask=_mask(Path(display_name(path))), picture=order)
     with closed_on_error(net):
-        _check_fit(path, component.config, base)
+        _check_fit(path, component.config, base, checkpoint["vae"].config.scale)
     return net
 
 
@@ -111,14 +111,19 @@ def _kind(width: int) -> str:
     return _KINDS.get(width, f"a model with {width} channels in a text")
 
 
-def _check_fit(path: Path, config: UNetControlNetConfig, base: UNetConfig) -> None:
-    """Raise ModelError for a ControlNet that was made for a UNet of other sizes."""
+def _check_fit(path: Path, config: UNetControlNetConfig, base: UNetConfig, scale: int) -> None:
+    """Raise ModelError for a ControlNet that was made for a UNet of other sizes, or another VAE. scale: the pixels to a
+    latent."""
     for name, what in _FIT.items():
         ours, theirs = getattr(config, name), getattr(base, name)
         if ours != theirs:
             raise ModelError(
                 f"{clean(path)}: is made for a UNet with {_told(ours)} {what}; the model's has {_told(theirs)}"
             )
+    if config.scale != scale:
+        raise ModelError(
+            f"{clean(path)}: takes pictures of {config.scale} pixels to a latent; the model's VAE has {scale}"
+        )
     if config.in_channels != base.out_channels:
         raise ModelError(f"{clean(path)}: takes latents of {config.in_channels} channels, not {base.out_channels}")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import qwenimg
 from qwenimg.common.base.config import read_json
-from qwenimg.common.base.errors import ModelError, UsageError, not_built
+from qwenimg.common.base.errors import ModelError, QwenimgError, UsageError, not_built
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import by_name, clean
 from qwenimg.common.numbers.noise import TorchCPUGenerator
@@ -141,6 +141,7 @@ class DrawingPipeline:
         shape = partial(self._noise_shape, prompts[0], options)
         runs = generators.starts(given.get("generator"), len(prompts), shape)
         if (latents := given.get("latents")) is not None:
+            latents = _array(latents)
             if len(prompts) > 1 and len(latents) != len(prompts):
                 raise UsageError(f"latents: {len(latents)} for {len(prompts)} pictures; give noise for each")
             runs = [
@@ -236,9 +237,8 @@ class DrawingPipeline:
             return None
         return start.noise(pipe.model, request, TorchCPUGenerator(0)).shape
 
-    def _latents(self, latents: Any, prompt: str, options: Mapping[str, Any]) -> NDArray[np.float32]:
+    def _latents(self, values: NDArray[np.float32], prompt: str, options: Mapping[str, Any]) -> NDArray[np.float32]:
         """Return the noise [F, C, h, w] of one picture, which diffusers has as tokens for some models."""
-        values = np.asarray(latents.detach().cpu().float() if hasattr(latents, "detach") else latents, np.float32)
         shape = self._noise_shape(prompt, options)
         if shape is None or values.ndim == 4:
             return values
@@ -247,7 +247,7 @@ class DrawingPipeline:
         frames, channels, rows, columns = shape
         if values.shape == (1, rows * columns, channels):
             return from_tokens(values, rows, columns)
-        return unpack(values, rows, columns) if frames == 1 else values
+        return unpack(values, rows, columns) if frames == 1 and values.ndim == 3 else values
 
     def _draw(self, prompt: str, options: dict[str, Any], given: Mapping[str, Any]) -> Result:
         callback = given.get("callback_on_step_end")
@@ -279,8 +279,16 @@ class DrawingPipeline:
     # LoRAs
 
     def load_lora_weights(self, pretrained_model_name_or_path_or_dict: Any, **asked: Any) -> None:
-        """Add a LoRA: a file, a folder, or a hub id that was pulled. It is read when a picture is drawn."""
+        """Add a LoRA: a file, a folder, or a hub id that was pulled. Its values are read when a picture is drawn.
+        Raises UsageError, and ModelError for one that is not here or does not fit the model."""
+        before = dict(self._adapters.weights)
         self._adapters.load(pretrained_model_name_or_path_or_dict, asked)
+        try:
+            self._pipe.check_loras(self._adapters.loras())
+        except QwenimgError:
+            self._adapters.delete(list(self._adapters.weights))
+            self._adapters.weights = before
+            raise
 
     def set_adapters(self, adapter_names: Any, adapter_weights: Any = None) -> None:
         self._adapters.set(adapter_names, adapter_weights)
@@ -449,3 +457,14 @@ def _finisher(given: Mapping[str, Any]) -> Callable[[list[Result]], Any]:
         return lambda results: np.stack([one.pixels for one in results]).astype(np.float32) / np.float32(255)
     does = "results[0].latents of what a call returns has them" if kind == "latent" else "give 'pil' or 'np'"
     raise UsageError(f"output_type={clean(kind, 30)!r} is not taken here: {does}")
+
+
+def _array(latents: Any) -> NDArray[np.float32]:
+    """Return latents, an array or a tensor, as an array. Raises UsageError."""
+    try:
+        values = np.asarray(latents.detach().cpu().float() if hasattr(latents, "detach") else latents, np.float32)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise UsageError(f"latents are {clean(latents, 40)}; expected an array or a tensor") from None
+    if values.ndim < 3:
+        raise UsageError(f"latents have the shape {list(values.shape)}; give noise for each picture")
+    return values

@@ -107,6 +107,9 @@ def options(name: str, row: Row, given: Mapping[str, Any], length: int) -> dict[
             raise UsageError(f"{name}: {key} is not taken here: every text encoder reads {key[:-2]}")
     if (asked := given.get("max_sequence_length", length)) != length:
         raise UsageError(f"{name}: max_sequence_length={clean(asked, 30)} is not taken here: this model's is {length}")
+    for theirs, ours in SAME.items():
+        if theirs != ours and theirs in given and ours in given and not _equal(given[theirs], given[ours]):
+            raise UsageError(f"{name}: {ours} and {theirs} are one option; give one of them")
     chosen = {ours: given[theirs] for theirs, ours in SAME.items() if theirs in given}
     chosen |= {key: value for key, value in given.items() if key in OPTIONS and key not in (*SAME, *_OWN)}
     chosen.setdefault("steps", row.steps)
