@@ -6,6 +6,7 @@ Only headers and configurations are read. A file that cannot be read has a row w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -21,7 +22,8 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import FITS, NO_USE, Layers, describe_lora
-from qwenimg.common.hub.model_folders import SUFFIXES, ModelFolders, entries_below
+from qwenimg.common.hub.model_folders import SUFFIXES, UPSCALERS, ModelFolders, entries_below
+from qwenimg.common.upscaling import network_file
 
 MAX_FILES = 1_000  # files whose headers are read
 
@@ -55,6 +57,7 @@ def rows(folders: ModelFolders) -> tuple[list[Row], bool]:
 def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
     """Yield each file of weights and each model's folder once, with the folder that it was found in."""
     seen: set[Path] = set()
+    upscalers = folders.folders.get("upscaler", ())
     roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
     for root, paths in [
         *((root, entries_below(root)) for root in roots),
@@ -66,7 +69,7 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
                 continue
             if _is(path / "model_index.json"):
                 models.append(path)
-            elif not path.name.lower().endswith(SUFFIXES):
+            elif not path.name.lower().endswith(UPSCALERS if root in upscalers else SUFFIXES):
                 continue
             seen.add(path)
             yield root, path
@@ -93,12 +96,22 @@ def _row(root: Path, path: Path, known: Callable[[], Layers]) -> Row:
         if _is(path / "model_index.json"):
             family = registry.of_folder(path)
             return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
+        if not path.name.lower().endswith(SUFFIXES):
+            return _upscaler(path, name, folder)
         header = peek(path)
         kind = registry.identify(header)
+        if kind is None and network_file.described(path) is not None:
+            return _upscaler(path, name, folder)
         about = {} if kind is None else _about(kind, path, known)
         return Row(name=name, folder=folder, bytes=header.file.size, stored=_stored(header), **about)
     except QwenimgError as error:
         return Row(name=name, folder=folder, bytes=_size(path), fault=str(error).removeprefix(f"{clean(path)}: "))
+
+
+def _upscaler(path: Path, name: str, folder: str) -> Row:
+    """Return the row of a file that --upscale-with takes. Raises ModelError for another one."""
+    with closing(network_file.open_upscaler(path)) as upscaler:
+        return Row(name=name, folder=folder, bytes=_size(path), kind=upscaler.title, use="--upscale-with")
 
 
 def _about(kind: FileKind, path: Path, known: Callable[[], Layers]) -> dict[str, str]:

@@ -13,11 +13,14 @@ import yaml
 from safetensors.torch import load_file, save_file
 from support.cli_runner import cli
 from support.recipe_cases import recipe_from_png
+from support.tiny_controlnet import write_authors_file, write_controlnet
+from support.tiny_sd import _SMALL, UNETS
+from support.upscalers import as_safetensors, as_torch, rrdbnet, srvgg
 
 import qwenimg
 from qwenimg.cli import config
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.hub import comfy_paths, model_folders
+from qwenimg.common.hub import comfy_paths, folder_listing, model_folders
 from qwenimg.common.hub.comfy_paths import read_paths
 from qwenimg.common.hub.model_folders import read_folders
 from qwenimg.common.request import lora_text
@@ -403,3 +406,26 @@ def test_a_plan_of_what_is_found_by_name(comfy: Path, tiny_folder: Path) -> None
         ran = cli("plan", *model, "--models-dir", str(comfy), "--backend", "cpu", "--size", "48x32")
         assert ran.code == 0 and b"tiny" in ran.out, ran.err
     cli("plan", "tiny", "--models-dir", str(comfy), "--vae", "w.safetensors").refused(5, "w.safetensors: no such file")
+
+
+def test_upscalers_and_controlnets_are_listed_with_the_option_that_takes_them(tmp_path: Path) -> None:
+    """They were `unknown here`, a ControlNet's folder a UNet, and a .pth had no row."""
+    comfy = tmp_path / "ComfyUI"
+    for name in ("upscale_models", "controlnet", "checkpoints"):
+        (comfy / "models" / name).mkdir(parents=True)
+    as_torch(comfy / "models" / "upscale_models" / "4x-UltraSharp.pth", rrdbnet())
+    as_safetensors(comfy / "models" / "upscale_models" / "4x-AnimeSharp.safetensors", srvgg())
+    (comfy / "models" / "upscale_models" / "broken.pth").write_bytes(b"no archive")
+    write_authors_file(comfy / "models" / "controlnet" / "control_v11p_sd15_canny.safetensors", UNETS["sd15"] | _SMALL)
+    write_controlnet(comfy / "models" / "controlnet" / "depth", UNETS["sd15"] | _SMALL)
+    found, more = folder_listing.rows(read_folders([comfy]))
+    print(*found, sep="\n")
+    uses = {row.name: row.use for row in found}
+    assert not more and uses == {
+        "4x-AnimeSharp.safetensors": "--upscale-with",
+        "4x-UltraSharp.pth": "--upscale-with",
+        "broken.pth": "",
+        "control_v11p_sd15_canny.safetensors": "--control",
+        "depth/diffusion_pytorch_model.safetensors": "--control",
+    }
+    assert next(row.fault for row in found if row.name == "broken.pth")
