@@ -28,7 +28,11 @@ MOST_BY = 16
 @click.command("upscale")
 @click.argument("pictures", nargs=-1, required=True, type=FILE, metavar="PICTURE...")
 @click.option(
-    "--by", type=click.IntRange(1, MOST_BY), metavar="2|4", help="How many times as wide and high; default the file's."
+    "--by",
+    "--scale",
+    type=click.IntRange(1, MOST_BY),
+    metavar="N",
+    help="How many times as wide and high, usually 2 or 4; default the file's.",
 )
 @click.option(
     "--with", "upscaler", metavar="FILE", help="The upscaler: a file (.safetensors .pth), or its name in --models-dir."

@@ -155,10 +155,6 @@ class Pipeline:
         return self._lock.run(self._generate(request, notes), timeout)
 
     @call_options.described
-    def check_loras(self, loras: Sequence[Lora]) -> None:
-        """Raise ModelError and UsageError for LoRAs that are not here, or do not fit the model. Reads headers alone."""
-        self.loras.deltas(self._find_loras(loras), "auto")
-
     def check(self, prompt: str, **asked: Unpack[CallOptions]) -> Request:
         """Return the request of a call. Loads nothing. Raises UsageError and NumericsError."""
         call_options.check_names(asked)

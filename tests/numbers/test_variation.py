@@ -12,7 +12,8 @@ import qwenimg
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.jobs.job import jobs_of
 from qwenimg.common.numbers import noise, variation
-from qwenimg.common.numbers.variation import Variation, parse, slerp
+from qwenimg.common.numbers.slerp import slerp
+from qwenimg.common.numbers.variation import Variation, parse
 from qwenimg.common.prompts.wildcards import Wildcards
 
 FLOAT32 = 1.2e-7  # half a step of the largest noise, relative to it

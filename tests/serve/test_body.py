@@ -103,7 +103,8 @@ def test_what_is_no_number_is_refused(text: str) -> None:
 LONG = {"cached_calls": "1-9999,", "skip_layers": "0-999,", "lora": "a:1;", "control": "a=1;", "seed": "1,",
         "prompt": "word ", "negative_prompt": "word ", "sampler": "euler", "schedule": "karras", "aspect": "1:1",
         "size": "64x64", "few_steps": "lcm-", "caption": "en", "control_mode": "balanced", "lora_mode": "auto",
-        "mask_mode": "inside", "mask_fill": "fill", "hires_with": "lanczos", "outpaint": "top=1,"}  # fmt: skip
+        "mask_mode": "inside", "mask_fill": "fill", "hires_with": "lanczos", "outpaint": "top=1,",
+        "variation": "7:0.2,"}  # fmt: skip
 
 
 def test_no_text_is_longer_than_its_schema_says() -> None:

@@ -284,7 +284,8 @@ class DrawingPipeline:
         before = dict(self._adapters.weights)
         self._adapters.load(pretrained_model_name_or_path_or_dict, asked)
         try:
-            self._pipe.check_loras(self._adapters.loras())
+            found = self._pipe.resolve({"lora": tuple(self._adapters.loras())})["lora"]
+            self._pipe.loras.deltas(found, "auto")  # for its errors: only headers are read
         except QwenimgError:
             self._adapters.delete(list(self._adapters.weights))
             self._adapters.weights = before
