@@ -60,7 +60,7 @@ SMALL: dict[str, Any] = {"prompt": "a red circle", "width": 32, "height": 32, "s
 PICTURE = ("str", "Path", "ndarray")
 ELSEWHERE = {
     "lora": ("list", "tuple", "str", "Path"), "image": (*PICTURE, "list", "tuple"), "mask": PICTURE,
-    "max_memory": ("int",), "control": ("list", "tuple", "str"),
+    "max_memory": ("int",), "control": ("list", "tuple", "str"), "outpaint": ("list", "tuple", "str"),
 }  # fmt: skip
 
 
