@@ -28,7 +28,7 @@ from qwenimg.common.base.strict_json import strict_json
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.jobs.image_options import check, parse_json, plain, typed
 from qwenimg.common.jobs.job import InputFiles, Job
-from qwenimg.common.request.request import MAX_SEED
+from qwenimg.common.numbers.seeds import MAX_SEED
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

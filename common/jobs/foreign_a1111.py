@@ -13,10 +13,10 @@ from pathlib import Path
 
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.jobs.foreign import Foreign
+from qwenimg.common.numbers.seeds import MAX_SEED
 from qwenimg.common.numbers.variation import Variation
 from qwenimg.common.request import names
 from qwenimg.common.request.names import FILLS_THERE
-from qwenimg.common.request.request import MAX_SEED
 from qwenimg.common.sampling.types import MAX_STEPS
 
 MAX_TEXT = 500_000  # characters: two prompts of the largest size, and the fields

@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.numbers.seeds import MAX_SEED
 from qwenimg.common.numbers.sizes import parse_aspect, parse_size
 from qwenimg.common.request.option import Option, option, options_of
-from qwenimg.common.request.request import MAX_SEED, OPTIONS
+from qwenimg.common.request.request import OPTIONS
 
 FEW = ("steps", "guidance", "sampler", "schedule", "few_steps")  # the options that `few_steps` sets
 SIZES = ("width", "height", "size", "aspect")  # the options of which one way gives the size

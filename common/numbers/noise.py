@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.base.errors import UsageError
-from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import portable_math
+from qwenimg.common.numbers.seeds import check_seed
 
 _BLOCK = 16
 FEWEST = _BLOCK  # the fewest numbers that can be drawn at a time
 _CHUNK = 1 << 16  # numbers drawn at a time: bounds the float64 scratch memory; a multiple of _BLOCK
-_SEEDS = 1 << 64
 _LOW_BITS = (1 << 32) - 1
 _TWO_PI = np.float32(6.2831855)
 
@@ -64,12 +62,6 @@ def _normal(shape: tuple[int, ...], stream: np.random.RandomState) -> NDArray[np
         _uniform(stream, count - whole)  # torch draws these too, before it replaces the last 16
         values[-_BLOCK:] = _box_muller(_uniform(stream, _BLOCK))
     return values.reshape(shape)
-
-
-def check_seed(seed: int) -> None:
-    """Raise UsageError unless `seed` is a whole number in 0 .. 2**64 - 1."""
-    if not isinstance(seed, int) or not 0 <= seed < _SEEDS:
-        raise UsageError(f"seed {clean(seed, 40)} is not a whole number from 0 to {_SEEDS - 1}")
 
 
 def low_bits_warning(seed: int) -> str | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.numbers.seeds import check_seed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,7 @@ class Variation:
 
     def next(self, count: int) -> Variation:
         """Return the variation whose seed is larger by `count`. Raises UsageError."""
-        _check_seed(self.seed + count)
+        check_seed(self.seed + count)
         return Variation(self.seed + count, self.strength)
 
     def applied(self, noise: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -50,7 +51,7 @@ def parse(text: str) -> Variation:
     match = _TEXT.fullmatch(text.strip())
     if match is None or float(match[2]) > 1:
         raise UsageError(f"variation is {clean(text, 40)!r}; expected SEED:STRENGTH, of 0 to 1, as 7:0.2")
-    _check_seed(int(match[1]))
+    check_seed(int(match[1]))
     return Variation(int(match[1]), float(match[2]))
 
 
@@ -58,8 +59,3 @@ def check(text: str) -> None:
     """Raise UsageError for a text, other than "", that is no variation."""
     if text:
         parse(text)
-
-
-def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed {clean(seed, 40)} is not a whole number from 0 to {2**64 - 1}")

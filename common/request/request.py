@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
+from qwenimg.common.numbers.seeds import MAX_SEED, check_seed
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
 from qwenimg.common.request import control_text, lora_text, names, outpaint_text
 from qwenimg.common.request.control_text import Control
@@ -40,16 +41,9 @@ if TYPE_CHECKING:
     from qwenimg.common.upscaling.network_file import Upscaler
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
-MAX_SEED = 2**64 - 1
 MAX_BLUR = 256
 ONLY_MASKED = 32  # pixels around a mask
 MAX_HIRES = 8
-
-
-def _check_seed(seed: int) -> None:
-    from qwenimg.common.numbers import noise
-
-    noise.check_seed(seed)
 
 
 def enlarged(width: int, height: int, factor: float | None) -> tuple[int, int]:
@@ -122,7 +116,7 @@ class Request:
         help="a number, a list such as 1,2,3 or a range such as 1-4; random by default",
         call="0 to 2**64 - 1; by chance unless given, and then in the result",
         section="Picture", metavar="SEEDS", flags=("-s",), least=0, most=MAX_SEED, several=True, longest=20_000,
-        checks=_check_seed, recorded="always",
+        checks=check_seed, recorded="always",
     ))  # fmt: skip
     variation: str = option("", Option(  # "": none
         help="a picture like that of the seed: its noise, turned towards that of a second seed by 0 to 1, as 7:0.2; -N "

@@ -16,10 +16,11 @@ from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign_a1111 import USUAL_STRENGTH, factor_of
 from qwenimg.common.jobs.image_options import TEXT_OPTIONS, Options
+from qwenimg.common.numbers.seeds import MAX_SEED
 from qwenimg.common.numbers.variation import Variation
 from qwenimg.common.request import names
 from qwenimg.common.request.names import FILLS_THERE
-from qwenimg.common.request.request import MAX_SEED, random_seed
+from qwenimg.common.request.request import random_seed
 from qwenimg.common.sampling.table import SAMPLERS
 
 
