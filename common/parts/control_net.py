@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import OpenFile
+from qwenimg.common.base.text import clean
 from qwenimg.common.runtime.checkpoint import Component
 
 
@@ -70,3 +72,17 @@ Controller: TypeAlias = ControlNet | ControlLora
 def networks(controllers: Iterable[Controller]) -> list[ControlNet]:
     """Return the networks among `controllers`, without LoRAs."""
     return [one for one in controllers if isinstance(one, ControlNet)]
+
+
+def check_sizes(path: Path, denoiser: str, sizes: Mapping[str, tuple[object, object]]) -> None:
+    """Raise ModelError for the control network at `path` if it was made for another `denoiser`: one of its sizes, by
+    their names, differs from the model's."""
+    for what, (ours, theirs) in sizes.items():
+        if ours != theirs:
+            raise ModelError(
+                f"{clean(path)}: is made for a {denoiser} with {_told(ours)} {what}; the model's has {_told(theirs)}"
+            )
+
+
+def _told(size: object) -> str:
+    return ", ".join(map(str, size)) if isinstance(size, tuple) else "no" if size is None else str(size)

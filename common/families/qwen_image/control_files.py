@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from qwenimg.common.base.config import parse
-from qwenimg.common.base.errors import ModelError, UsageError
+from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.safe_files import bad, closed_on_error, is_file, open_regular
-from qwenimg.common.base.text import clean
 from qwenimg.common.families.description import listed
 from qwenimg.common.families.qwen_image.variants import LAYERED, TEXT, VARIANTS
 from qwenimg.common.formats.files import find_files
@@ -22,7 +21,7 @@ from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
 from qwenimg.common.networks.denoisers.qwen_patches import QwenPatchesConfig
 from qwenimg.common.networks.layout import Shapes, shape_of
 from qwenimg.common.parts.components import on_paper, open_component, read_config
-from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet
+from qwenimg.common.parts.control_net import Controller, ControlLora, ControlNet, check_sizes
 from qwenimg.common.runtime.checkpoint import Checkpoint
 
 _CONTROLNET = "controlnet_x_embedder.weight"
@@ -184,6 +183,4 @@ def _check_fit(path: Path, net: ControlNet, like: QwenDiTConfig) -> None:
     else:
         pairs["channels in a latent"] = (config.in_channels, like.in_channels)
         pairs["channels in a text"] = (config.joint_attention_dim, like.joint_attention_dim)
-    for what, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise ModelError(f"{clean(path)}: is made for a transformer with {ours} {what}; the model's has {theirs}")
+    check_sizes(path, "transformer", pairs)

@@ -27,7 +27,7 @@ from qwenimg.common.networks.denoisers.unet_controlnet import UNetControlNetConf
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import known_configs
 from qwenimg.common.parts.components import on_paper, read_config
-from qwenimg.common.parts.control_net import ControlNet
+from qwenimg.common.parts.control_net import ControlNet, check_sizes
 from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.pipeline.models.control_stages import ControlStages, levels
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -114,22 +114,13 @@ def _kind(width: int) -> str:
 def _check_fit(path: Path, config: UNetControlNetConfig, base: UNetConfig, scale: int) -> None:
     """Raise ModelError for a ControlNet that was made for a UNet of other sizes, or another VAE. scale: the pixels to a
     latent."""
-    for name, what in _FIT.items():
-        ours, theirs = getattr(config, name), getattr(base, name)
-        if ours != theirs:
-            raise ModelError(
-                f"{clean(path)}: is made for a UNet with {_told(ours)} {what}; the model's has {_told(theirs)}"
-            )
+    check_sizes(path, "UNet", {what: (getattr(config, name), getattr(base, name)) for name, what in _FIT.items()})
     if config.scale != scale:
         raise ModelError(
             f"{clean(path)}: takes pictures of {config.scale} pixels to a latent; the model's VAE has {scale}"
         )
     if config.in_channels != base.out_channels:
         raise ModelError(f"{clean(path)}: takes latents of {config.in_channels} channels, not {base.out_channels}")
-
-
-def _told(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value).replace("None", "no")
 
 
 @dataclass(frozen=True, kw_only=True)
