@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from qwenimg.cli.workers import messages
 from qwenimg.common.base.amounts import duration
 from qwenimg.common.base.errors import DoesNotFit, ModelError, UsageError
+from qwenimg.common.base.safe_files import in_memory
 from qwenimg.common.numbers.sizes import MAX_SIDE
 
 if TYPE_CHECKING:
@@ -96,10 +96,7 @@ def _texts(data: bytes) -> dict[str, str]:
     """Return the texts in a picture's file; none in one that has no readable ones."""
     from qwenimg.common.pictures.texts import read_texts
 
-    with tempfile.NamedTemporaryFile(suffix=".png") as file:
-        file.write(data)
-        file.flush()
-        try:
-            return read_texts(Path(file.name))
-        except ModelError:
-            return {}
+    try:
+        return read_texts(in_memory("image", data))
+    except ModelError:
+        return {}

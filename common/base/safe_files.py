@@ -95,6 +95,11 @@ def open_regular(path: Path) -> OpenFile:
     return OpenFile(path=path, stream=io.FileIO(descriptor), identity=_identity(status))
 
 
+def open_source(source: Path | OpenFile) -> OpenFile:
+    """Open the regular file at a path; a file that is open is returned. Raises as `open_regular` does."""
+    return source if isinstance(source, OpenFile) else open_regular(source)
+
+
 class Closable(Protocol):
     """A file, or a reader of files."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenimg.common.base.errors import ModelError, UsageError
-from qwenimg.common.base.safe_files import bad
+from qwenimg.common.base.safe_files import OpenFile, bad
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.jobs.job import Job
@@ -48,14 +48,16 @@ class Replay:
     messages: tuple[str, ...] = ()  # differences from another program's recipe
 
 
-def read_replay(path: Path) -> Replay:
-    """Read the recipe in the image at `path`, ours or another program's. Raises ModelError."""
+def read_replay(source: Path | OpenFile) -> Replay:
+    """Read the recipe in the image at a path or in an open file, ours or another program's. Closes the file. Raises
+    ModelError."""
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.loras import in_cache
     from qwenimg.common.request.recipe import recipe_from_texts, recorded_loras
 
-    texts = read_texts(path)
+    texts = read_texts(source)
+    path = source.path if isinstance(source, OpenFile) else source
     foreign = None if "qwenimg" in texts else read_foreign(texts, path)
     if foreign is not None:
         return _foreign_replay(foreign, path)

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.base.safe_files import OpenFile, bad, open_source
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures import input_pixels
 from qwenimg.common.pictures.containers import blocks, gif, tiff
@@ -64,8 +64,8 @@ def _read(source: Path | OpenFile, decode: Callable[[Image], tuple[Uint8, list[s
     """Decode the image of `source` with `decode`, once its header has passed the limits."""
     from PIL import Image, UnidentifiedImageError
 
-    path = source.path if isinstance(source, OpenFile) else source
-    with closing(source if isinstance(source, OpenFile) else open_regular(source)) as file:
+    with closing(open_source(source)) as file:
+        path = file.path
         check_bytes(file)
         kind = format_of(file)
         if kind is None:

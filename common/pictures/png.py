@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwenimg.common.base.safe_files import bad, open_regular
+from qwenimg.common.base.safe_files import OpenFile, bad, open_source
 from qwenimg.common.base.text import clean
 from qwenimg.common.pictures.containers import blocks, exif
 
@@ -48,14 +48,16 @@ def storable(text: str) -> str:
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def read_text(path: Path) -> dict[str, str]:
-    """Read the text chunks (tEXt, zTXt, iTXt) and EXIF texts of the PNG at `path` that stand before its pixels.
+def read_text(source: Path | OpenFile) -> dict[str, str]:
+    """Read the text chunks (tEXt, zTXt, iTXt) and EXIF texts of a PNG, at a path or in an open file, that stand before
+    its pixels. Closes the file.
 
     Only the first 32 MiB are read, and no pixels decoded. The image may have any size: Pillow's limit, which guards
     decoding, is in `Image.open` and not here. Raises ModelError if it is no regular file or no readable PNG."""
     from PIL.PngImagePlugin import PngImageFile
 
-    with closing(open_regular(path)) as file:
+    with closing(open_source(source)) as file:
+        path = file.path
         end = min(file.size, TEXT_LIMIT)
         blocks.check_png(file, end)
         head = file.read(0, end)

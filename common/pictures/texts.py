@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from qwenimg.common.base.safe_files import OpenFile, bad, open_regular
+from qwenimg.common.base.safe_files import OpenFile, bad, open_regular, open_source
 from qwenimg.common.pictures import png
 from qwenimg.common.pictures.containers import exif
 
@@ -44,23 +44,23 @@ def format_of(file: OpenFile) -> str | None:
     return next((kind for start, kind in _STARTS.items() if head.startswith(start)), None)
 
 
-def read_texts(path: Path) -> dict[str, str]:
-    """Read PNG's text chunks; `UserComment` of EXIF; XMP as `XML:com.adobe.xmp`; our recipe in any of them as
-    `qwenimg`.
+def read_texts(source: Path | OpenFile) -> dict[str, str]:
+    """Read, at a path or in an open file, PNG's text chunks; `UserComment` of EXIF; XMP as `XML:com.adobe.xmp`; our
+    recipe in any of them as `qwenimg`.
 
-    Raises ModelError if the file is no PNG, JPEG or WebP, or broken where its texts are."""
-    with closing(open_regular(path)) as file:
+    Closes the file. Raises ModelError if it is no PNG, JPEG or WebP, or broken where its texts are."""
+    with closing(open_source(source)) as file:
         kind = format_of(file)
         if kind == "JPEG":
             texts = _from_blocks(file, _jpeg_blocks(file))
         elif kind == "WEBP":
             texts = _from_blocks(file, _webp_blocks(file))
         elif kind == "PNG":
-            texts = png.read_text(path)
+            texts = png.read_text(file)
         else:
             is_json = file.size and file.read(0, 1) == b"{"
             more = "; of ComfyUI give a picture that it saved, which has the workflow" if is_json else ""
-            raise bad(path, f"is no PNG, JPEG or WebP picture, and only these hold a recipe{more}")
+            raise bad(file.path, f"is no PNG, JPEG or WebP picture, and only these hold a recipe{more}")
     xmp = texts.get(XMP_KEY, "")
     ours = {"qwenimg": _tagged(xmp, *RECIPE_TAGS), UPSCALING: _tagged(xmp, *UPSCALING_TAGS)}
     return {key: text for key, text in ours.items() if text is not None} | texts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.public import named
 from qwenimg.cli.serve.settings import Settings
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import OpenFile, in_memory
 from qwenimg.common.jobs.image_options import plain
 from qwenimg.common.jobs.job import InputFiles
 
@@ -247,13 +247,10 @@ class JobsApi:
 
 def sent_recipe(data: bytes) -> dict[str, Any]:
     """Return `options_in` an uploaded file."""
-    with tempfile.NamedTemporaryFile(suffix=".png") as file:
-        file.write(data)
-        file.flush()
-        return options_in(Path(file.name))
+    return options_in(in_memory("image", data))
 
 
-def options_in(file: Path) -> dict[str, Any]:
+def options_in(file: Path | OpenFile) -> dict[str, Any]:
     """Return the options that draw the picture in a file again, and notes about what will differ."""
     from qwenimg.common.jobs.replay import read_replay
 

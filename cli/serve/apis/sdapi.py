@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from starlette.requests import Request as HttpRequest
@@ -24,6 +22,7 @@ from qwenimg.cli.serve.json_answer import JsonAnswer
 from qwenimg.cli.serve.settings import Settings
 from qwenimg.cli.workers.messages import Enlarging
 from qwenimg.common.base.errors import ModelError
+from qwenimg.common.base.safe_files import in_memory
 from qwenimg.common.base.text import clean
 from qwenimg.common.jobs.foreign import LIKE_THE_MODELS, SCHEDULES, known_sampler, plain
 from qwenimg.common.jobs.image_options import Options
@@ -375,10 +374,7 @@ def _texts(data: bytes) -> dict[str, str]:
     """Return the texts in a picture's file."""
     from qwenimg.common.pictures.texts import read_texts
 
-    with tempfile.NamedTemporaryFile(suffix=".png") as file:
-        file.write(data)
-        file.flush()
-        try:
-            return read_texts(Path(file.name))
-        except ModelError:
-            raise HttpError(400, "image is no picture whose recipe can be read", param="image") from None
+    try:
+        return read_texts(in_memory("image", data))
+    except ModelError:
+        raise HttpError(400, "image is no picture whose recipe can be read", param="image") from None
