@@ -1,8 +1,7 @@
-"""Parts of Qwen-Image-2.1 in files of their own: tensors are those of the folder, bit for bit, and pictures too."""
+"""Parts of Qwen-Image-2.1 in files of their own: pictures are those of the folder, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,146 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import lora_cases as cases
 from support.cli_runner import cli
-from support.comfy_files import LAYOUTS, comfy
-from support.gguf_files import fitting, write
-from support.refusals import refused
-from support.relative import largest
-from support.tiny_qwen21 import DIT, tiny_dit
+from support.tiny_qwen21 import fused
 
 import qwenimg
 from qwenimg import Pipeline
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.qwen_image_21 import memory
 from qwenimg.common.hub.describe import describe
-from qwenimg.common.networks.denoisers import qwen21_names as product
-from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
-from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.pipeline import start
 from qwenimg.common.runtime.stages import Stage
-from qwenimg.common.weights import part_names
-from qwenimg.common.weights.keys import Place, Rows
-from qwenimg.common.weights.values import read
 
 BACKENDS = ("cpu", "mlx")
-# As wide as needed for codes in blocks of 32
-WIDE: dict[str, Any] = {"attention_head_dim": 32, "axes_dims_rope": (8, 12, 12), "context_in_dim": 64}
-LIKE = Qwen21Config(attention_head_dim=32, axes_dims_rope=(8, 12, 12))
-Q8_0 = 0.02  # relative L2 of values in 8 bits with a scale for 32
 ASKED: dict[str, Any] = {"width": 64, "height": 64, "steps": 2, "seed": 7}
 
 Tensors = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_dit(**WIDE)
-
-
-def fused(tensors: Tensors) -> Tensors:
-    """The tensors as ComfyUI has them: gate and up of the feed-forward in one, the gate's rows first."""
-    given = dict(tensors)
-    for name in [name for name in given if name.endswith(".img_mlp.gate_layer.weight")]:
-        block = name.removesuffix(".gate_layer.weight")
-        given[f"{block}.gate_up.weight"] = torch.cat([given.pop(name), given.pop(f"{block}.proj.weight")])
-    return {name: value.contiguous() for name, value in given.items()}
-
-
-def converted(tensors: Tensors) -> Tensors:
-    """A file's tensors by diffusers' names, by its converter."""
-    from diffusers.loaders.single_file_utils import convert_qwen_image21_transformer_checkpoint_to_diffusers
-
-    result: Tensors = convert_qwen_image21_transformer_checkpoint_to_diffusers(dict(tensors))
-    return result
-
-
-def values(path: Path, like: Qwen21Config = LIKE) -> tuple[Qwen21Config, dict[str, np.ndarray]]:
-    part = open_part(product.LAYOUTS, path, like, "transformer")
-    arrays = {name: read(entry) for name, entry in part.plan.entries.items()}
-    part.plan.close()
-    return part.config, arrays
-
-
-def same(arrays: dict[str, np.ndarray], expected: Tensors) -> None:
-    assert arrays.keys() == expected.keys()
-    assert not [name for name, value in expected.items() if not np.array_equal(arrays[name], value.numpy())]
-
-
-# The transformer
-
-
-def test_the_reference_reads_the_file(model: Any) -> None:
-    same({key: value.numpy() for key, value in converted(fused(model.state_dict())).items()}, model.state_dict())
-
-
-@pytest.mark.parametrize("prefix", part_names.DENOISERS)
-@pytest.mark.parametrize("layout", [fused, dict])
-def test_every_tensor_is_that_of_the_model(model: Any, tmp_path: Path, prefix: str, layout: Callable[..., Any]) -> None:
-    path = tmp_path / "a.safetensors"
-    save_file({prefix + key: value for key, value in layout(model.state_dict()).items()}, path)
-    config, arrays = values(path)
-    same(arrays, model.state_dict())
-    assert config == Qwen21Config(**{**DIT, **WIDE})
-
-
-@pytest.mark.parametrize("type", ["F16", "Q8_0"])
-@pytest.mark.parametrize("layout", [fused, dict])
-def test_gguf(model: Any, tmp_path: Path, type: str, layout: Callable[..., Any]) -> None:
-    path = tmp_path / "a.gguf"
-    tensors = {key: value.numpy() for key, value in layout(model.state_dict()).items()}
-    write(path, {key: (value, fitting(value, type)) for key, value in tensors.items()}, "qwen_image")
-    _, arrays = values(path)
-    worst = largest(arrays, model.state_dict())
-    print(f"{type}: at most {worst:.1e} (limit {Q8_0})")
-    assert worst <= Q8_0
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_comfyui_in_8_bits(model: Any, tmp_path: Path, layout: str) -> None:
-    """The halves of a fused tensor have its scale, and of scales for rows their own."""
-    path, prefix = tmp_path / "a.safetensors", "model.diffusion_model."
-    tensors = {prefix + key: value for key, value in fused(model.state_dict()).items()}
-    written = comfy(tensors, layout, lambda name: "blocks." in name)
-    save_file(written.tensors, path, metadata=written.notes)
-    _, arrays = values(path)
-    same(arrays, converted({name.removeprefix(prefix): value for name, value in written.values.items()}))
-
-
-def test_halves_exchanged_are_seen(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = product.place
-
-    def exchanged(name: str) -> Place:
-        there = place(name)
-        return there._replace(rows=Rows(1 - there.rows.begin, 2 - there.rows.begin, 2)) if there.rows.of == 2 else there
-
-    save_file(fused(model.state_dict()), tmp_path / "a.safetensors")
-    monkeypatch.setattr(product, "place", exchanged)
-    _, arrays = values(tmp_path / "a.safetensors")
-    with pytest.raises(AssertionError):
-        same(arrays, model.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t | {"x.y": torch.ones(2)}, "holds unknown tensor 'x.y'"),
-        (lambda t: {k: v for k, v in t.items() if k != "img_in.weight"}, "img_in.weight"),
-        (lambda t: {k: v for k, v in t.items() if "1.attn.to_q" not in k}, "transformer_blocks.1.attn.to_q.weight"),
-        (lambda t: {k: v[:-1] if "0.img_mlp.gate_up" in k else v for k, v in t.items()}, "gate_up.weight"),
-        (lambda t: {k: v[:, :-1] if k == "proj_out.weight" else v for k, v in t.items()}, "proj_out.weight"),
-        (lambda t: {k: v[None] if "norm_q" in k else v for k, v in t.items()}, "norm_q.weight"),
-        (lambda t: {"x": torch.ones(2)}, "holds no transformer of Qwen-Image-2.1"),
-    ],
-    ids=["unknown", "no img_in", "no to_q", "odd halves", "narrow", "axes", "other"],
-)
-def test_wrong_files_are_refused(
-    model: Any, tmp_path: Path, change: Callable[[Tensors], Tensors], message: str
-) -> None:
-    given = {name: value.contiguous() for name, value in change(fused(model.state_dict())).items()}
-    save_file(given, tmp_path / "a.safetensors")
-    assert message in refused(open_part, product.LAYOUTS, tmp_path / "a.safetensors", LIKE, "transformer")
-
-
-# Pictures
 
 
 def part(folder: Path, name: str) -> Tensors:

@@ -74,6 +74,15 @@ TURBO = (1.0, 0.978453, 0.95418, 0.926626, 0.89508, 0.845148, 0.704534, 0.414568
 LEAST = 32 * 32  # pixels of a picture, fewer than the published 256 * 256
 
 
+def fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The transformer's tensors as ComfyUI has them: gate and up of the feed-forward in one, the gate's rows first."""
+    given = dict(tensors)
+    for name in [name for name in given if name.endswith(".img_mlp.gate_layer.weight")]:
+        block = name.removesuffix(".gate_layer.weight")
+        given[f"{block}.gate_up.weight"] = torch.cat([given.pop(name), given.pop(f"{block}.proj.weight")])
+    return {name: value.contiguous() for name, value in given.items()}
+
+
 def tiny_dit(seed: int = 1, **changes: object) -> torch.nn.Module:
     """diffusers' transformer with the tiny configuration, float32, randomised."""
     from diffusers import QwenImage21Transformer2DModel
