@@ -17,18 +17,18 @@ import argparse
 import gc
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import bench_step
+import bench
 import numpy as np
 import torch
-from bench_step import Arm
+from bench import DTYPES, Arm, exact
 from doc_tables import DOCS
-from wide_checkpoint import write
+from random_model import write
 
 import qwenimg.backends
 from qwenimg.common.base.shape import Manifest
@@ -40,7 +40,6 @@ from qwenimg.common.networks.vaes import kl_vae, qwen_vae
 from qwenimg.common.precision.precision import bases
 from qwenimg.common.weights import keys
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BASES = bases(KIND)
 POLICIES = {"fp32": (BASES["fp32"],), "bf16": (BASES["bf16"], BASES["bf16-plain"])}
 SD_VAE = kl_vae.KLVAEConfig(block_out_channels=(128, 256, 512, 512), layers_per_block=2)
@@ -62,7 +61,7 @@ class Case:
     peer: Callable[[], torch.nn.Module]  # with any weights, and its buffers made
     theirs: Callable[[Any, torch.Tensor], torch.Tensor]
     ours: Callable[[Any, np.ndarray], Any]
-    dtypes: tuple[str, ...] = tuple(DTYPES)
+    dtypes: tuple[str, ...] = tuple(POLICIES)
     wanted: Callable[[str], bool] = lambda name: True  # of our parameters
     clip: bool = False
 
@@ -180,35 +179,19 @@ def _clip(config: clip.CLIPConfig) -> Case:
     )
 
 
-def exact(values: np.ndarray) -> np.ndarray:
-    """Numbers that bfloat16 holds, so that no arm rounds them."""
-    return torch.from_numpy(values).bfloat16().float().numpy()
-
-
 # Arms
 
 
 def peer_arm(case: Case, file: Path, dtype: torch.dtype) -> Arm:
     """The peer's model with the weights of `file`; its buffers stay as it makes them."""
-    from safetensors import safe_open
-
     with torch.device("meta" if "VAE" in case.title else "cpu"):  # without first values, where no buffer is made
-        model = case.peer().eval().requires_grad_(False)
+        model = case.peer().requires_grad_(False)
     prefix = "text_model." if any(name.startswith("text_model.") for name in model.state_dict()) else ""
-    tower = vision_tower.PREFIX
-    with safe_open(file, framework="pt") as stored:
-        keys = stored.keys()
-        weights = {prefix + key.removeprefix(tower): stored.get_tensor(key).to(dtype) for key in keys}
-    model.load_state_dict(weights, assign=True)
+    bench.stored(model, file, dtype, name=lambda key: prefix + key.removeprefix(vision_tower.PREFIX))
     given = torch.from_numpy(case.given)
     given = given.to(dtype) if given.is_floating_point() else given
-
-    @torch.inference_mode()
-    def step() -> torch.Tensor:
-        return case.theirs(model, given)
-
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Arm("diffusers" if "VAE" in case.title else "transformers", step, lambda x: x.double().numpy(), size)
+    name = "diffusers" if "VAE" in case.title else "transformers"
+    return bench.peer_arm(name, model, lambda: case.theirs(model, given))
 
 
 def our_arm(engine: Any, case: Case, file: Path, policy: Any) -> Arm:
@@ -221,8 +204,8 @@ def our_arm(engine: Any, case: Case, file: Path, policy: Any) -> Arm:
         made = x if isinstance(x, np.ndarray) else engine.numpy(x)
         return made.clip(-1, 1) if case.clip else made
 
-    size = sum(bench_step.parameter_bytes(opened.model))
-    return Arm(f"ours {policy.name} (torch)", lambda: case.ours(opened, case.given), numpy, size)
+    size = sum(bench.parameter_bytes(opened.model))
+    return Arm(bench.our_name(engine, policy.name), lambda: case.ours(opened, case.given), numpy, size)
 
 
 def measure(case: Case, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -236,24 +219,16 @@ def measure(case: Case, options: argparse.Namespace, folder: Path) -> list[dict[
     for dtype in case.dtypes:
         peer = peer if dtype == "fp32" else peer_arm(case, file, DTYPES[dtype])
         arms = [peer, *(our_arm(engine, case, file, policy) for policy in POLICIES[dtype])]
-        rows = bench_step.rows_of(arms, dtype, reference, options.runs)
+        rows = bench.rows_of(arms, dtype, reference, options.runs)
         tables.append({"what": case.title, "size": case.size, "dtype": dtype, "rows": rows})
-        show(tables[-1])
+        bench.show(f"{case.title}, {case.size}, {dtype}", rows)
         del arms
         gc.collect()
     return tables
 
 
-def show(table: Mapping[str, Any]) -> None:
-    print(f"{table['what']}, {table['size']}, {table['dtype']}")
-    for row in table["rows"]:
-        ratio = row["ratio_of_processor_medians"]
-        shown = ratio if isinstance(ratio, str) else f"{ratio:.3f}"
-        print(f"  {row['arm']:24} {row['median_processor_s']:8.3f}s {shown:>8}   {row['relative_l2']:.1e}", flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.options(__doc__)
     parser.add_argument(
         "chosen",
         nargs="*",
@@ -261,15 +236,13 @@ def main() -> None:
         help="starts of names: qwen-vae, qwen-vae-decode, sd-vae, qwen-vl, qwen-vision, clip",
     )
     parser.add_argument("--side", type=int, default=512, help="pixels of a side of the pictures")
-    parser.add_argument("--runs", type=int, default=5, help="of every arm, after one that is not counted")
-    parser.add_argument("--out", type=Path, default=DOCS / "results" / "coders-cpu.json")
+    parser.set_defaults(out=DOCS / "results" / "coders-cpu.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.device, options.backend, options.layers, options.cfg = "cpu", "torch", "all", False
     old = json.loads(options.out.read_text())["tables"] if options.out.exists() else []
     known = cases(options.side)
     for case in (known[name] for start in options.chosen for name in known if name.startswith(start)):
-        head = bench_step.header(options) | {"step": "one pass"}
+        head = bench.header(options.runs, layers="all", step="one pass")
         with tempfile.TemporaryDirectory(prefix="bench-coders-") as folder:
             tables = measure(case, options, Path(folder))
         own = {name: head.pop(name) for name in ("command", "runs", "load_average")}

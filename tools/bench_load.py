@@ -22,8 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
-import wide_checkpoint
+import random_model
 from doc_tables import DOCS
 
 from qwenimg import backends
@@ -79,7 +80,7 @@ def one(backend: str, dtype: str, path: Path, runs: int) -> dict[str, Any]:
 def all_of(folder: Path, runs: int) -> list[dict[str, Any]]:
     rows = []
     for dtype in POLICIES:
-        path = wide_checkpoint.write(folder / f"{dtype}.safetensors", qwen_dit.manifest(CONFIG), dtype)
+        path = random_model.write(folder / f"{dtype}.safetensors", qwen_dit.manifest(CONFIG), dtype)
         for backend in ("cpu", "mlx"):
             command = [sys.executable, __file__, "--one", backend, dtype, str(path), "--runs", str(runs)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -90,9 +91,8 @@ def all_of(folder: Path, runs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=DOCS / "results" / "load-cpu.json")
+    parser = bench.options(__doc__)
+    parser.set_defaults(out=DOCS / "results" / "load-cpu.json")
     parser.add_argument("--one", nargs=3, metavar=("BACKEND", "DTYPE", "FILE"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:

@@ -1,366 +1,541 @@
-"""Times one forward of a full-width transformer against diffusers, in one run, with the correctness beside the time.
+"""Times one forward of a denoiser at full width against diffusers, in one run, with the correctness beside the time.
 
-    python tools/bench_step.py                                    # two layers, 256 + 40 and 1024 + 64 tokens, CPU
+    python tools/bench_step.py                                    # Qwen-Image: two layers, 256+40 and 1024+64 tokens
     python tools/bench_step.py --backend mlx                      # and MLX
     python tools/bench_step.py --device cuda --layers 60 --size 1024 --cfg --dtypes bf16
+    python tools/bench_step.py flux z-image                       # a few layers, 256 + 40 tokens
+    python tools/bench_step.py flux --device cuda --tokens 4096+512 --dtypes bf16
+    python tools/bench_step.py sdxl --device cuda --tokens 16384+77 --dtypes bf16 fp16
 
-A step here is one forward of the whole model with guidance off (`--cfg`: two branches in one batch). `ours` has the
-modulation, the start of the text stream and the RoPE tables made beforehand, once per schedule or run, as the product
-does; `ours, all inside` makes them in every step, as diffusers does (which keeps its RoPE tables too). The arms take
-turns, in an order that is reversed each time. A row whose result is not correct says INVALID instead of a ratio.
+A step here is one forward of the whole model: for one branch, with `--cfg` for two in one batch, as Stable Diffusion's
+always is. What depends on no step (keys, values or states of the text, RoPE tables, the modulation of a schedule) is
+made beforehand, once per run, as the product does; diffusers makes it in every step. Qwen-Image has `ours, all inside`
+too, which makes it in every step as well. `bench.py` says how arms are timed and judged.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import platform
-import shlex
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from inspect import signature
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
+import bench
 import numpy as np
 import torch
-from wide_checkpoint import write
+from bench import Arm
+from random_model import write
 
 import qwenimg.backends
-from qwenimg.common.families.qwen_image.family import KIND
-from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
+from qwenimg.common.base.config import parse
+from qwenimg.common.families import registry
+from qwenimg.common.networks.denoisers import (
+    flux2_conditioning,
+    flux2_dit,
+    flux_conditioning,
+    flux_dit,
+    qwen21_conditioning,
+    qwen21_dit,
+    qwen_conditioning,
+    qwen_dit,
+    sd3_conditioning,
+    sd3_dit,
+    unet,
+    zimage_conditioning,
+    zimage_dit,
+)
+from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.networks.denoisers.qwen21_dit import Qwen21Config
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.precision.precision import bases
+from qwenimg.common.networks.denoisers.sd3_dit import SD3Config
+from qwenimg.common.networks.network import Network
+from qwenimg.common.numbers import packing
+from qwenimg.common.numbers.timesteps import timestep_features
+from qwenimg.common.parts import known_configs
+from qwenimg.common.precision.precision import DenoiserKind, bases
 from qwenimg.common.precision.residency import ONCE
 from qwenimg.common.weights import keys
 from qwenimg.common.weights.plan import LoadPlan
 
-ROOT = Path(__file__).parent.parent
-BASES = bases(KIND)
-TIMESTEP = 750.0  # a number that bfloat16 holds, so that no arm rounds it
-POLICIES = {"fp32": ("fp32",), "bf16": ("bf16", "bf16-plain")}
-FP32_TOLERANCE = 1e-5  # relative L2 to float64: some 30 float32 roundings in a row, and sums over 12288 products
-BF16_TOLERANCE = 1.1  # times diffusers' own error in bfloat16: the same weights, the same places or fewer are rounded
-LARGEST_FP64 = 4  # layers; a reference for more is float32
+QWEN21_WORDS = 5  # in front of the picture
+SIGMA, GUIDANCE = 0.25, 3.5  # times that bfloat16 holds, so that no arm rounds them
+SD_TIME = 437.0  # a whole number, as Stable Diffusion's times are
+LARGEST_FP64 = 4  # layers of Qwen-Image; a reference for more is float32
+Step = Callable[[], Any]
+Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]  # latents [1 C h w], text [B S C] and pooled text [B P]
 
 
-@dataclass
-class Inputs:
-    """The same numbers for every arm; all of them are exact in bfloat16."""
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model with few layers. `theirs` and `ours` make a step of a model, latents, text and pooled text."""
 
-    latents: np.ndarray  # [1 L 64]
-    text: np.ndarray  # [1 S 3584]
-    shape: tuple[int, int, int]  # frames, rows, columns in tokens
-    branches: int
+    family: str
+    network: Network
+    config: Any
+    oracle: str  # diffusers' class
+    embedding: str  # the module of the oracle that makes sinusoids
+    text: int  # channels
+    pooled: int = 1
+    theirs: Callable[[Any, Any, Any, Any], Step]
+    ours: Callable[[Any, Any, np.ndarray, np.ndarray, np.ndarray], tuple[Step, Callable[[Any], np.ndarray]]]
+    inside: Callable[..., Step] | None = None  # as `ours`: a step that makes all anew
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the oracle, where they are not the configuration's
+    patch: int = 2  # latents of a side of a token
+    tokens: tuple[str, ...] = ("256+40",)
+    dtypes: tuple[str, ...] = ("fp32",)
+    branches: int = 1
+
+    @property
+    def channels(self) -> int:
+        """Of the latents."""
+        return self.config.in_channels if self.patch == 1 else 16
+
+    @property
+    def kind(self) -> DenoiserKind:
+        return next(family.precision for family in registry.FAMILIES if family.name == self.family)
 
 
-@dataclass
-class Arm:
-    name: str
-    step: Callable[[], Any]
-    numpy: Callable[[Any], np.ndarray]
-    weights: int = 0  # bytes
+# FLUX.1
 
 
-# Inputs and checkpoint
+def _flux_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    ids = _ids(latents, text)
+    kind = {"device": latents.device, "dtype": latents.dtype}
+    more = {"guidance": torch.full((1,), GUIDANCE, **kind), "pooled_projections": pooled}
+    return lambda: model(_tokens(latents), text, timestep=torch.full((1,), SIGMA, **kind), **ids, **more)[0]
 
 
-def inputs(image: int, text: int, branches: int) -> Inputs:
+def _flux_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    h, w = latents.shape[2:]
+    features = (
+        flux_conditioning.time_rows([1000 * SIGMA], "float32"),
+        flux_conditioning.guidance_row(GUIDANCE, "float32"),
+    )
+    modulation = component.modulate(*features, [engine.array(pooled)])
+    condition, x = component.condition(engine.array(text), [(h // 2, w // 2)]), engine.array(packing.pack(latents))
+    return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)
+
+
+# FLUX.2
+
+
+def _flux2_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    ids = _ids(latents, text, axes=4)
+    tokens, time = latents.flatten(2).transpose(1, 2), _time(SIGMA, text)
+    return lambda: model(tokens, text, timestep=time, **ids, guidance=None)[0]
+
+
+def _flux2_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    features = flux2_conditioning.time_rows(component.config, 1000 * SIGMA, "float32")
+    condition = component.condition(engine.array(text), ([latents.shape[2:]], []))
+    x = engine.array(packing.tokens(latents))
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+
+
+# Stable Diffusion 3
+
+
+def _sd3_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    time = _time(1000 * SIGMA, text)
+    return lambda: model(latents, text, pooled, time, return_dict=False)[0]
+
+
+def _sd3_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    h, w = latents.shape[2:]
+    modulation = component.modulate(sd3_conditioning.time_rows([1000 * SIGMA]), [pooled])
+    condition, x = component.condition(text, (h // 2, w // 2)), engine.array(latents)
+    return lambda: component.predict(x, (modulation, 0), condition), lambda y: engine.numpy(y)
+
+
+# Z-Image
+
+
+def _zimage_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    time = _time(1 - SIGMA, text)
+    return lambda: model([latents[0][:, None]], time, [text[0]])[0][0][:, 0]
+
+
+def _zimage_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    h, w = latents.shape[2:]
+    condition = component.condition(engine.array(text), (h // 2, w // 2))
+    features = zimage_conditioning.time_row(1000 * SIGMA, "float32")
+    x = engine.array(packing.pack(latents, channels_last=True))
+    return (
+        lambda: component.predict(x, features, condition),
+        lambda y: packing.unpack(engine.numpy(y), h, w, channels_last=True)[0],
+    )
+
+
+# Qwen-Image-2.1, which sees a picture like the latents behind the first words
+
+
+def _qwen21_parts(latents: Any, text: Any) -> tuple[Any, Any, Any]:
+    """Return tokens [1 L C], the text's states with those of slots among them, and which of them are slots."""
+    count, words = latents.shape[2] * latents.shape[3] // 4, QWEN21_WORDS
+    slots = torch.zeros(1, count, text.shape[2], device=text.device, dtype=text.dtype)
+    states = torch.cat((text[:, :words], slots, text[:, words:]), dim=1)
+    mask = torch.zeros(1, states.shape[1], dtype=torch.bool, device=text.device)
+    mask[:, words : words + count] = True
+    return latents.flatten(2).transpose(1, 2), states, mask
+
+
+def _qwen21_theirs(model: Any, latents: Any, text: Any, pooled: Any, kept: bool = False) -> Step:
+    """A step as it is without keys and values that are `kept`, or with them."""
+    from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
+
+    tokens, states, mask = _qwen21_parts(latents, text)
+    shape, count = (1, *latents.shape[2:]), tokens.shape[1]
+    every = torch.cat((mask, torch.ones_like(mask[:, :1]).expand(1, count // 4)), dim=1)
+    time = _time(SIGMA, text)
+    more = {"img_shapes": [[shape, shape]], "img_mask": every, "return_dict": False}
+    cache = QwenImage21KVCache(len(model.transformer_blocks)) if kept else None
+
+    def step(mode: str | None) -> Any:
+        given = torch.cat((tokens, tokens), dim=1), states, time
+        return model(*given, **more, kv_cache=cache, kv_cache_mode=mode)[0][:, -count:]
+
+    if kept:
+        with torch.inference_mode():
+            step("extract")
+    return lambda: step("cached" if kept else None)
+
+
+def _qwen21_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    tokens, states, _ = _qwen21_parts(torch.from_numpy(latents), torch.from_numpy(text))
+    (h, w), x = latents.shape[2:], engine.array(tokens.contiguous().numpy())
+    places = [(QWEN21_WORDS, h // 2, w // 2)]
+    condition = component.condition(engine.array(states.numpy()), ((h, w), places, [x]))
+    features = qwen21_conditioning.time_row(1000 * SIGMA, "float32")
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+
+
+# Qwen-Image, which sees as many pictures like the latents as it is told
+
+
+def _qwen_theirs(model: Any, latents: Any, text: Any, pooled: Any, pictures: int = 0) -> Step:
+    branches, tokens = len(text), _tokens(latents)
+    shape, time = (1, latents.shape[2] // 2, latents.shape[3] // 2), _time(SIGMA, text)
+    x, seen = torch.cat([tokens] * (1 + pictures), dim=1).expand(branches, -1, -1), [[shape] * (1 + pictures)]
+    more = {"encoder_hidden_states_mask": None, "return_dict": False}
+    return lambda: model(x, text, timestep=time, img_shapes=seen * branches, **more)[0][:, : tokens.shape[1]]
+
+
+def _qwen_given(engine: Any, latents: np.ndarray, text: np.ndarray, pictures: int) -> Any:
+    """Return tokens, and texts, shapes and pictures of the condition."""
+    shape, tokens = (1, latents.shape[2] // 2, latents.shape[3] // 2), engine.array(packing.pack(latents))
+    return tokens, ([engine.array(one[None]) for one in text], [shape] * (1 + pictures), [tokens] * pictures)
+
+
+def _qwen_ours(
+    component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray, pictures: int = 0
+) -> Any:
+    tokens, given = _qwen_given(engine, latents, text, pictures)
+    modulation = component.modulate(qwen_conditioning.time_rows(component.config, [1000 * SIGMA], "float32"))
+    condition = component.condition(*given)
+    return lambda: component.predict(tokens, (modulation, 0), condition), lambda y: engine.numpy(y)
+
+
+def _qwen_inside(
+    component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray, pictures: int = 0
+) -> Step:
+    """A step that makes all; the weights of the modulation, freed when it was made, are loaded again."""
+    device = [] if engine.name == "mlx" else [component.device]
+    sys.modules[type(component).__module__].load.fill(component.model, component.plan.when(ONCE), *device)  # type: ignore[attr-defined]
+    rows = engine.array(qwen_conditioning.time_rows(component.config, [1000 * SIGMA], "float32"))
+    tokens, given = _qwen_given(engine, latents, text, pictures)
+    model, grad = component.model, torch.inference_mode if engine.name != "mlx" else nullcontext
+
+    def step() -> Any:
+        with grad():
+            temb = model.time_text_embed(rows, None)
+            blocks = [block.modulation(temb) for block in model.transformer_blocks]
+            modulation = _modulation(component)(blocks, model.norm_out.modulation(temb))
+            return component.predict(tokens, (modulation, 0), component.condition(*given))
+
+    return step
+
+
+def _modulation(component: Any) -> Any:
+    return sys.modules[type(component).__module__].Modulation  # type: ignore[attr-defined]
+
+
+# Stable Diffusion's UNet; of XL with the addition of pooled text and sizes
+
+UNETS: dict[str, dict[str, Any]] = {
+    "sd15": {"cross_attention_dim": 768},
+    "sdxl": {
+        "block_out_channels": [320, 640, 1280],
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        "attention_head_dim": [5, 10, 20],
+        "transformer_layers_per_block": [1, 2, 10],
+        "cross_attention_dim": 2048,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    },
+}
+
+
+def _sinusoids_of(times: np.ndarray, channels: int) -> np.ndarray:
+    """[T] -> [T channels] in float64: cosines, then sines."""
+    frequencies = np.exp(-np.log(10000.0) * np.arange(channels // 2) / (channels // 2))
+    angles = times.astype(np.float64)[:, None] * frequencies
+    return np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+
+
+def _sizes(latents: Any) -> np.ndarray:
+    height, width = (8.0 * side for side in latents.shape[2:])
+    return np.array([[height, width, 0, 0, height, width]] * 2, np.float32)
+
+
+def _unet_theirs(model: Any, latents: Any, text: Any, pooled: Any) -> Step:
+    x, time = latents.expand(2, -1, -1, -1), torch.tensor([SD_TIME] * 2, device=latents.device)
+    sizes = torch.from_numpy(_sizes(latents)).to(text.device, text.dtype)
+    added = {"added_cond_kwargs": {"text_embeds": pooled, "time_ids": sizes}} if pooled.shape[1] > 1 else {}
+    return lambda: model(x, time, text, return_dict=False, **added)[0]
+
+
+def _unet_ours(component: Any, engine: Any, latents: np.ndarray, text: np.ndarray, pooled: np.ndarray) -> Any:
+    addition, config = None, component.config
+    if config.addition_time_embed_dim:
+        rows = _sinusoids_of(_sizes(latents).reshape(-1), config.addition_time_embed_dim).reshape(2, -1)
+        addition = np.concatenate((pooled, rows), axis=1)
+    features = _sinusoids_of(np.array([SD_TIME]), config.time_channels)
+    condition, x = component.condition(text, addition), engine.array(latents)
+    return lambda: component.predict(x, features, condition), lambda y: engine.numpy(y)
+
+
+# What peers of several models take
+
+
+def _time(value: float, text: Any) -> Any:
+    return torch.full((len(text),), value, device=text.device, dtype=text.dtype)
+
+
+def _tokens(latents: Any) -> Any:
+    """[1 C h w] -> [1 L 4C], as FLUX.1 packs them."""
+    c, h, w = latents.shape[1:]
+    return latents.reshape(1, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(1, h * w // 4, 4 * c)
+
+
+def _ids(latents: Any, text: Any, axes: int = 3) -> dict[str, Any]:
+    """The positions that a pipeline of diffusers gives: of 2 x 2 latents for FLUX.1, of each for FLUX.2."""
+    step, S = (2, text.shape[1]) if axes == 3 else (1, text.shape[1])
+    h, w = (side // step for side in latents.shape[2:])
+    image, words = torch.zeros(h, w, axes), torch.zeros(S, axes)
+    image[..., 1], image[..., 2] = torch.arange(h)[:, None], torch.arange(w)[None]
+    if axes == 4:
+        words[:, 3] = torch.arange(S)
+    return {"img_ids": image.reshape(-1, axes).to(text.device), "txt_ids": words.to(text.device)}
+
+
+def _qwen(config: QwenDiTConfig, pictures: int = 0, **more: Any) -> Case:
+    functions = {"theirs": _qwen_theirs, "ours": _qwen_ours, "inside": _qwen_inside}
+    return Case(
+        family="qwen-image", network=qwen_dit.NETWORK, config=config, oracle="QwenImageTransformer2DModel",
+        embedding="time_text_embed.time_proj", text=config.joint_attention_dim,
+        **{name: partial(function, pictures=pictures) for name, function in functions.items()}, **more,
+    )  # fmt: skip
+
+
+def cases(layers: int = 2) -> dict[str, Case]:
+    """Return each model with one block of each kind, or two; Qwen-Image with so many `layers`."""
+    klein = replace(
+        known_configs.read("flux2-klein-4b", "transformer", flux2_dit.NETWORK), num_layers=1, num_single_layers=1
+    )
+    zimage = replace(known_configs.read("z-image", "transformer", zimage_dit.NETWORK), n_layers=2, n_refiner_layers=1)
+    medium = SD3Config(num_layers=2, dual_attention_layers=(0,), qk_norm="rms_norm", pos_embed_max_size=384)
+    dev = FluxConfig(num_layers=1, num_single_layers=1, guidance_embeds=True)
+    qwen21 = Case(
+        family="qwen-image-2.1", network=qwen21_dit.NETWORK, config=Qwen21Config(num_layers=2),
+        oracle="QwenImage21Transformer2DModel", embedding="time_text_embed.time_proj", text=4096, patch=1,
+        theirs=_qwen21_theirs, ours=_qwen21_ours,
+    )  # fmt: skip
+    unets = {
+        name: Case(
+            family="stable-diffusion", network=unet.NETWORK, fields=fields, oracle="UNet2DConditionModel",
+            config=parse(unet.UNetConfig, unet.unet_fields(fields), source=name), embedding="time_proj",
+            text=fields["cross_attention_dim"], pooled=1280 if name == "sdxl" else 1, patch=1, branches=2,
+            tokens=("4096+77",), dtypes=("fp32", "bf16"), theirs=_unet_theirs, ours=_unet_ours,
+        )
+        for name, fields in UNETS.items()
+    }  # fmt: skip
+    return {
+        "qwen": _qwen(QwenDiTConfig(num_layers=layers), tokens=("256+40", "1024+64"), dtypes=("fp32", "bf16")),
+        "edit": replace(_qwen(QwenDiTConfig(num_layers=2, zero_cond_t=True), pictures=2), inside=None),  # 2511
+        "qwen21": qwen21,  # diffusers makes keys and values of text and picture anew in each step
+        "qwen21-kept": replace(qwen21, theirs=partial(_qwen21_theirs, kept=True)),
+        "z-image": Case(
+            family="z-image", network=zimage_dit.NETWORK, config=zimage, oracle="ZImageTransformer2DModel",
+            embedding="t_embedder", text=zimage.cap_feat_dim, theirs=_zimage_theirs, ours=_zimage_ours,
+        ),
+        "flux": Case(
+            family="flux", network=flux_dit.NETWORK, config=dev, oracle="FluxTransformer2DModel",
+            embedding="time_text_embed.time_proj", text=4096, pooled=768, theirs=_flux_theirs, ours=_flux_ours,
+        ),
+        "flux2": Case(
+            family="flux2", network=flux2_dit.NETWORK, config=klein, oracle="Flux2Transformer2DModel",
+            embedding="time_guidance_embed.time_proj", text=klein.joint_attention_dim, patch=1,
+            theirs=_flux2_theirs, ours=_flux2_ours,
+        ),
+        "sd3": Case(
+            family="sd3", network=sd3_dit.NETWORK, config=medium, oracle="SD3Transformer2DModel",
+            embedding="time_text_embed.time_proj", text=4096, pooled=2048, theirs=_sd3_theirs, ours=_sd3_ours,
+        ),
+        **unets,
+    }  # fmt: skip
+
+
+# The run
+
+
+def inputs(case: Case, image: int, text: int, branches: int = 1) -> Inputs:
+    """Return the same numbers for every arm, all exact in bfloat16."""
     rows = max(r for r in range(1, int(image**0.5) + 1) if image % r == 0)
+    sides = rows * case.patch, image // rows * case.patch
+    shapes = ((1, case.channels, *sides), (branches, text, case.text), (branches, case.pooled))
     rng = np.random.default_rng(7)
-    latents, states = (rng.standard_normal(s).astype(np.float32) for s in ((1, image, 64), (1, text, 3584)))
-    latents, states = (torch.from_numpy(x).bfloat16().float().numpy() for x in (latents, states))
-    return Inputs(latents, states, (1, rows, image // rows), branches)
+    latents, states, pooled = (bench.exact(rng.standard_normal(shape).astype(np.float32)) for shape in shapes)
+    return latents, states, pooled
 
 
-def make_checkpoint(folder: Path, config: QwenDiTConfig) -> Path:
-    return write(folder / "diffusion_pytorch_model.safetensors", qwen_dit.manifest(config))
-
-
-# Arms
-
-
-def oracle(config: QwenDiTConfig, file: Path, dtype: torch.dtype, device: str) -> torch.nn.Module:
-    """diffusers' model with the weights of `file`."""
-    from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, QwenImageTransformer2DModel
-    from safetensors import safe_open
-
-    with torch.device("meta"):
-        model = QwenImageTransformer2DModel(num_layers=config.num_layers)
-    with safe_open(file, framework="pt", device=device) as stored:
-        model.load_state_dict({key: stored.get_tensor(key).to(dtype) for key in stored.keys()}, assign=True)  # noqa: SIM118
-    model.pos_embed = QwenEmbedRope(theta=10000, axes_dim=list(config.axes_dims_rope), scale_rope=True)
-    return model.eval()
+def checkpoint(case: Case, folder: Path) -> Path:
+    manifest = {case.network.published(key): shape for key, shape in case.network.manifest(case.config).items()}
+    return write(folder / "diffusion_pytorch_model.safetensors", manifest)
 
 
 class ExactTimes(torch.nn.Module):
     """The sinusoids of a timestep, which diffusers makes in float32 whatever its dtype, in float64."""
 
-    def forward(self, timestep: torch.Tensor) -> torch.Tensor:
-        frequencies = torch.exp(torch.arange(128, device=timestep.device).double() / -128 * np.log(10000))
-        angles = 1000 * timestep.double()[:, None] * frequencies
-        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    def __init__(self, channels: int = 256, scale: float = 1.0):
+        super().__init__()
+        self.channels, self.scale = channels, scale
+
+    def forward(self, times: torch.Tensor) -> torch.Tensor:
+        values = self.scale * times.double().cpu().numpy()
+        return torch.from_numpy(_sinusoids_of(values.reshape(-1), self.channels)).to(times.device)
 
 
-def oracle_arm(model: torch.nn.Module, given: Inputs) -> Arm:
+def oracle(case: Case, file: Path, dtype: torch.dtype, device: str) -> Any:
+    """diffusers' model with the weights of `file`, and sinusoids that are made in float64."""
+    import diffusers
+
+    kind = getattr(diffusers, case.oracle)
+    fields = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(case.config).items()}
+    with torch.device("meta"):
+        model = kind(**(case.fields or {name: v for name, v in fields.items() if name in signature(kind).parameters}))
+    model = bench.stored(model, file, dtype, device)
+    maker = model.get_submodule(case.embedding)
+    if case.family == "qwen-image":
+        from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope
+
+        model.pos_embed = QwenEmbedRope(theta=10000, axes_dim=list(case.config.axes_dims_rope), scale_rope=True)
+        model.time_text_embed.time_proj = ExactTimes(scale=1000)
+    elif case.family == "qwen-image-2.1":
+        from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Rope
+
+        model.pos_embed = QwenImage21Rope(theta=10000, axes_dim=list(case.config.axes_dims_rope))
+        maker.forward = lambda times: torch.cat([_sinusoids(1000 * time) for time in times])
+    elif case.family == "stable-diffusion":
+        model.time_proj = ExactTimes(model.config.block_out_channels[0])
+        if model.config.addition_time_embed_dim:
+            model.add_time_proj = ExactTimes(model.config.addition_time_embed_dim)
+    else:
+        setattr(maker, "timestep_embedding" if case.family == "z-image" else "forward", _sinusoids)
+    return model
+
+
+def _sinusoids(t: torch.Tensor, dim: int = 256) -> torch.Tensor:
+    return torch.from_numpy(timestep_features(float(t), dim)).float()[None].to(t.device)
+
+
+def oracle_arm(case: Case, model: Any, given: Inputs) -> Arm:
     first = next(model.parameters())
-    latents, text = (
-        torch.from_numpy(x).to(first.device, first.dtype).expand(given.branches, -1, -1)
-        for x in (given.latents, given.text)
-    )
-    timestep = torch.full((given.branches,), TIMESTEP / 1000, device=first.device, dtype=first.dtype)
-
-    @torch.inference_mode()
-    def step() -> torch.Tensor:
-        result = model(
-            hidden_states=latents,
-            encoder_hidden_states=text,
-            encoder_hidden_states_mask=None,
-            timestep=timestep,
-            img_shapes=[[given.shape]] * given.branches,
-            return_dict=False,
-        )[0]
-        synchronize(first.device.type)
-        return result
-
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Arm("diffusers", step, lambda x: x.double().cpu().numpy(), weights)
+    step = case.theirs(model, *(torch.from_numpy(x).to(first.device, first.dtype) for x in given))
+    return bench.peer_arm("diffusers", model, step)
 
 
-def our_arms(engine: Any, config: QwenDiTConfig, plan: LoadPlan, policy: str, given: Inputs) -> list[Arm]:
-    """`ours`, and `ours, all inside` on the same weights."""
-    transformer = engine.open("qwen_dit", config, plan.stored(BASES[policy]), BASES[policy])
-    features = qwen_conditioning.time_rows(config, [TIMESTEP], "float32")
-    modulation = transformer.modulate(features)
-    resident = sum(parameter_bytes(transformer.model))
-    load_modulation(engine, transformer)
-    latents = engine.array(given.latents)
-    texts = [engine.array(given.text)] * given.branches
-    condition = transformer.condition(texts, [given.shape])
-    rows = engine.array(features)
-    grad = torch.inference_mode if engine.name != "mlx" else nullcontext
-
-    def step() -> Any:
-        return evaluated(engine, transformer.predict(latents, (modulation, 0), condition))
-
-    def all_inside() -> Any:
-        with grad():
-            model = transformer.model
-            temb = model.time_text_embed(rows, None)
-            blocks = [block.modulation(temb) for block in model.transformer_blocks]
-            now = type(modulation)(blocks, model.norm_out.modulation(temb))
-            anew = transformer.condition(texts, [given.shape])
-            return evaluated(engine, transformer.predict(latents, (now, 0), anew))
-
-    name = f"ours {policy} ({'mlx' if engine.name == 'mlx' else 'torch'})"
-    full = sum(parameter_bytes(transformer.model))
-    return [Arm(name, step, engine.numpy, resident), Arm(f"{name}, all inside", all_inside, engine.numpy, full)]
+def our_arms(case: Case, engine: Any, plan: LoadPlan, policy: str, given: Inputs) -> list[Arm]:
+    """`ours`, and `ours, all inside` on the same weights where the case has it."""
+    precision = bases(case.kind)[policy]
+    component = engine.open(case.network.name, case.config, plan.stored(precision), precision)
+    step, unpacked = case.ours(component, engine, *given)
+    name = bench.our_name(engine, policy)
+    arms = [Arm(name, lambda: bench.evaluated(engine, step()), unpacked, sum(bench.parameter_bytes(component.model)))]
+    if case.inside:
+        again = case.inside(component, engine, *given)
+        weights = sum(bench.parameter_bytes(component.model))
+        arms.append(Arm(f"{name}, all inside", lambda: bench.evaluated(engine, again()), unpacked, weights))
+    return arms
 
 
-def load_modulation(engine: Any, transformer: Any) -> None:
-    plan = transformer.plan.when(ONCE)
-    device = [] if engine.name == "mlx" else [transformer.device]
-    load = sys.modules[type(transformer).__module__].load
-    load.fill(transformer.model, plan, *device)
+def planned(case: Case, file: Path) -> LoadPlan:
+    network = case.network
+    manifest = network.manifest(case.config)
+    return keys.plan(file, case.kind.denoiser, manifest, uses=partial(network.used, case.config), rename=network.rename)
 
 
-def parameter_bytes(model: Any) -> list[int]:
-    """Of the parameters that are in memory."""
-    if isinstance(model, torch.nn.Module):
-        return [p.nbytes for p in model.parameters() if not p.is_meta]
-    from mlx.utils import tree_flatten
-
-    return [value.nbytes for _, value in tree_flatten(model.parameters()) if value.size]
-
-
-def evaluated(engine: Any, result: Any) -> Any:
-    if engine.name == "mlx":
-        import mlx.core as mx
-
-        mx.eval(result)
-    synchronize(engine.name)
-    return result
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-# Measurement
-
-
-def alternate(arms: list[Arm], runs: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds by the clock and of all processors, for every run of every arm; each has run once before.
-
-    On a machine that does other work as well, the seconds of the processors are the steadier measure.
-    """
-    seconds: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in arms}
-    for run in range(runs):
-        for arm in arms if run % 2 == 0 else reversed(arms):
-            start, used = time.perf_counter(), time.process_time()
-            arm.step()
-            seconds[arm.name].append((time.perf_counter() - start, time.process_time() - used))
-    return seconds
-
-
-def peak_of_step(arm: Arm) -> int | None:
-    """Bytes above what was allocated before, on an NVIDIA GPU."""
-    if not torch.cuda.is_initialized():
-        return None
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    arm.step()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def error_of(arm: Arm, reference: np.ndarray) -> float:
-    result = np.asarray(arm.numpy(arm.step()), np.float64)
-    return float(np.linalg.norm(result - reference) / np.linalg.norm(reference))
-
-
-def rows_of(arms: list[Arm], dtype: str, reference: np.ndarray, runs: int) -> list[dict[str, Any]]:
-    """The table of one dtype and size; the first arm is the peer."""
-    errors = {arm.name: error_of(arm, reference) for arm in arms}
-    allowed = FP32_TOLERANCE if dtype == "fp32" else BF16_TOLERANCE * errors[arms[0].name]
-    seconds = alternate(arms, runs)
-    base, base_cpu = zip(*seconds[arms[0].name], strict=True)
-    rows = []
-    for arm in arms:
-        mine, cpu = zip(*seconds[arm.name], strict=True)
-        quarter = quantiles(mine, n=4)
-        valid = errors[arm.name] <= allowed
-        rows.append(
-            {
-                "arm": arm.name,
-                "median_s": median(mine),
-                "min_s": min(mine),
-                "iqr_s": quarter[2] - quarter[0],
-                "ratio_of_medians": median(mine) / median(base) if valid else "INVALID",
-                "median_of_ratios": median(a / b for a, b in zip(mine, base, strict=True)) if valid else "INVALID",
-                "median_processor_s": median(cpu),
-                "ratio_of_processor_medians": median(cpu) / median(base_cpu) if valid else "INVALID",
-                "relative_l2": errors[arm.name],
-                "relative_l2_allowed": allowed,
-                "weight_bytes": arm.weights,
-                "peak_step_bytes": peak_of_step(arm),
-            }
-        )
-    return rows
-
-
-def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    config = QwenDiTConfig(num_layers=options.layers)
-    file = make_checkpoint(folder, config)
-    cases = [inputs(*map(int, tokens.split("+")), branches=2 if options.cfg else 1) for tokens in options.tokens]
-    exact = torch.float64 if options.layers <= LARGEST_FP64 else torch.float32
-    model = oracle(config, file, exact, options.device)
-    model.time_text_embed.time_proj = ExactTimes()
-    references = [(arm := oracle_arm(model, case)).numpy(arm.step()) for case in cases]
+def measure(name: str, case: Case, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    file, branches = checkpoint(case, folder), 2 if options.cfg else case.branches
+    sizes = [tuple(map(int, tokens.split("+"))) for tokens in options.tokens or case.tokens]
+    given = [inputs(case, *size, branches) for size in sizes]
+    dtype64 = torch.float64 if name == "qwen" and options.layers <= LARGEST_FP64 else torch.float32
+    model = oracle(case, file, dtype64, options.device)
+    references = [(arm := oracle_arm(case, model, one)).numpy(arm.step()) for one in given]
     del model, arm
     gc.collect()
-    synchronize_and_free()
-    engines = [qwenimg.backends.load(name) for name in ([options.device, "mlx"][: 1 + (options.backend == "mlx")])]
+    bench.synchronize_and_free()
+    engines = [qwenimg.backends.load(name) for name in [options.device, "mlx"][: 1 + (options.backend == "mlx")]]
     tables = []
-    for dtype in options.dtypes:
-        model = oracle(config, file, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], options.device)
-        for case, reference in zip(cases, references, strict=True):
-            plan = keys.plan(folder, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
-            arms = [oracle_arm(model, case)]
+    for dtype in options.dtypes or case.dtypes:
+        model = oracle(case, file, bench.DTYPES[dtype], options.device)
+        for (image, text), one, reference in zip(sizes, given, references, strict=True):
+            plan = planned(case, file)
+            arms = [oracle_arm(case, model, one)]
             for engine in engines:
-                for policy in POLICIES[dtype]:
-                    arms += our_arms(engine, config, plan, policy, case)
-            rows = rows_of(arms, dtype, reference, options.runs)
+                for policy in bench.POLICIES[dtype]:
+                    arms += our_arms(case, engine, plan, policy, one)
+            rows = bench.rows_of(arms, dtype, reference, options.runs)
             plan.close()
-            tables.append({"dtype": dtype, "image_tokens": case.latents.shape[1], "text_tokens": case.text.shape[1]})
-            tables[-1] |= {"branches": case.branches, "reference": str(exact), "rows": rows}
-            show(tables[-1])
+            size = {"dtype": dtype, "image_tokens": image, "text_tokens": text, "branches": branches}
+            tables.append({"model": name, **size, "reference": str(dtype64), "rows": rows})
+            bench.show(f"{name}, {dtype}, {image} + {text} tokens x {branches}", rows)
             del arms
             gc.collect()
-            synchronize_and_free()
+            bench.synchronize_and_free()
         del model
     return tables
 
 
-def synchronize_and_free() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-# Report
-
-
-def header(options: argparse.Namespace) -> dict[str, Any]:
-    import diffusers
-
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "diffusers": diffusers.__version__}
-    if options.backend == "mlx":
-        import mlx.core as mx
-
-        versions["mlx"] = mx.__version__
-    return {
-        "command": shlex.join(["python", f"tools/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "commit": git("rev-parse", "HEAD"),
-        "changed": bool(git("status", "--porcelain", "backends", "common", "tools")),
-        "versions": versions,
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else cpu_model(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "environment": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "MLX_"))},
-        "layers": options.layers,
-        "runs": options.runs,
-        "step": f"one forward, {'both branches of guidance in one batch' if options.cfg else 'guidance off'}",
-    }
-
-
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def show(table: dict[str, Any]) -> None:
-    print(f"\n{table['dtype']}, {table['image_tokens']} + {table['text_tokens']} tokens x {table['branches']}")
-    print(f"  {'':38} {'median':>9} {'min':>9} {'IQR':>8} {'ratio':>8} {'of CPU':>8}   relative L2   step peak")
-    for row in table["rows"]:
-        ratios = (row["ratio_of_medians"], row["ratio_of_processor_medians"])
-        shown = " ".join(f"{ratio if isinstance(ratio, str) else f'{ratio:.3f}':>8}" for ratio in ratios)
-        peak = "" if row["peak_step_bytes"] is None else f"{row['peak_step_bytes'] / 1e9:.2f} GB"
-        times = f"{row['median_s']:8.3f}s {row['min_s']:8.3f}s {row['iqr_s']:7.3f}s"
-        print(f"  {row['arm']:38} {times} {shown}   {row['relative_l2']:.2e}      {peak}", flush=True)
-
-
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", nargs="+", metavar="IMAGE+TEXT", default=None, help="default: 256+40 1024+64")
+    parser = bench.options(__doc__)
+    known = cases()
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=["qwen"], help=", ".join(known))
+    parser.add_argument("--tokens", nargs="+", metavar="IMAGE+TEXT", help="default: that of the model")
     parser.add_argument("--size", type=int, metavar="PIXELS", help="a square image of this side, with 64 text tokens")
-    parser.add_argument("--dtypes", nargs="+", choices=POLICIES, default=list(POLICIES))
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=5, help="of every arm, after one that is not counted")
+    parser.add_argument("--dtypes", nargs="+", choices=bench.POLICIES, help="default: those of the model")
+    parser.add_argument("--layers", type=int, default=2, help="of Qwen-Image")
     parser.add_argument("--threads", type=int, help="default: torch's")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of torch")
     parser.add_argument("--backend", choices=("torch", "mlx"), default="torch", help="mlx: MLX's arms as well")
-    parser.add_argument("--cfg", action="store_true", help="two branches in one batch")
-    parser.add_argument("--out", type=Path, help="a JSON file for the results")
+    parser.add_argument("--cfg", action="store_true", help="two branches in one batch, of Qwen-Image")
     options = parser.parse_args()
     if options.size:
         options.tokens = [*(options.tokens or []), f"{(options.size // 16) ** 2}+64"]
-    options.tokens = options.tokens or ["256+40", "1024+64"]
+    if unknown := [name for name in options.models if name not in known]:
+        parser.error(f"no model {unknown[0]}; choose of {', '.join(known)}")
+    if options.cfg and any(known[name].branches == 1 and name != "qwen" for name in options.models):
+        parser.error("--cfg is for qwen")
     return options
 
 
@@ -369,17 +544,22 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
-    if options.backend == "mlx" and sys.platform == "linux":
-        import fast_blas  # noqa: F401
+    if options.backend == "mlx":
+        if sys.platform == "linux":
+            import fast_blas  # noqa: F401
+        import mlx.core  # noqa: F401
 
-    head = header(options)
-    if head["load_average"] > 0.5 * os.cpu_count():
+    tables = []
+    both = options.cfg or options.models[0] in UNETS
+    layers = options.layers if options.models == ["qwen"] else options.models[0]
+    step = f"one forward, {'both branches of guidance in one batch' if both else 'guidance off'}"
+    head = bench.header(options.runs, options.device, layers=layers, step=step)
+    if head["load_average"] > 0.5 * head["cores"]:
         print(f"the machine is busy (load average {head['load_average']:.1f}): only ratios mean anything")
-    with tempfile.TemporaryDirectory(prefix="bench-step-") as folder:
-        tables = measure(options, Path(folder))
-    head["load_average_after"] = os.getloadavg()[0]
-    if options.out:
-        options.out.write_text(json.dumps(head | {"tables": tables}, indent=1) + "\n")
+    for name in options.models:
+        with tempfile.TemporaryDirectory(prefix="bench-step-") as folder:
+            tables += measure(name, cases(options.layers)[name], options, Path(folder))
+    bench.keep(options.out, head, tables)
 
 
 if __name__ == "__main__":

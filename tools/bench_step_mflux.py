@@ -20,27 +20,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import bench_step
-import bench_step_flow as flow
+import bench
+import bench_step as steps
 import fast_blas  # noqa: F401 (before MLX)
 import mlx.core as mx
 import numpy as np
 import torch
-from bench_step import Arm, rows_of, show
+from bench import Arm
+from bench_step import Inputs
 from mlx.utils import tree_flatten
-from wide_checkpoint import write
 
 import qwenimg.backends
-from qwenimg.common.families import registry
 from qwenimg.common.numbers import packing
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "against"))
 from mflux_arm import filled
 
-Given = tuple[np.ndarray, np.ndarray, np.ndarray]  # latents [1 C h w], text states [1 S D], pooled text [1 P]
 
-
-def _zimage(folder: Path, config: Any, given: Given) -> tuple[Any, Callable[[], Any], Callable[[Any], np.ndarray]]:
+def _zimage(folder: Path, config: Any, given: Inputs) -> tuple[Any, Callable[[], Any], Callable[[Any], np.ndarray]]:
     """Return mflux's model, a step of it, and what makes of its result that of our forward."""
     from mflux.models.z_image.model.z_image_transformer.transformer import ZImageTransformer
     from mflux.models.z_image.variants.z_image import ZImage
@@ -48,13 +45,13 @@ def _zimage(folder: Path, config: Any, given: Given) -> tuple[Any, Callable[[], 
 
     model = ZImageTransformer(n_layers=config.n_layers, n_refiner_layers=config.n_refiner_layers)
     filled(model, folder, ZImageWeightMapping.get_transformer_mapping(), mx.float32, {"num_blocks": config.n_layers})
-    latents, text, sigmas = mx.array(given[0][0][:, None]), mx.array(given[1][0]), mx.array([flow.SIGMA, 0.0])
+    latents, text, sigmas = mx.array(given[0][0][:, None]), mx.array(given[1][0]), mx.array([steps.SIGMA, 0.0])
     predict = ZImage._predict(model)
     asked = {"timestep": 1 - sigmas[:1], "sigmas": sigmas, "text_encodings": text, "negative_encodings": None}
     return model, lambda: predict(latents=latents, guidance=0.0, **asked), lambda y: -np.array(y)[:, 0]
 
 
-def _flux(folder: Path, config: Any, given: Given) -> tuple[Any, Callable[[], Any], Callable[[Any], np.ndarray]]:
+def _flux(folder: Path, config: Any, given: Inputs) -> tuple[Any, Callable[[], Any], Callable[[Any], np.ndarray]]:
     from mflux.models.common.config.model_config import ModelConfig
     from mflux.models.flux.model.flux_transformer.transformer import Transformer
     from mflux.models.flux.weights.flux_weight_mapping import FluxWeightMapping
@@ -65,10 +62,10 @@ def _flux(folder: Path, config: Any, given: Given) -> tuple[Any, Callable[[], An
     asked = SimpleNamespace(
         height=height,
         width=width,
-        guidance=flow.GUIDANCE,
+        guidance=steps.GUIDANCE,
         num_train_steps=1000,
         precision=mx.float32,
-        scheduler=SimpleNamespace(sigmas=mx.array([flow.SIGMA, 0.0])),
+        scheduler=SimpleNamespace(sigmas=mx.array([steps.SIGMA, 0.0])),
     )
     tokens, text, pooled = mx.array(packing.pack(given[0])), mx.array(given[1]), mx.array(given[2])
     return model, lambda: model(0, asked, tokens, text, pooled), np.array
@@ -77,7 +74,7 @@ def _flux(folder: Path, config: Any, given: Given) -> tuple[Any, Callable[[], An
 THEIRS = {"z-image": _zimage, "flux": _flux}
 
 
-def their_arm(name: str, folder: Path, config: Any, given: Given) -> Arm:
+def their_arm(name: str, folder: Path, config: Any, given: Inputs) -> Arm:
     from mflux.models.common.config.model_config import ModelConfig
 
     ModelConfig.precision = mx.float32
@@ -93,28 +90,24 @@ def their_arm(name: str, folder: Path, config: Any, given: Given) -> Arm:
 
 
 def measure(name: str, options: argparse.Namespace, folder: Path) -> None:
-    case = flow.cases()[name]
-    manifest = {case.network.published(key): shape for key, shape in case.network.manifest(case.config).items()}
-    file = write(folder / "diffusion_pytorch_model.safetensors", manifest)
-    given = flow.inputs(case, *map(int, options.tokens.split("+")))
-    exact = flow.oracle_arm(case, flow.oracle(case, file, torch.float32, "cpu"), given)
+    case = steps.cases()[name]
+    file = steps.checkpoint(case, folder)
+    given = steps.inputs(case, *map(int, options.tokens.split("+")))
+    exact = steps.oracle_arm(case, steps.oracle(case, file, torch.float32, "cpu"), given)
     reference = exact.numpy(exact.step())
     del exact
     gc.collect()
-    kind = next(family.precision for family in registry.FAMILIES if family.name == case.family)
-    engine = qwenimg.backends.load("mlx")
-    arms = [their_arm(name, folder, case.config, given), flow.our_arm(case, engine, folder, kind, "fp32", given)]
-    about = {"model": name, "dtype": "fp32", "image_tokens": given[0].size // 64, "text_tokens": given[1].shape[1]}
-    show({**about, "branches": 1, "rows": rows_of(arms, "fp32", reference, options.runs)})
+    [ours] = steps.our_arms(case, qwenimg.backends.load("mlx"), steps.planned(case, file), "fp32", given)
+    rows = bench.rows_of([their_arm(name, folder, case.config, given), ours], "fp32", reference, options.runs)
+    bench.show(f"{name}, fp32, {options.tokens} tokens", rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.options(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="z-image, flux; both without it")
     parser.add_argument("--tokens", metavar="IMAGE+TEXT", default="256+40")
-    parser.add_argument("--runs", type=int, default=5, help="of every arm, after one that is not counted")
     options = parser.parse_args()
-    print(bench_step.header(argparse.Namespace(**vars(options), backend="mlx", cfg=False, layers="few", device="cpu")))
+    print(bench.header(options.runs, layers="few"))
     for name in options.models or THEIRS:
         with tempfile.TemporaryDirectory(prefix="bench-step-") as folder:
             measure(name, options, Path(folder))

@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for one anoth
 
 import numpy as np
 from doc_tables import table, write
-from wide_checkpoint import write as write_wide
+from random_model import write as write_wide
 
 from qwenimg import backends
 from qwenimg.common.families.qwen_image.family import KIND
@@ -174,21 +174,23 @@ def times(backend: str, dtype: str, count: int) -> list[list[str]]:
 def step() -> list[list[str]]:
     """A forward of four full-width blocks in float32 on torch, by `-q`, as a multiple of the one that is not in codes.
     Of fewer blocks `-q 4` would keep all in 8 bits."""
+    import bench
     import bench_step
 
-    config, given = QwenDiTConfig(num_layers=4), bench_step.inputs(1024, 64, branches=1)
+    case = bench_step.cases(layers=4)["qwen"]
+    given = bench_step.inputs(case, 1024, 64)
     engine, blocks = backends.load("cpu"), qwen_dit.NETWORK.blocks
     assert blocks is not None
     arms = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        write_wide(path := Path(folder) / "wide.safetensors", qwen_dit.manifest(config))
+        path = bench_step.checkpoint(case, Path(folder))
         for policy in ("", "8", "6", "4"):
-            plan = keys.plan(path, "transformer", qwen_dit.manifest(config), uses=qwen_dit.uses)
+            plan = bench_step.planned(case, path)
             if policy:
                 plan = quantize.quantized(plan, quantize.parse(policy)["transformer"], blocks)
-            arms.append(replace(bench_step.our_arms(engine, config, plan, "fp32", given)[0], name=policy))
+            arms.append(replace(bench_step.our_arms(case, engine, plan, "fp32", given)[0], name=policy))
             arms[-1].step()
-        seconds = bench_step.alternate(arms, ROUNDS - 2)
+        seconds = bench.alternate(arms, ROUNDS - 2)
     print(seconds, flush=True)
     dense, *coded = (median(used for _, used in seconds[arm.name]) for arm in arms)
     return [["`cpu`", "float32", "1,024 + 64", *(f"{each / dense:.2f}" for each in coded)]]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from doc_tables import DOCS, table, write
-from wide_checkpoint import write as write_weights
+from random_model import write as write_weights
 
 from qwenimg import backends
 from qwenimg.common.families.qwen_image.family import KIND

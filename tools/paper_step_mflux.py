@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import bench_step_flow as flow
+import bench_step as steps
 import mlx.core as mx
 from mlx import nn
 from mlx.nn.layers import activations
@@ -23,7 +23,6 @@ from paper import mlx_kernels, on_paper
 from paper.kernels import Case, Kernel
 
 from qwenimg.common.base.text import aligned
-from qwenimg.common.families import registry
 from qwenimg.common.precision.machines import MACHINES
 from qwenimg.common.precision.precision import bases
 
@@ -77,8 +76,8 @@ def theirs(name: str, config: Any, *, whole: bool) -> list[Kernel]:
 
 
 def main(name: str, *options: str) -> None:
-    case = flow.cases()[name]
-    policy = bases(next(family.precision for family in registry.FAMILIES if family.name == case.family))["bf16-plain"]
+    case = steps.cases()[name]
+    policy = bases(case.kind)["bf16-plain"]
     size = Case(height=SIDE // 8, width=SIDE // 8, text=TEXT[name])
     whole = name == "z-image" and "--eager" not in options
     arms = {

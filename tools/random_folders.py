@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from random_model import write_part, write_small_files
 from tiny_tokenizer import write_tiny_tokenizer
-from wide_checkpoint import write_part, write_small_files
 
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.families.qwen_image.variants import QwenVariant, of_kind

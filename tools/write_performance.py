@@ -1,5 +1,5 @@
-"""Writes the tables of docs/measured/performance.md from what tools/bench_step.py, bench_unet.py, bench_coders.py,
-bench_around.py, bench_load.py and `tools/bench_against.py mflux` wrote.
+"""Writes the tables of docs/measured/performance.md from what tools/bench_step.py, bench_coders.py, bench_around.py,
+bench_load.py and `tools/bench_against.py mflux` wrote.
 
 Of the transformer each dtype comes from a run of its own, bfloat16 from two: on a processor with instructions for it
 and on one without.

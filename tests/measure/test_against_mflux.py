@@ -13,7 +13,7 @@ from pathlib import Path
 import bench_against
 import numpy as np
 import pytest
-import wide_checkpoint
+import random_model
 from against import peers
 from random_model import write_random_model
 from support.cli_runner import Ran, captured
@@ -44,7 +44,7 @@ def thin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def wide(tmp_path: Path) -> Path:
     """A folder that mflux takes, of which no weight can be used."""
-    write_random_model(folder := tmp_path / "wide", text=wide_checkpoint.TEXT)
+    write_random_model(folder := tmp_path / "wide", text=random_model.NARROW_TEXT)
     described = {"_class_name": qwen_dit.CLASS_NAME, "num_layers": 1}
     (folder / "transformer" / "config.json").write_text(json.dumps(described))
     hole(folder, ("BF16", 2))
@@ -127,7 +127,7 @@ def test_the_peer_is_given_what_ours_takes(
 @pytest.mark.slow
 def test_the_same_latents_as_another_implementation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer of full width, diffusers' in the place of mflux's, and then a velocity that is 1 % too large."""
-    wide_checkpoint.write_folder(folder := tmp_path / "wide", layers=1)
+    random_model.write_folder(folder := tmp_path / "wide", layers=1)
     Fake(folder=str(folder)).install(tmp_path / "site", monkeypatch)
     for guidance in ("1", "4"):
         ran = against("mflux", str(folder), *SMALL, "--guidance", guidance)

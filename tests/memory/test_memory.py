@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_model import write
 from support.opened_parts import open_part
 from support.parity_cases import MLX, TORCH, Twin
 from support.policies import FP32, FP64
-from wide_checkpoint import write
 
 import qwenimg
 from qwenimg.backends.workspaces import TORCH as TORCH_WORKSPACE

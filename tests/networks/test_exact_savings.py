@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from random_model import write
 from support.parity_cases import MLX, TORCH, Twin
 from support.policies import FP32, FP64
-from wide_checkpoint import write
 
 import qwenimg
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit

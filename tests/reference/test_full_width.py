@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenEmbedRope, QwenImageTransformerBlock
+from random_model import write
 from support.parity_cases import MLX, TORCH, Twin
 from support.policies import FP32
-from wide_checkpoint import write
 
 from qwenimg.common.networks.denoisers import qwen_conditioning, qwen_dit
 from qwenimg.common.weights import keys

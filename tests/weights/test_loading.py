@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from random_model import write
 from safetensors.torch import load_file, save_file
 from support.opened_parts import open_part
 from support.parity_cases import MLX, TORCH, Files, Twin, twins
 from support.policies import BF16, BF16_PLAIN, FP16_PLAIN, FP32
-from wide_checkpoint import write
 
 import qwenimg
 from qwenimg.backends.mlx import load as mlx_load

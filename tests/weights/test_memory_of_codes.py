@@ -10,8 +10,8 @@ from pathlib import Path
 
 import measure_codes
 import pytest
+from random_model import write
 from support.family_cases import BACKENDS
-from wide_checkpoint import write
 
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
