@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -121,16 +122,20 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
 
 
-@pytest.fixture(scope="session")
-def tiny_folder(shared_folder: Path) -> Iterator[Path]:
-    """A tiny Qwen-Image folder written by diffusers itself; see `tiny_model`."""
-    folder = shared_folder / "tiny-qwen-image"
+def written(folder: Path, write: Callable[..., object], *args: Any, **options: Any) -> Path:
+    """The folder that write(folder, ...) makes, whichever worker comes first."""
     with filelock.FileLock(f"{folder}.lock"):
         if not (folder / "model_index.json").exists():
-            from support.tiny_model import write_tiny_model
+            write(folder, *args, **options)
+    return folder
 
-            write_tiny_model(folder)
-    yield folder
+
+@pytest.fixture(scope="session")
+def tiny_folder(shared_folder: Path) -> Path:
+    """A tiny Qwen-Image folder written by diffusers itself; see `tiny_model`."""
+    from support.tiny_model import write_tiny_model
+
+    return written(shared_folder / "tiny-qwen-image", write_tiny_model)
 
 
 @pytest.fixture(scope="session")
@@ -138,56 +143,33 @@ def folders(shared_folder: Path) -> dict[str, Path]:
     """Tiny Stable Diffusion folders of every kind, written by diffusers; see `tiny_sd`."""
     from support.tiny_sd import TEXTS, write_tiny_sd
 
-    found = {}
-    for name in TEXTS:
-        folder = shared_folder / f"tiny-{name}"
-        with filelock.FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                write_tiny_sd(folder, name)
-        found[name] = folder
-    return found
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_sd, name) for name in TEXTS}
 
 
 @pytest.fixture(scope="session")
 def tiny_zimage(shared_folder: Path) -> Path:
     """A tiny Z-Image folder written by diffusers; see `tiny_zimage`."""
-    folder = shared_folder / "tiny-z-image"
-    with filelock.FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            from support.tiny_zimage import write_tiny_zimage
+    from support.tiny_zimage import write_tiny_zimage
 
-            write_tiny_zimage(folder)
-    return folder
+    return written(shared_folder / "tiny-z-image", write_tiny_zimage)
 
 
 @pytest.fixture(scope="session")
 def tiny_flux2(shared_folder: Path) -> dict[str, Path]:
     """Tiny Flux.2 klein folders, distilled and not, written by diffusers; see `tiny_flux2`."""
-    found = {}
-    for name, distilled in (("flux2-klein", True), ("flux2-base", False)):
-        folder = shared_folder / f"tiny-{name}"
-        with filelock.FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                from support.tiny_flux2 import write_tiny_flux2
+    from support.tiny_flux2 import write_tiny_flux2
 
-                write_tiny_flux2(folder, distilled=distilled)
-        found[name] = folder
-    return found
+    kinds = {"flux2-klein": True, "flux2-base": False}
+    return {name: written(shared_folder / f"tiny-{name}", write_tiny_flux2, distilled=d) for name, d in kinds.items()}
 
 
 @pytest.fixture(scope="session")
 def tiny_flux(shared_folder: Path) -> dict[str, Path]:
     """Tiny Flux.1 folders of each variant, written by diffusers; see `tiny_flux`."""
-    folders = {}
-    for variant in ("dev", "schnell", "undistilled", "kontext", "fill"):
-        folder = shared_folder / f"tiny-flux-{variant}"
-        with filelock.FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                from support.tiny_flux import write_tiny_flux
+    from support.tiny_flux import write_tiny_flux
 
-                write_tiny_flux(folder, variant)
-        folders[variant] = folder
-    return folders
+    kinds = ("dev", "schnell", "undistilled", "kontext", "fill")
+    return {name: written(shared_folder / f"tiny-flux-{name}", write_tiny_flux, name) for name in kinds}
 
 
 @pytest.fixture(scope="session")
@@ -195,28 +177,16 @@ def tiny_sd3(shared_folder: Path) -> dict[str, Path]:
     """Tiny Stable Diffusion 3 folders of every kind, written by diffusers; see `tiny_sd3`."""
     from support.tiny_sd3 import KINDS, write_tiny_sd3
 
-    found = {}
-    for name in KINDS:
-        folder = found[name] = shared_folder / f"tiny-sd3-{name}"
-        with filelock.FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                write_tiny_sd3(folder, name)
-    return found
+    return {name: written(shared_folder / f"tiny-sd3-{name}", write_tiny_sd3, name) for name in KINDS}
 
 
 @pytest.fixture(scope="session")
 def tiny_edit(shared_folder: Path) -> dict[str, Path]:
     """Tiny Qwen-Image-Edit folders of each variant, written by diffusers; see `tiny_edit`."""
-    found = {}
-    for name in ("edit", "2509", "2511"):
-        folder = shared_folder / f"tiny-qwen-{name}"
-        with filelock.FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                from support.tiny_edit import write_tiny_edit
+    from support.tiny_edit import write_tiny_edit
 
-                write_tiny_edit(folder, name)
-        found[f"qwen-{name}"] = folder
-    return found
+    kinds = ("edit", "2509", "2511")
+    return {f"qwen-{name}": written(shared_folder / f"tiny-qwen-{name}", write_tiny_edit, name) for name in kinds}
 
 
 @pytest.fixture(scope="session")
@@ -224,27 +194,17 @@ def tiny_qwen21(shared_folder: Path) -> Iterator[dict[str, Path]]:
     """Tiny Qwen-Image-2.1 folders, the plain one and Turbo; see `tiny_qwen21`. They see pictures in few pixels."""
     from support.tiny_qwen21 import TURBO, small_pictures, write_tiny_qwen21
 
-    found = {}
-    for name in ("qwen21", "qwen21-turbo"):
-        folder = shared_folder / f"tiny-{name}"
-        with filelock.FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                write_tiny_qwen21(folder, TURBO if name.endswith("turbo") else ())
-        found[name] = folder
+    kinds: dict[str, Any] = {"qwen21": (), "qwen21-turbo": TURBO}
     with small_pictures():
-        yield found
+        yield {name: written(shared_folder / f"tiny-{name}", write_tiny_qwen21, sig) for name, sig in kinds.items()}
 
 
 @pytest.fixture(scope="session")
 def tiny_layered(shared_folder: Path) -> Path:
     """A tiny Qwen-Image-Layered folder written by diffusers; see `tiny_layered`."""
-    folder = shared_folder / "tiny-qwen-layered"
-    with filelock.FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            from support.tiny_layered import write_tiny_layered
+    from support.tiny_layered import write_tiny_layered
 
-            write_tiny_layered(folder)
-    return folder
+    return written(shared_folder / "tiny-qwen-layered", write_tiny_layered)
 
 
 @pytest.fixture(scope="session")
@@ -272,12 +232,8 @@ def overflowing(shared_folder: Path, tiny_folder: Path, folders: dict[str, Path]
 
     def made(name: str) -> Path:
         kind, part, change = CASES[name]
+        source = ({"qwen": tiny_folder} | folders)[kind]
         folder = shared_folder / f"overflow-{name}"
-        with filelock.FileLock(f"{folder}.lock"):
-            if not folder.exists():
-                changed(({"qwen": tiny_folder} | folders)[kind], folder.with_suffix(".part"), part, change).rename(
-                    folder
-                )
-        return folder
+        return written(folder, lambda out: changed(source, out.with_suffix(".part"), part, change).rename(out))
 
     return made

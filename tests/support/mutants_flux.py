@@ -29,30 +29,9 @@ from qwenimg.common.parts.vae import VAEHalves
 from qwenimg.common.pipeline.models import inputs
 from qwenimg.common.pipeline.steps.inpaint import Mask
 from qwenimg.common.weights.keys import Place, Rows
+from support import mutants_shared as shared
 from support import oracle_flux
 from support.mutant import Judge, Mutant, Patch, PictureJudge, Plant, Scenes
-from support.mutants_shared import (
-    ARITHMETIC,
-    ATTENTION_WITH_ROPE,
-    NOISE_LEVELS,
-    SCALED_AND_DECODED,
-    branches_swapped,
-    gates_swapped,
-    gelu_erf,
-    last_scale_and_shift_swapped,
-    mask_inverted,
-    of_modulation,
-    packing_order,
-    reference_a_sample,
-    scale_without_one,
-    scales_first,
-    silu_left_out,
-    sines_first,
-    text_not_causal,
-    time_off,
-    velocity_of_other_tokens,
-    velocity_sign,
-)
 from support.tiny_flux import transformer_file as their_file
 
 SIZES = ((48, 96), (64, 80), (64, 64), (80, 64), (96, 48))  # of a reference, in place of a megapixel
@@ -78,7 +57,7 @@ def pooled_text_not_read(patch: Patch) -> None:
     patch.around(owner, patch.backend.calls, without)
 
 
-single_gate_first = of_modulation("single_gate_first", (2, 0, 1))
+single_gate_first = shared.of_modulation("single_gate_first", (2, 0, 1))
 
 
 def streams_modulation_exchanged(network: str, block: str) -> Plant:
@@ -338,44 +317,44 @@ def masked_picture_a_mean(patch: Patch) -> None:
 _ALL = (
     Mutant(guidance_not_read, "no embedding of the guidance"),
     Mutant(pooled_text_not_read, "no embedding of the pooled text"),
-    Mutant(sines_first("flux_dit", "TimeTextEmbed"), "sines before cosines of the time"),
-    Mutant(scales_first, "scales before shifts in blocks of two streams"),
-    Mutant(gates_swapped, "the gates of attention and feed-forward exchanged"),
+    Mutant(shared.sines_first("flux_dit", "TimeTextEmbed"), "sines before cosines of the time"),
+    Mutant(shared.scales_first, "scales before shifts in blocks of two streams"),
+    Mutant(shared.gates_swapped, "the gates of attention and feed-forward exchanged"),
     Mutant(single_gate_first, "gates before shifts and scales in blocks of one stream"),
-    Mutant(last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
+    Mutant(shared.last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
     Mutant(streams_modulation_exchanged("flux_dit", "TransformerBlock"), "each stream with the other's modulation"),
-    Mutant(scale_without_one, "`scale` for `1 + scale`"),
-    Mutant(silu_left_out, "no SiLU"),
+    Mutant(shared.scale_without_one, "`scale` for `1 + scale`"),
+    Mutant(shared.silu_left_out, "no SiLU"),
     Mutant(feed_forward_before_attention, "the feed-forward before the attention in `proj_out`"),
     Mutant(no_feed_forward_in_single_blocks, "blocks of one stream without their feed-forward"),
     Mutant(image_first_in("flux_dit", "SingleTransformerBlock"), "RoPE of blocks of one stream with the image first"),
     Mutant(text_norms_of_the_image, "the image's norm of queries for the text"),
     Mutant(norm_eps, "LayerNorm's epsilon 1e-5 for 1e-6"),
-    Mutant(gelu_erf, "GELU by the error function for its tanh form"),
+    Mutant(shared.gelu_erf, "GELU by the error function for its tanh form"),
     Mutant(first_text_token_not_attended, "the first text token not attended"),
-    *ATTENTION_WITH_ROPE,
+    *shared.ATTENTION_WITH_ROPE,
     Mutant(t5_scores_scaled, "T5's scores divided by the root of the width"),
     Mutant(t5_bias_not_added, "T5 without the bias of positions"),
     Mutant(t5_gate_and_values_exchanged, "T5's gate and values exchanged"),
     Mutant(t5_without_final_norm, "T5 without its final norm"),
     Mutant(clip_gelu_erf, "GELU by the error function in CLIP"),
-    Mutant(text_not_causal, "a CLIP that sees what comes"),
+    Mutant(shared.text_not_causal, "a CLIP that sees what comes"),
     Mutant(clip_pooled_without_norm, "CLIP's pooled vector without the final norm"),
-    *ARITHMETIC,
+    *shared.ARITHMETIC,
     Mutant(t5_looks_the_other_way, "T5's distances with the other sign", picture=True),
     Mutant(t5_buckets_of_a_decoder, "T5's buckets for what came before alone", picture=True),
     Mutant(clip_pooled_at_the_last_token, "CLIP's pooled vector of the last token", picture=True),
-    Mutant(velocity_sign("flux_dit"), "the velocity's sign", picture=True),
-    Mutant(time_off(model), "times 0.1 % off", picture=True),
+    Mutant(shared.velocity_sign("flux_dit"), "the velocity's sign", picture=True),
+    Mutant(shared.time_off(model), "times 0.1 % off", picture=True),
     Mutant(guidance_1_off, "the embedded guidance 1 % off", picture=True),
     Mutant(rows_and_columns_swapped, "rows and columns of the image exchanged", picture=True),
     Mutant(rows_centred, "rows and columns counted from the middle", picture=True),
     Mutant(text_numbered, "text tokens at positions of their own", picture=True),
     Mutant(text_of_256_tokens, "256 text tokens for 512", picture=True),
-    Mutant(packing_order, "latents packed in another order", picture=True),
-    *NOISE_LEVELS,
-    *SCALED_AND_DECODED,
-    Mutant(branches_swapped(Flux), "the branches of guidance exchanged", scene="negative"),
+    Mutant(shared.packing_order, "latents packed in another order", picture=True),
+    *shared.NOISE_LEVELS,
+    *shared.SCALED_AND_DECODED,
+    Mutant(shared.branches_swapped(Flux), "the branches of guidance exchanged", scene="negative"),
     Mutant(guidance_from_the_prompt, "guidance from the prompt's prediction", scene="negative"),
     Mutant(pooled_text_of_the_prompt, "the prompt's pooled text in both branches", scene="negative"),
     Mutant(text_of_the_prompt, "the prompt's text in both branches", scene="negative"),
@@ -387,12 +366,12 @@ _ALL = (
     Mutant(reference_one_column_off, "the reference one column off", scene="kontext"),
     Mutant(reference_rows_and_columns_swapped, "rows and columns of the reference exchanged", scene="kontext"),
     Mutant(reference_in_the_size_of_the_image, "the reference in the size of the image", scene="kontext"),
-    Mutant(reference_a_sample, "a sample of the reference's latents for their mean", scene="kontext"),
-    Mutant(velocity_of_other_tokens, "the velocity of other tokens", scene="kontext"),
+    Mutant(shared.reference_a_sample, "a sample of the reference's latents for their mean", scene="kontext"),
+    Mutant(shared.velocity_of_other_tokens, "the velocity of other tokens", scene="kontext"),
     Mutant(mask_before_the_picture, "the mask before the masked picture", scene="fill"),
     Mutant(mask_columns_first, "columns before rows of the mask in a latent", scene="fill"),
     Mutant(mask_of_whole_latents, "one value of the mask for a latent", scene="fill"),
-    Mutant(mask_inverted, "the mask inverted", scene="fill"),
+    Mutant(shared.mask_inverted, "the mask inverted", scene="fill"),
     Mutant(hole_black, "the hole black for grey", scene="fill"),
     Mutant(masked_picture_a_mean, "the mean of the masked picture's latents for a sample", scene="fill"),
 )  # fmt: skip

@@ -18,41 +18,14 @@ from qwenimg.common.parts.texts.template_texts import TemplateTexts
 from qwenimg.common.pipeline.models.inputs import PictureInputs
 from qwenimg.common.request.request import MULTIPLE
 from qwenimg.common.sampling.flow_match import FlowLevels, FlowMatchConfig
+from support import mutants_flux as flux
+from support import mutants_shared as shared
 from support import oracle_flux2
 from support.mutant import Judge, Mutant, Patch, PictureJudge, Scenes
-from support.mutants_flux import (
-    first_text_token_not_attended,
-    image_first_in,
-    single_gate_first,
-    streams_modulation_exchanged,
-    text_norms_of_the_image,
-)
-from support.mutants_shared import (
-    ARITHMETIC,
-    ATTENTION_WITH_ROPE,
-    DECODING,
-    NOISE_LEVELS,
-    cfg_branches_swapped,
-    cfg_from_the_prompt,
-    gates_swapped,
-    keys_not_shared,
-    last_scale_and_shift_swapped,
-    of_modulation,
-    padded_on_the_other_side,
-    reference_a_sample,
-    scale_without_one,
-    scales_first,
-    silu_left_out,
-    sines_first,
-    text_not_causal,
-    text_rope_of_pairs,
-    velocity_of_other_tokens,
-    velocity_sign,
-)
 
 # The transformer
 
-feed_forward_modulates_attention = of_modulation("feed_forward_modulates_attention", (3, 4, 5, 0, 1, 2))
+feed_forward_modulates_attention = shared.of_modulation("feed_forward_modulates_attention", (3, 4, 5, 0, 1, 2))
 
 
 def _class(patch: Patch, name: str) -> Any:
@@ -283,61 +256,61 @@ def tokens_columns_first(patch: Patch) -> None:
 
 
 _ALL = (
-    Mutant(sines_first("flux2_dit", "TimeGuidanceEmbed"), "sines before cosines of the time"),
-    Mutant(scales_first, "scales before shifts in blocks of two streams"),
-    Mutant(gates_swapped, "the gates of attention and feed-forward exchanged"),
+    Mutant(shared.sines_first("flux2_dit", "TimeGuidanceEmbed"), "sines before cosines of the time"),
+    Mutant(shared.scales_first, "scales before shifts in blocks of two streams"),
+    Mutant(shared.gates_swapped, "the gates of attention and feed-forward exchanged"),
     Mutant(feed_forward_modulates_attention, "the feed-forward's modulation for the attention's"),
-    Mutant(single_gate_first, "gates before shifts and scales in blocks of one stream"),
-    Mutant(last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
-    Mutant(streams_modulation_exchanged("flux2_dit", "DoubleBlock"), "each stream with the other's modulation"),
-    Mutant(scale_without_one, "`scale` for `1 + scale`"),
-    Mutant(silu_left_out, "no SiLU"),
+    Mutant(flux.single_gate_first, "gates before shifts and scales in blocks of one stream"),
+    Mutant(shared.last_scale_and_shift_swapped, "scale and shift of the head exchanged"),
+    Mutant(flux.streams_modulation_exchanged("flux2_dit", "DoubleBlock"), "each stream with the other's modulation"),
+    Mutant(shared.scale_without_one, "`scale` for `1 + scale`"),
+    Mutant(shared.silu_left_out, "no SiLU"),
     Mutant(feed_forward_halves_exchanged, "the two halves of the feed-forward exchanged"),
     Mutant(keys_first_in_single_blocks, "keys before queries in blocks of one stream"),
     Mutant(values_first_in_single_blocks, "values after queries in blocks of one stream"),
     Mutant(feed_forward_first_out_of_single_blocks, "the feed-forward before the attention in `to_out`"),
-    Mutant(image_first_in("flux2_dit", "SingleBlock"), "RoPE of blocks of one stream with the image first"),
-    Mutant(text_norms_of_the_image, "the image's norm of queries for the text"),
+    Mutant(flux.image_first_in("flux2_dit", "SingleBlock"), "RoPE of blocks of one stream with the image first"),
+    Mutant(flux.text_norms_of_the_image, "the image's norm of queries for the text"),
     Mutant(norm_eps, "epsilons of blocks of two streams ten times too large"),
-    Mutant(first_text_token_not_attended, "the first text token not attended"),
-    *ATTENTION_WITH_ROPE,
+    Mutant(flux.first_text_token_not_attended, "the first text token not attended"),
+    *shared.ATTENTION_WITH_ROPE,
     Mutant(taps_one_layer_early, "text states of one layer before"),
     Mutant(taps_the_last_three, "text states of the last three layers"),
-    Mutant(text_not_causal, "a Qwen3 that sees what comes"),
-    Mutant(text_rope_of_pairs, "Qwen3's RoPE on pairs for halves"),
+    Mutant(shared.text_not_causal, "a Qwen3 that sees what comes"),
+    Mutant(shared.text_rope_of_pairs, "Qwen3's RoPE on pairs for halves"),
     Mutant(text_not_normed, "no norm of Qwen3's queries and keys"),
-    Mutant(keys_not_shared, "Qwen3's shared heads of keys dealt out in another order"),
+    Mutant(shared.keys_not_shared, "Qwen3's shared heads of keys dealt out in another order"),
     Mutant(pads_attended, "pads attended"),
     Mutant(batch_mean_not_added, "the VAE's batch mean not added"),
     Mutant(batch_variance_for_deviation, "the VAE's batch variance for the deviation"),
     Mutant(batch_eps_of_others, "epsilon 1e-5 for 1e-4 of the VAE's batch variance"),
     Mutant(batch_statistics_of_one_latent, "the batch statistics of a patch's first channels for all"),
     Mutant(patches_in_another_order, "patches in the order (dy, dx, c)"),
-    Mutant(padded_on_the_other_side, "zeros above and left for below and right"),
-    *ARITHMETIC,
-    Mutant(velocity_sign("flux2_dit"), "the velocity's sign", picture=True),
+    Mutant(shared.padded_on_the_other_side, "zeros above and left for below and right"),
+    *shared.ARITHMETIC,
+    Mutant(shared.velocity_sign("flux2_dit"), "the velocity's sign", picture=True),
     Mutant(time_off, "times 0.1 % off", picture=True),
     Mutant(mu_of_large_images, "the shift of large images, which has no steps in it", picture=True),
     Mutant(mu_of_one_step_more, "the shift for one step more", picture=True),
     Mutant(mu_of_pixels, "the shift for latents before patches", picture=True),
     Mutant(mu_by_size, "FLUX.1's shift", picture=True),
-    *NOISE_LEVELS,
+    *shared.NOISE_LEVELS,
     Mutant(rows_and_columns_swapped, "rows and columns exchanged", picture=True),
     Mutant(references_in_the_frame_of_the_image, "references in the frame of the image", picture=True),
     Mutant(references_in_one_frame, "all references in one frame", picture=True),
     Mutant(references_one_apart, "references 1 apart, for 10", picture=True),
     Mutant(references_exchanged, "the references in another order", picture=True),
-    Mutant(reference_a_sample, "a sample of a reference's latents for their mean", picture=True),
-    Mutant(velocity_of_other_tokens, "the velocity of other tokens", picture=True),
+    Mutant(shared.reference_a_sample, "a sample of a reference's latents for their mean", picture=True),
+    Mutant(shared.velocity_of_other_tokens, "the velocity of other tokens", picture=True),
     Mutant(tokens_columns_first, "columns before rows of tokens", picture=True),
     Mutant(text_in_the_frame_axis, "text tokens numbered as frames", picture=True),
     Mutant(text_from_one, "text tokens numbered from 1", picture=True),
     Mutant(text_not_numbered, "text tokens not numbered", picture=True),
     Mutant(text_without_pads, "text without its pads", picture=True),
     Mutant(template_that_thinks, "the template without its empty thought", picture=True),
-    Mutant(cfg_branches_swapped(model), "the branches of guidance exchanged", picture=True),
-    Mutant(cfg_from_the_prompt(model), "guidance from the prompt's prediction", picture=True),
-    *DECODING,
+    Mutant(shared.cfg_branches_swapped(model), "the branches of guidance exchanged", picture=True),
+    Mutant(shared.cfg_from_the_prompt(model), "guidance from the prompt's prediction", picture=True),
+    *shared.DECODING,
     Mutant(reference_stretched, "a reference stretched for its middle", scene="odd"),
 )
 MUTANTS = tuple(replace(mutant, refused=("fp16",)) for mutant in _ALL)

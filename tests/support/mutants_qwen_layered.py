@@ -25,18 +25,10 @@ from qwenimg.common.pipeline.models import flow_model
 from qwenimg.common.pipeline.models.inputs import PictureInputs
 from qwenimg.common.pipeline.steps.guidance import cfg_with_norm
 from qwenimg.common.sampling.flow_match import USUAL, FlowLevels
+from support import mutants_shared as shared
 from support import oracle_layered
 from support.mutant import Judge, Mutant, Patch, PictureJudge, Scenes
 from support.mutants_qwen import template_one_token_off
-from support.mutants_shared import (
-    PIXELS,
-    cfg_branches_swapped,
-    cfg_from_the_prompt,
-    no_latents_mean,
-    picture_in_0_to_1,
-    reference_a_sample,
-    velocity_of_other_tokens,
-)
 
 # The positions of frames
 
@@ -360,17 +352,17 @@ _ALL = (
     Mutant(shift_without_the_root, "the shift without its root", picture=True),
     Mutant(shift_of_all_frames, "the shift of all frames' tokens", picture=True),
     Mutant(guidance_with_norm, "guidance with the norm of the prompt's", picture=True, refused=SMALL),
-    Mutant(cfg_branches_swapped(layered), "the branches of guidance exchanged", picture=True),
-    Mutant(cfg_from_the_prompt(layered), "guidance from the prompt's prediction", picture=True),
+    Mutant(shared.cfg_branches_swapped(layered), "the branches of guidance exchanged", picture=True),
+    Mutant(shared.cfg_from_the_prompt(layered), "guidance from the prompt's prediction", picture=True),
     Mutant(picture_before_alpha, "the picture's alpha before its colours", picture=True),
     Mutant(picture_with_alpha_in_reverse, "the picture's alpha in reverse", picture=True),
     Mutant(picture_turned, "the picture upside down", picture=True),
-    Mutant(picture_in_0_to_1, "the picture in 0..1 for -1..1", picture=True),
+    Mutant(shared.picture_in_0_to_1, "the picture in 0..1 for -1..1", picture=True),
     Mutant(picture_by_nearest_pixels, "the picture resized by the nearest pixels", picture=True),
     Mutant(picture_latents_not_normalized, "the picture's latents 0.1 off", picture=True, refused=SMALL),
     Mutant(picture_not_seen, "the picture's latents not seen", picture=True),
-    Mutant(reference_a_sample, "a sample of the picture's latents for their mean", picture=True),
-    Mutant(velocity_of_other_tokens, "the velocity of other tokens", picture=True),
+    Mutant(shared.reference_a_sample, "a sample of the picture's latents for their mean", picture=True),
+    Mutant(shared.velocity_of_other_tokens, "the velocity of other tokens", picture=True),
     Mutant(template_one_token_off("layered"), "the template cut one token off", picture=True),
     Mutant(no_frame_for_the_composite, "no frame for the composite", picture=True),
     Mutant(one_noise_for_all_frames, "the same noise for all frames", picture=True),
@@ -385,8 +377,8 @@ _ALL = (
     Mutant(layers_opaque, "the layers' alpha lost", picture=True),
     Mutant(layers_alpha_of_zero_to_one, "the layers' alpha taken for 0..1", picture=True),
     Mutant(layers_alpha_first, "the layers' alpha before their colours", picture=True),
-    Mutant(no_latents_mean, "the latents' mean not added", picture=True),
-    *PIXELS,
+    Mutant(shared.no_latents_mean, "the latents' mean not added", picture=True),
+    *shared.PIXELS,
 )
 MUTANTS = (
     *(replace(mutant, refused=(*mutant.refused, "fp16")) for mutant in _ALL),

@@ -16,20 +16,8 @@ from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.clip_texts import ClipTexts
 from qwenimg.common.pipeline.steps.guidance import Guidance
 from qwenimg.common.sampling import discrete, schedules
+from support import mutants_shared as shared
 from support.mutant import Mutant, Patch
-from support.mutants_shared import (
-    PIXELS,
-    PLAIN,
-    WEIGHTS_AND_PLACES,
-    attention_scale,
-    kernel_turned,
-    lora_without_alpha,
-    no_place,
-    padded_on_the_other_side,
-    scales_of_the_next_group,
-    text_not_causal,
-    vae_scale,
-)
 
 # The UNet
 
@@ -290,7 +278,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(unbiased_variance, "LayerNorm's variance over n - 1"),
     Mutant(geglu_halves, "GEGLU's halves exchanged"),
     Mutant(geglu_by_tanh, "GEGLU by the tanh form"),
-    Mutant(attention_scale, "attention's scale 1 % too large"),
+    Mutant(shared.attention_scale, "attention's scale 1 % too large"),
     Mutant(heads_dealt_otherwise, "channels dealt out to heads in turn"),
     Mutant(kept_from_the_front, "what is kept for the up blocks joined wrongly"),
     Mutant(no_time, "no time in the residual blocks"),
@@ -299,17 +287,17 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(upsampled_between_pixels, "doubled pixels moved by one"),
     Mutant(cross_attention_of_itself, "the text's keys and values exchanged"),
     Mutant(quick_gelu_for_gelu, "quick GELU for GELU and the reverse"),
-    Mutant(text_not_causal, "text encoders that see what comes"),
+    Mutant(shared.text_not_causal, "text encoders that see what comes"),
     Mutant(text_without_final_norm, "no final norm of the text"),
     Mutant(positions_off_by_one, "positions of the text off by one"),
     Mutant(no_post_quant_conv, "no post_quant_conv"),
     Mutant(attention_without_its_input, "the VAE's attention without its input"),
     Mutant(queries_and_keys_swapped, "the VAE's keys and values exchanged"),
-    Mutant(padded_on_the_other_side, "zeros above and left for below and right"),
-    Mutant(kernel_turned, "rows and columns of kernels exchanged"),
-    *WEIGHTS_AND_PLACES,
-    Mutant(no_place("final_norm"), "the head's float32 place lost under -q 8", PLAIN, "8"),
-    Mutant(scales_of_the_next_group, "scales of codes off by one group under -q 8", PLAIN, "8"),
+    Mutant(shared.padded_on_the_other_side, "zeros above and left for below and right"),
+    Mutant(shared.kernel_turned, "rows and columns of kernels exchanged"),
+    *shared.WEIGHTS_AND_PLACES,
+    Mutant(shared.no_place("final_norm"), "the head's float32 place lost under -q 8", shared.PLAIN, "8"),
+    Mutant(shared.scales_of_the_next_group, "scales of codes off by one group under -q 8", shared.PLAIN, "8"),
     Mutant(pooled_at_the_wrong_end, "pooled at the last token", picture=True),
     Mutant(clip_skip_off_by_one, "clip skip off by one", picture=True),
     Mutant(encoders_exchanged, "the channels of two text encoders in another order", picture=True),
@@ -320,13 +308,13 @@ MUTANTS: Sequence[Mutant] = (
     Mutant(time_off_by_one, "times off by one of 1000", picture=True),
     Mutant(betas_linear, "another beta schedule", picture=True),
     Mutant(branches_swapped, "the branches of guidance exchanged", picture=True),
-    Mutant(lora_without_alpha, "a LoRA without its alpha", picture=True, lora=True),
-    Mutant(vae_scale, "the VAE's scale 10 % off", picture=True),
+    Mutant(shared.lora_without_alpha, "a LoRA without its alpha", picture=True, lora=True),
+    Mutant(shared.vae_scale, "the VAE's scale 10 % off", picture=True),
     Mutant(guidance_sign, "guidance's sign", picture=True),
     Mutant(time_plus_one, "times one of 1000 later", picture=True),
     Mutant(frequencies_shifted, "`freq_shift` 1 for 0", picture=True),
     Mutant(scale_of_another_model("scale_exchanged", 0.18215 / 0.13025), "the latents' scale of SD 1.5", picture=True),
     Mutant(scale_of_another_model("scale_cut", 0.18 / 0.18215), "0.18 for 0.18215 as the latents' scale", picture=True),
     Mutant(scale_of_another_model("scale_5_off", 1.05), "the latents' scale 5 % off", picture=True),
-    *PIXELS,
+    *shared.PIXELS,
 )

@@ -15,29 +15,13 @@ from qwenimg.common.families.sd3.texts import SD3Texts
 from qwenimg.common.networks.denoisers import sd3_conditioning
 from qwenimg.common.parts.texts import padded_texts
 from qwenimg.common.pipeline.steps import plan
+from support import mutants_shared as shared
 from support.mutant import Mutant, Patch
-from support.mutants_shared import (
-    ARITHMETIC,
-    NOISE_LEVELS,
-    SCALED_AND_DECODED,
-    attention_scale,
-    branches_swapped,
-    gates_swapped,
-    last_scale_and_shift_swapped,
-    no_qk_norm,
-    of_modulation,
-    scale_without_one,
-    scales_first,
-    silu_left_out,
-    sines_first,
-    time_off,
-    velocity_sign,
-)
 
 # The transformer
 
 
-nine_in_another_order = of_modulation("nine_in_another_order", (0, 1, 2, 6, 7, 8, 3, 4, 5))
+nine_in_another_order = shared.of_modulation("nine_in_another_order", (0, 1, 2, 6, 7, 8, 3, 4, 5))
 
 
 def head_halves_swapped(patch: Patch) -> None:
@@ -121,32 +105,32 @@ def clip_pads_exchanged(patch: Patch) -> None:
 
 MUTANTS = (
     Mutant(nine_in_another_order, "the second attention's modulation before the feed-forward's"),
-    Mutant(gates_swapped, "the gates of attention and feed-forward exchanged in the text stream"),
-    Mutant(scales_first, "scales before shifts"),
-    Mutant(last_scale_and_shift_swapped, "scale and shift exchanged in the last block's text and in the head"),
+    Mutant(shared.gates_swapped, "the gates of attention and feed-forward exchanged in the text stream"),
+    Mutant(shared.scales_first, "scales before shifts"),
+    Mutant(shared.last_scale_and_shift_swapped, "scale and shift exchanged in the last block's text and in the head"),
     Mutant(head_halves_swapped, "the head's modulation in the order of single files"),
-    Mutant(scale_without_one, "`scale` for `1 + scale` in every norm"),
+    Mutant(shared.scale_without_one, "`scale` for `1 + scale` in every norm"),
     Mutant(no_second_attention, "no second attention"),
     Mutant(no_pooled_text, "times without the pooled text"),
-    Mutant(sines_first("sd3_dit", "TimeTextEmbed"), "sines before cosines of times beside the pooled text"),
-    Mutant(silu_left_out, "no SiLU"),
+    Mutant(shared.sines_first("sd3_dit", "TimeTextEmbed"), "sines before cosines of times beside the pooled text"),
+    Mutant(shared.silu_left_out, "no SiLU"),
     Mutant(norm_eps, "LayerNorm's epsilon 0.001"),
     Mutant(text_not_attended, "the last text token not attended"),
     Mutant(text_norms_of_the_image, "the image's norm of queries for the text"),
-    Mutant(attention_scale, "attention's scale 1 % too large"),
-    Mutant(no_qk_norm, "no norm of queries and keys"),
-    *ARITHMETIC,
+    Mutant(shared.attention_scale, "attention's scale 1 % too large"),
+    Mutant(shared.no_qk_norm, "no norm of queries and keys"),
+    *shared.ARITHMETIC,
     Mutant(table_at_the_corner, "the table of positions from its corner", picture=True),
     Mutant(table_one_row_off, "the table of positions one row off", picture=True),
-    Mutant(velocity_sign("sd3_dit"), "the velocity's sign", picture=True),
-    Mutant(time_off(model), "times 0.1 % off", picture=True),
+    Mutant(shared.velocity_sign("sd3_dit"), "the velocity's sign", picture=True),
+    Mutant(shared.time_off(model), "times 0.1 % off", picture=True),
     Mutant(shifted_once, "noise levels shifted once", picture=True),
-    *NOISE_LEVELS,
+    *shared.NOISE_LEVELS,
     Mutant(pooled_of_the_other_branch, "each branch of guidance with the other's pooled text", picture=True),
     Mutant(clips_exchanged, "the two CLIPs exchanged", picture=True),
     Mutant(t5_left_out, "T5's rows zeros", picture=True),
     Mutant(clip_of_the_last_layer, "the CLIPs' last layer for the one before", picture=True),
     Mutant(clip_pads_exchanged, "each CLIP with the other's padding", picture=True),
-    Mutant(branches_swapped(SD3), "the branches of guidance exchanged", picture=True),
-    *SCALED_AND_DECODED,
+    Mutant(shared.branches_swapped(SD3), "the branches of guidance exchanged", picture=True),
+    *shared.SCALED_AND_DECODED,
 )

@@ -9,21 +9,8 @@ from qwenimg.common.families.z_image import model
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.networks.denoisers import zimage_conditioning
 from qwenimg.common.numbers import packing, rope
+from support import mutants_shared as shared
 from support.mutant import Mutant, Patch
-from support.mutants_shared import (
-    ARITHMETIC,
-    ATTENTION_WITH_ROPE,
-    NOISE_LEVELS,
-    SCALED_AND_DECODED,
-    branches_swapped,
-    causal,
-    keys_not_shared,
-    of_modulation,
-    sines_first,
-    text_not_causal,
-    text_rope_of_pairs,
-    velocity_sign,
-)
 
 # The transformer
 
@@ -45,8 +32,8 @@ def scale_without_one(patch: Patch) -> None:
     patch.around(patch.backend.ops, "scaled", lambda scaled, x, scale, dtype: scaled(x, scale - 1, dtype))
 
 
-gates_swapped = of_modulation("gates_swapped", (0, 3, 2, 1))
-gates_before_scales = of_modulation("gates_before_scales", (1, 0, 3, 2))
+gates_swapped = shared.of_modulation("gates_swapped", (0, 3, 2, 1))
+gates_before_scales = shared.of_modulation("gates_before_scales", (1, 0, 3, 2))
 
 
 def feed_forward_exchanged(patch: Patch) -> None:
@@ -146,14 +133,14 @@ _ALL = (
     Mutant(silu_before_modulation, "SiLU before the blocks' modulation"),
     Mutant(no_silu_in_the_head, "no SiLU before the head's modulation"),
     Mutant(no_norm_in_the_head, "no norm in the head"),
-    Mutant(sines_first("zimage_dit", "TimestepEmbedder"), "sines before cosines of the time"),
-    *ATTENTION_WITH_ROPE,
-    Mutant(causal, "causal attention in the transformer"),
-    Mutant(text_not_causal, "a Qwen3 that sees what comes"),
-    Mutant(text_rope_of_pairs, "Qwen3's RoPE on pairs for halves"),
-    Mutant(keys_not_shared, "Qwen3's shared heads of keys dealt out in another order"),
-    *ARITHMETIC,
-    Mutant(velocity_sign("zimage_dit"), "the velocity's sign", picture=True),
+    Mutant(shared.sines_first("zimage_dit", "TimestepEmbedder"), "sines before cosines of the time"),
+    *shared.ATTENTION_WITH_ROPE,
+    Mutant(shared.causal, "causal attention in the transformer"),
+    Mutant(shared.text_not_causal, "a Qwen3 that sees what comes"),
+    Mutant(shared.text_rope_of_pairs, "Qwen3's RoPE on pairs for halves"),
+    Mutant(shared.keys_not_shared, "Qwen3's shared heads of keys dealt out in another order"),
+    *shared.ARITHMETIC,
+    Mutant(shared.velocity_sign("zimage_dit"), "the velocity's sign", picture=True),
     Mutant(channels_first, "channels first in a patch", picture=True),
     Mutant(time_from_noise, "sigma for 1 - sigma", picture=True),
     Mutant(time_off, "times 0.1 % off", picture=True),
@@ -162,9 +149,9 @@ _ALL = (
     Mutant(theta_of_others, "RoPE's theta 10000", picture=True),
     Mutant(image_frame_one_later, "the image one frame later", picture=True),
     Mutant(guidance_of_others, "guidance from the unconditional prediction", picture=True),
-    Mutant(branches_swapped(ZImage), "the branches of guidance exchanged", picture=True),
+    Mutant(shared.branches_swapped(ZImage), "the branches of guidance exchanged", picture=True),
     Mutant(template_without_last_newline, "template without its last newline", picture=True),
-    *NOISE_LEVELS,
-    *SCALED_AND_DECODED,
+    *shared.NOISE_LEVELS,
+    *shared.SCALED_AND_DECODED,
 )
 MUTANTS = tuple(replace(mutant, refused=("fp16",)) for mutant in _ALL)
