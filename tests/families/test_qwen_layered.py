@@ -26,12 +26,11 @@ from qwenimg import Pipeline
 from qwenimg.cli.workers import messages
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.conversion.convert import convert
-from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.qwen_image import variants
 from qwenimg.common.jobs.job import InputFiles, Job
 from qwenimg.common.networks.denoisers.qwen_dit import ADDITION
-from qwenimg.common.networks.vaes import qwen_vae, qwen_vae_names
+from qwenimg.common.networks.vaes import qwen_vae_names
 from qwenimg.common.numbers import sizes
 from qwenimg.common.pictures.pixels import composed
 from qwenimg.common.pipeline import fit_options, start
@@ -53,23 +52,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(folder: Path, backend: str = "cpu", **more: Any) -> Pipeline:
     return qwenimg.load(folder, backend=backend, **({"precision": "fp32"} | more))
-
-
-# Known
-
-
-def test_known_model() -> None:
-    known = catalog.find("Qwen/Qwen-Image-Layered")
-    assert known is not None and known.name == "qwen-image-layered"
-    assert (known.steps, known.guidance, known.width) == (50, 4.0, 640)
-    published = registry.published(known)
-    assert published is not None and published.checkpoint.variant == "layered"
-    config = published.checkpoint["transformer"].config
-    assert config.use_additional_t_cond and config.use_layer3d_rope and not config.zero_cond_t
-    vae = published.checkpoint["vae"].config
-    stored = sum(int(np.prod(shape)) for shape in qwen_vae.manifest(vae).values())
-    assert vae.input_channels == 4 and round(stored / 1e3) == 126_898
-    assert published.defaults().edited == 640**2
 
 
 # Which model a file is
