@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,14 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from support import mutants_flux as faults
 from support import passport_runs
 from support.cli_runner import cli
 from support.crossed import crossed
 from support.gguf_files import fitting, write
 from support.mflux_flux import save_as_mflux
+from support.mutant import Patch, Plant, side
+from support.mutants_shared import reference_a_sample
 from support.opened_parts import network_of, stream_half
 from support.relative import relative
 from support.tiny_flux import transformer_file, write_tiny_flux
@@ -31,12 +33,9 @@ from qwenimg.common.conversion.convert import convert
 from qwenimg.common.families.flux import mflux, references, variants
 from qwenimg.common.families.load_options import VARIANTS, LoadOptions
 from qwenimg.common.hub.describe import describe
-from qwenimg.common.networks.denoisers import flux_conditioning
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.pipeline import fit_options, start
-from qwenimg.common.pipeline.models import inputs
 from qwenimg.common.pipeline.models.inputs import PictureInputs
-from qwenimg.common.pipeline.steps.inpaint import Mask
 from qwenimg.common.runtime.residents import Residents
 
 BACKENDS = ("cpu", "mlx")
@@ -367,48 +366,11 @@ def test_a_reference_costs_tokens(wide: dict[str, Path]) -> None:
 # Faults
 
 
-def a_reference_at_0(patch: pytest.MonkeyPatch) -> None:
-    positions = flux_conditioning.image_positions
-    patch.setattr(flux_conditioning, "image_positions", lambda grids: positions(grids) * (0, 1, 1))
+def no_reference(patch: Patch) -> None:
+    patch.set(PictureInputs, "seen", lambda self, request: [])
 
 
-def no_reference(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PictureInputs, "seen", lambda self, request: [])
-
-
-def a_sampled_reference(patch: pytest.MonkeyPatch) -> None:
-    encode = start._encode
-
-    def sampled(model: Any, values: Any, generator: Any) -> Any:
-        model.vae.samples = True
-        return encode(model, values, generator)
-
-    patch.setattr(start, "_encode", sampled)
-
-
-def mask_before_the_picture(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Mask, "channels", property(lambda mask: [mask.masked, mask.inside]))
-
-
-def one_value_of_the_mask_for_each_latent(patch: pytest.MonkeyPatch) -> None:
-    in_latents = inputs.in_latents
-    patch.setattr(
-        inputs, "in_latents", lambda hole, scale, values: in_latents(hole, scale, 1).repeat(values**2, axis=1)
-    )
-
-
-def pixels_of_the_mask_transposed(patch: pytest.MonkeyPatch) -> None:
-    in_latents = inputs.in_latents
-
-    def transposed(hole: Any, scale: int, values: int) -> Any:
-        made = in_latents(hole, scale, values)
-        order = np.arange(values**2).reshape(values, values).T.reshape(-1)
-        return made[:, order]
-
-    patch.setattr(inputs, "in_latents", transposed)
-
-
-def no_numbers_drawn_for_the_picture(patch: pytest.MonkeyPatch) -> None:
+def no_numbers_drawn_for_the_picture(patch: Patch) -> None:
     """The noise is the seed's first draw."""
     draw = start.initial_state
 
@@ -420,15 +382,15 @@ def no_numbers_drawn_for_the_picture(patch: pytest.MonkeyPatch) -> None:
             generator.normal = normal
         return replace(made, noise=generator.normal(made.noise.shape))
 
-    patch.setattr(start, "initial_state", drew)
+    patch.set(start, "initial_state", drew)
 
 
-FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], ...]] = {
-    "kontext": (a_reference_at_0, no_reference, a_sampled_reference),
+FAULTS: dict[str, tuple[Plant, ...]] = {
+    "kontext": (faults.reference_in_the_frame_of_the_image, no_reference, reference_a_sample),
     "fill": (
-        mask_before_the_picture,
-        one_value_of_the_mask_for_each_latent,
-        pixels_of_the_mask_transposed,
+        faults.mask_before_the_picture,
+        faults.mask_of_whole_latents,
+        faults.mask_columns_first,
         no_numbers_drawn_for_the_picture,
     ),
 }
@@ -438,12 +400,10 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], ...]] = {
     ("kind", "fault"), [pytest.param(kind, one, id=one.__name__) for kind, some in FAULTS.items() for one in some]
 )
 @pytest.mark.sample(1)
-def test_faults_are_seen(
-    wide: dict[str, Path], kind: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_are_seen(wide: dict[str, Path], kind: str, fault: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each moves the latents by a hundred times what diffusers' may differ."""
     right = drawn(kind, wide[kind])
-    fault(monkeypatch)
+    fault(Patch(monkeypatch, side("cpu")))
     error = relative(drawn(kind, wide[kind]), right)
     print(f"{fault.__name__}: {error:.1e}")
     assert error > 1e-3

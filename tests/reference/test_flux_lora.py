@@ -1,8 +1,10 @@
-"""LoRAs of Flux.1 in the names of several trainers: the change of each weight is that of diffusers' converters."""
+"""LoRAs of Flux.1 and Flux.2 in the names of several trainers: the change of each weight is that of diffusers'
+converters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,13 +12,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support import tiny_flux2 as klein
 from support.flux_loras import Tensors, by_diffusers, check_changes, random
 from support.refusals import refused
 from support.tiny_flux import WIDE, tiny_dit, transformer_file
 
+import qwenimg
+from qwenimg.common.families import catalog, registry
 from qwenimg.common.hub.describe import describe
 from qwenimg.common.networks.denoisers import flux_dit, flux_names
 from qwenimg.common.networks.denoisers.flux_dit import FluxConfig
+from qwenimg.common.parts import lora_layers
 from qwenimg.common.parts.components import on_paper
 from qwenimg.common.parts.lora_layers import denoiser_names
 from qwenimg.common.weights.keys import Place
@@ -54,13 +60,37 @@ XLABS = {
 }
 
 
-def kohya() -> Tensors:
+# Modules of the authors' layers in klein 4B: {name: (outputs, inputs)}
+KLEIN = {
+    "double_blocks.0.img_attn.qkv": (3 * D, D),
+    "double_blocks.4.txt_attn.qkv": (3 * D, D),
+    "double_blocks.1.img_attn.proj": (D, D),
+    "double_blocks.1.txt_attn.proj": (D, D),
+    "double_blocks.2.img_mlp.0": (6 * D, D),
+    "double_blocks.2.img_mlp.2": (D, 3 * D),
+    "double_blocks.3.txt_mlp.0": (6 * D, D),
+    "double_blocks.3.txt_mlp.2": (D, 3 * D),
+    "single_blocks.0.linear1": (9 * D, D),
+    "single_blocks.19.linear2": (D, 4 * D),
+}
+
+
+def kohya(modules: dict[str, tuple[int, int]] = KOHYA) -> Tensors:
     out: Tensors = {}
-    for name, (outputs, inputs) in KOHYA.items():
-        out[f"lora_unet_{name}.lora_down.weight"] = random(RANK, inputs)
-        out[f"lora_unet_{name}.lora_up.weight"] = random(outputs, RANK)
-        out[f"lora_unet_{name}.alpha"] = torch.tensor(ALPHA)
+    for name, (outputs, inputs) in modules.items():
+        module = f"lora_unet_{name.replace('.', '_')}"
+        out[f"{module}.lora_down.weight"] = random(RANK, inputs)
+        out[f"{module}.lora_up.weight"] = random(outputs, RANK)
+        out[f"{module}.alpha"] = torch.tensor(ALPHA)
     return out
+
+
+def ai_toolkit() -> Tensors:
+    return {
+        f"diffusion_model.{name}.lora_{side}.weight": random(*shape)
+        for name, (outputs, inputs) in KLEIN.items()
+        for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK)))
+    }
 
 
 def xlabs() -> Tensors:
@@ -76,15 +106,28 @@ def deltas_of(path: Path, tensors: Tensors, names: Names = PUBLISHED) -> Deltas:
     return lora.fit(read_lora(path), names)
 
 
+def klein_names() -> Names:
+    model = registry.published(catalog.KNOWN["flux2-klein-4b"])
+    assert model is not None
+    return lora_layers.names(model.checkpoint)
+
+
 @pytest.mark.parametrize(
-    ("converter", "written"),
-    [("_convert_kohya_flux_lora_to_diffusers", kohya), ("_convert_xlabs_flux_lora_to_diffusers", xlabs)],
-    ids=["kohya", "XLabs"],
+    ("converter", "written", "of_klein"),
+    [
+        pytest.param("_convert_kohya_flux_lora_to_diffusers", kohya, False, id="kohya"),
+        pytest.param("_convert_xlabs_flux_lora_to_diffusers", xlabs, False, id="XLabs"),
+        pytest.param("_convert_kohya_flux2_lora_to_diffusers", partial(kohya, KLEIN), True, id="Flux.2, kohya"),
+        pytest.param("_convert_non_diffusers_flux2_lora_to_diffusers", ai_toolkit, True, id="Flux.2, ai-toolkit"),
+    ],
 )
-def test_changes_are_those_of_diffusers(tmp_path: Path, converter: str, written: Callable[[], Tensors]) -> None:
-    expected = by_diffusers(converter, written())
-    changes = deltas_of(tmp_path / "a.safetensors", written())["transformer"]
+def test_changes_are_those_of_diffusers(
+    tmp_path: Path, converter: str, written: Callable[[], Tensors], of_klein: bool
+) -> None:
+    expected, names = by_diffusers(converter, written()), klein_names() if of_klein else PUBLISHED
+    changes = deltas_of(tmp_path / "a.safetensors", written(), names)["transformer"]
     check_changes(changes, expected)
+    assert len(changes) == 14 or not of_klein
 
 
 def test_info_of_double_blocks_alone(tmp_path: Path) -> None:
@@ -254,3 +297,30 @@ def test_a_layer_and_a_part_of_it(tmp_path: Path) -> None:
     fused = {f"lora_unet_double_blocks_0_img_attn_qkv.{role}": part for role, part in of_rank(288, 96).items()}
     plain = {f"lora_unet_transformer_blocks_0_attn_to_k.{role}": part for role, part in of_rank(96, 96).items()}
     assert "are of one weight" in refused(deltas_of, tmp_path / "a.safetensors", fused | plain, names_of(tiny()))
+
+
+# Pictures of Flux.2
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+@pytest.mark.sample(0)
+def test_klein_fused_and_beside_are_alike(tiny_flux2: dict[str, Path], tmp_path: Path, backend: str) -> None:
+    """A LoRA of every layer of the transformer, in diffusers' names."""
+    shapes = {name: value.shape for name, value in klein.tiny_dit().state_dict().items() if value.ndim == 2}
+    path = tmp_path / "every.safetensors"
+    save_file(
+        {
+            f"transformer.{name.removesuffix('.weight')}.lora_{side}.weight": 0.1 * random(*shape)
+            for name, (outputs, inputs) in shapes.items()
+            for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK)))
+        },
+        path,
+    )
+    pipe = qwenimg.load(tiny_flux2["flux2-klein"], backend=backend, precision="fp32")
+    plain, fused, beside = (
+        pipe("a ring", width=48, height=32, steps=2, seed=5, **more).latents
+        for more in ({}, {"lora": str(path), "lora_mode": "fuse"}, {"lora": str(path), "lora_mode": "side"})
+    )
+    error, change = (float(np.linalg.norm(one - fused) / np.linalg.norm(fused)) for one in (beside, plain))
+    print(f"{backend}: {error:.1e} apart, {change:.1e} from no LoRA")
+    assert error < 1e-4 < 1e-2 < change
