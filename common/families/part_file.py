@@ -12,9 +12,8 @@ from qwenimg.common.base.errors import ModelError
 from qwenimg.common.families.description import Description, component_line, of_file, summary
 from qwenimg.common.families.fits import Fit, check
 from qwenimg.common.families.load_options import Prediction
-from qwenimg.common.formats import gguf
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.encoders import clip, qwen3, t5
+from qwenimg.common.networks.encoders import clip, language_names, t5
 from qwenimg.common.networks.layout import Layouts
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
@@ -163,9 +162,12 @@ _TEXT = "-m MODEL --text-encoder FILE"
 QWEN3 = PartFile(
     option="text_encoder",
     title="Qwen3, a text encoder",
-    network=qwen3.NETWORK,
     use=_TEXT,
-    is_in=lambda header: gguf.may_be(header, qwen3.NETWORK.architectures) and qwen3.is_in(header.tensors),
+    layouts=language_names.QWEN3,
+    # Qwen3-VL's language model has its names too
+    is_in=lambda header: (
+        language_names.QWEN3.find_in(header) is not None and language_names.QWEN3_VL.find_in(header) is None
+    ),
 )
 T5 = PartFile(option="text_encoder", title="T5, a text encoder", network=t5.NETWORK, use=_TEXT, is_in=t5_files.is_alone)
 

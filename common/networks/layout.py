@@ -19,7 +19,7 @@ from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.weights import comfy
 from qwenimg.common.weights.keys import Place
-from qwenimg.common.weights.part_names import PREFIXES
+from qwenimg.common.weights.part_names import prefixes
 
 Shapes: TypeAlias = Mapping[str, Shape]
 Layers: TypeAlias = Mapping[str, str | Place]
@@ -72,10 +72,11 @@ class StoredShapes:
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """One program's names of a network's tensors, in a file. Here a stored name is without its prefix
-    (`part_names.PREFIXES`)."""
+    (`part_names.prefixes`)."""
 
     names: str  # the title for `info` and for refusals, which leave out what follows a comma: "its authors' names"
     signs: tuple[str, ...]  # stored names; a file that has all of them has this layout
+    is_named: bool = False  # only GGUF files have it that name an architecture of the network
     # From the name of a parameter in the manifest and the config, its stored name, rows and decoding.
     # None: the network's `rename`, which maps stored names to the manifest's, has this layout too
     place: Callable[[str, Any], Place] | None = None
@@ -108,7 +109,7 @@ class Layouts:
     def find(self, names: Collection[str]) -> Naming | None:
         """Return the layout of a file with these `names`; None in a file without the network."""
         for row in self.rows:
-            for prefix in PREFIXES[self.network.role]:
+            for prefix in prefixes(self.network.role, names, row.signs[0]):
                 if all(prefix + sign in names for sign in row.signs):
                     return Naming(row, prefix)
         return None
@@ -128,12 +129,17 @@ class Layouts:
     def find_in(self, header: Header) -> Naming | None:
         """Return the layout of a file with this header; None in a file without the network, and in a GGUF file that
         names another architecture."""
-        return self.find(header.tensors) if gguf.may_be(header, self.network.architectures) else None
+        naming = self.find(header.tensors)
+        if naming is None or (naming.layout.is_named and not gguf.architecture(header)):
+            return None
+        return naming if gguf.may_be(header, self.network.architectures) else None
 
     def similar_model(self, names: Collection[str]) -> str | None:
         """Return the title of the similar model in a file with these `names`, or None."""
-        prefixes = PREFIXES[self.network.role]
-        return next((title for sign, title in self.foreign.items() for p in prefixes if p + sign in names), None)
+        for sign, title in self.foreign.items():
+            if any(prefix + sign in names for prefix in prefixes(self.network.role, names, sign)):
+                return title
+        return None
 
     def shapes(self, header: Header, naming: Naming, like: Any) -> StoredShapes:
         """Return the stored shapes of an open file. Raises ModelError."""

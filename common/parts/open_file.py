@@ -12,7 +12,7 @@ from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import open_header, peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.layout import Layouts, Naming, stored_manifest
-from qwenimg.common.parts.components import component, open_component, read_config
+from qwenimg.common.parts.components import component, find_config, open_component
 from qwenimg.common.runtime.checkpoint import Component
 from qwenimg.common.weights import left_out
 from qwenimg.common.weights import plan as plans
@@ -24,16 +24,17 @@ _BESIDE = (".logit_scale", ".embeddings.position_ids", "scaled_fp8", "spiece_mod
 _OF_TRAINING = ("first_stage_model.loss.", "first_stage_model.model_ema.", "model_ema.")
 
 
-def open_part(layouts: Layouts, path: Path, like: Any, part: str, *, for_rewrite: bool = False) -> Component:
+def open_part(
+    layouts: Layouts, path: Path, like: Any, part: str, *, for_rewrite: bool = False, beside: Path | None = None
+) -> Component:
     """Open a network in a folder, or in a file alone or with other parts, in one of its `layouts`; shards only in names
-    that its `rename` maps. `like`: the configuration for what no tensor of a file shows; part: its name in messages.
-    Raises ModelError."""
-    network = layouts.network
+    that its `rename` maps. `like`: the configuration for what no tensor of a file shows, and of a folder without one;
+    part: its name in messages; beside: the file of its vision tower. Raises ModelError."""
+    network, (only, *others) = layouts.network, find_files(path).files
     if is_folder(path):
-        only, *others = find_files(path).files
         if others or layouts.find_placed(peek(only).tensors) is None:
-            config = read_config(network, path)
-            return open_component(network, path, config, part, for_rewrite=for_rewrite)
+            config = find_config(network, [path], lambda: like)
+            return open_component(network, path, config, part, for_rewrite=for_rewrite, beside=beside)
         path = only
     header = open_header(path)
     with closed_on_error(header.file):
@@ -42,11 +43,20 @@ def open_part(layouts: Layouts, path: Path, like: Any, part: str, *, for_rewrite
             return open_named(header, layouts, naming, like, part, for_rewrite=for_rewrite)
         config = layouts.config(layouts.shapes(header, naming, like), like)
     header.file.close()
+    start = _own_prefix(network.role, naming)
+    names = network.rename_for(config)
 
     def rename(key: str) -> str | None:
-        return None if key.startswith(layouts.ignored) else network.rename(key)
+        name = key.removeprefix(start)
+        return None if name.startswith(layouts.ignored) else names(name)
 
-    return open_component(network, path, config, part, rename, for_rewrite=for_rewrite)
+    return open_component(network, path, config, part, rename, for_rewrite=for_rewrite, beside=beside)
+
+
+def _own_prefix(role: str, naming: Naming) -> str:
+    """Return the prefix of a network's names behind that of its part in the file of a whole model."""
+    sign = naming.layout.signs[0]
+    return (plain(role, naming.prefix + sign) or "").removesuffix(sign)
 
 
 def find(header: Header, layouts: Layouts, part: str) -> Naming:
@@ -56,7 +66,7 @@ def find(header: Header, layouts: Layouts, part: str) -> Naming:
     if (other := layouts.similar_model(header.tensors)) is not None:
         raise bad(path, f"is {other}")
     if (naming := layouts.find(header.tensors)) is None:
-        names = " or ".join(row.names.partition(",")[0] for row in layouts.rows).removesuffix(" names")
+        names = " or ".join(dict.fromkeys(row.names.partition(",")[0] for row in layouts.rows)).removesuffix(" names")
         raise bad(path, f"holds no {layouts.expected or f'{part} of {layouts.title}, by {names}'}")
     return naming
 

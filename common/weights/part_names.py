@@ -6,13 +6,14 @@ ComfyUI saves a whole model in one file: its transformer, its text encoders, eac
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _OWN = ("model.diffusion_model.", "diffusion_model.", "model.model.", "net.")  # that no text encoder or VAE has
 DENOISERS = (*_OWN, "model.", "_orig_mod.", "module.", "")
 """Of transformers and UNets: the first with which a name of the network's is in the file counts."""
 VAES = ("first_stage_model.", "vae.")
 PREFIXES = {"transformer": DENOISERS, "vae": ("", *VAES)}
-"""By the role of a network, the prefixes that its names may have, the likeliest first."""
+"""By the role of a network, the prefixes that its names may have, the likeliest first; of a text encoder, any."""
 _NAMED = r"(?:clip|t5|pile_t5|umt5|qwen|gemma|llama|mistral)\w{0,40}"
 _TEXT = re.compile(
     rf"text_encoders\.\w{{1,60}}\.(?:transformer\.)?|{_NAMED}\.(?:transformer\.|(?=logit_scale$))", re.ASCII
@@ -42,3 +43,12 @@ def plain(role: str, key: str) -> str | None:
     if prefix := next((one for one in prefixes if key.startswith(one)), None):
         return key.removeprefix(prefix)
     return None if key.startswith((*_OWN, *VAES)) else key
+
+
+def prefixes(role: str, names: Iterable[str], sign: str) -> Iterable[str]:
+    """Return the prefixes that the name `sign` of a network may have among the `names` of a file, the likeliest
+    first."""
+    if role != "text":
+        return PREFIXES[role]
+    ends = (name for name in names if name == sign or name.endswith(f".{sign}"))
+    return dict.fromkeys(name.removesuffix(sign) for name in ends if plain(role, name) is not None)

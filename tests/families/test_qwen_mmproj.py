@@ -181,7 +181,7 @@ def test_info_and_wrong_files(
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
     refused(ModelError, "without its vision tower.*--text-encoder mmproj.gguf", text_encoder=language)
-    refused(ModelError, "lacks tensor", text_encoder=tower)
+    refused(ModelError, "is a vision tower alone: give its language model too", text_encoder=tower)
     refused(ModelError, "neither is a vision tower", text_encoder=language, text_encoder_2=language)
     refused(ModelError, "both are vision towers", text_encoder=tower, text_encoder_2=tower)
     refused(UsageError, "sees no picture", tiny_folder, text_encoder=language, text_encoder_2=tower)

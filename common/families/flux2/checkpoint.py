@@ -12,22 +12,22 @@ from typing import Any
 from qwenimg.common.base.config import data_folder, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
-from qwenimg.common.base.safe_files import bad, is_file, is_folder
+from qwenimg.common.base.safe_files import bad, is_file
 from qwenimg.common.base.text import clean
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.flux2.known import SMALL_FILES
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.networks.denoisers import flux2_dit, flux2_names
 from qwenimg.common.networks.denoisers.flux2_dit import Flux2Config
-from qwenimg.common.networks.encoders import qwen3
+from qwenimg.common.networks.encoders import language_names, qwen3
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import flux2_vae, flux2_vae_names
 from qwenimg.common.parts import known_configs
-from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
+from qwenimg.common.parts.components import find_config, open_tokenizer
 from qwenimg.common.parts.open_file import open_part, stored_shape
 from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
+from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
 from qwenimg.common.weights.plan import closed_on_failure
@@ -45,7 +45,11 @@ NETWORKS: dict[str, Network] = {
     "text_encoder": replace(qwen3.NETWORK, fields=_with_taps),
     "vae": flux2_vae.NETWORK,
 }
-LAYOUTS = {"transformer": flux2_names.LAYOUTS, "vae": flux2_vae_names.LAYOUTS}
+LAYOUTS = {
+    "transformer": flux2_names.LAYOUTS,
+    "text_encoder": replace(language_names.QWEN3, network=NETWORKS["text_encoder"]),
+    "vae": flux2_vae_names.LAYOUTS,
+}
 FITS = (
     Fit(
         "the transformer wants text states of {} channels, the text encoder makes {}",
@@ -74,7 +78,8 @@ def open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
     with closed_on_failure() as keep:
         components = {}
         for name in NETWORKS:
-            components[name] = _open_part(name, options.part(name) or folder / name, configs[name], options.for_rewrite)
+            place = options.part(name) or folder / name
+            components[name] = open_part(LAYOUTS[name], place, configs[name], name, for_rewrite=options.for_rewrite)
             keep(components[name].plan)
         _check_klein(folder, components["transformer"].config)  # which may be from elsewhere
     return Checkpoint(
@@ -98,14 +103,6 @@ def _scheduler(folder: Path, known: str | None) -> FlowMatchConfig:
     if known is not None and not is_file(path):
         path = data_folder(known) / _SCHEDULER
     return flow_match.read_config(read_json(path), path)
-
-
-def _open_part(name: str, path: Path, own: Any, for_rewrite: bool) -> Component:
-    """Open one of NETWORKS from a folder or file. `own`: the configuration of the model's own. Raise ModelError."""
-    if name in LAYOUTS and (is_file(path / "config.json") or not is_folder(path)):
-        return open_part(LAYOUTS[name], path, own, name, for_rewrite=for_rewrite)
-    network = NETWORKS[name]
-    return open_component(network, path, find_config(network, [path], lambda: own), name, for_rewrite=for_rewrite)
 
 
 def model_of(transformer: Path) -> str:

@@ -23,8 +23,13 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
-from qwenimg.common.networks.encoders.qwen_vl import QwenVLConfig
+from qwenimg.common.networks.encoders import (
+    language_names,
+    qwen_vl,
+    qwen_vl_caption,
+    qwen_vl_vision,
+    vision_tower,
+)
 from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.layout import Shapes, shape_of
@@ -33,8 +38,9 @@ from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
 from qwenimg.common.parts import merged_file
 from qwenimg.common.parts.components import find_config, open_component, open_tokenizer, renaming
+from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.small_files import find_tokenizer
-from qwenimg.common.parts.texts import language_files, towers
+from qwenimg.common.parts.texts import towers
 from qwenimg.common.parts.texts.towers import language_first
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
@@ -45,6 +51,7 @@ from qwenimg.common.weights.plan import closed_on_failure
 _UP = re.compile(r"decoder\.(?:up_blocks\.0\.resnets\.(\d)\.conv1|upsamples\.(\d{1,2})\.residual\.2)\.weight")
 _SAMPLER = re.compile(r"decoder\.(?:up_blocks\.\d\.upsamplers\.0|upsamples\.(\d{1,2}))\.resample\.1\.weight")
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
+LAYOUTS = {"text_encoder": language_names.QWEN2_5_VL}
 FITS = (
     Fit(
         "the transformer wants text states of {} channels, the text encoder makes {}",
@@ -124,16 +131,18 @@ def open_parts(folder: Path, options: LoadOptions) -> tuple[QwenVariant, dict[st
     components = {}
     with closed_on_failure() as keep:
         for name, network in parts.items():
-            components[name] = open_component(
-                network,
-                places[name],
-                configs[name],
-                name,
-                for_rewrite=options.for_rewrite,
-                beside=tower if name == "text_encoder" and network is not qwen_vl.NETWORK else None,
-            )
+            components[name] = _opened(name, network, places[name], configs[name], tower, options.for_rewrite)
             keep(components[name].plan)
     return kind, components
+
+
+def _opened(name: str, network: Network, place: Path, config: Any, tower: Path | None, for_rewrite: bool) -> Component:
+    """Open the part `name`, of the text encoder also the file of its vision `tower`. Raise ModelError."""
+    if name not in LAYOUTS:
+        return open_component(network, place, config, name, for_rewrite=for_rewrite)
+    beside = tower if network is not qwen_vl.NETWORK else None
+    layouts = replace(LAYOUTS[name], network=network)
+    return open_part(layouts, place, config, name, for_rewrite=for_rewrite, beside=beside)
 
 
 def is_tower(header: Header) -> bool:
@@ -213,12 +222,9 @@ def _check_channels(folder: Path, kind: QwenVariant, vae: QwenVAEConfig) -> None
 
 def _config_of(header: Header, part: str, like: Any) -> Any:
     """Return the configuration of a part in the file; `like` has the fields that no tensor shows. Raises ModelError."""
-    if part == "text_encoder":
-        rename = renaming(qwen_vl.NETWORK, QwenVLConfig())
-        return replace(like, **language_files.sizes(header, rename, QwenVLConfig().head_dim))
-    if part == "vae":
-        return _vae(header, like)
-    return _transformer(header, like)
+    if part in LAYOUTS:  # which are opened by their shapes
+        return like
+    return _vae(header, like) if part == "vae" else _transformer(header, like)
 
 
 def _transformer(header: Header, like: QwenDiTConfig) -> QwenDiTConfig:

@@ -18,9 +18,8 @@ from qwenimg.common.families.qwen_image_21.known import SMALL_FILES
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.denoisers import qwen21_dit
-from qwenimg.common.networks.denoisers.qwen21_names import LAYOUTS
-from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision, vision_tower
+from qwenimg.common.networks.denoisers import qwen21_dit, qwen21_names
+from qwenimg.common.networks.encoders import language_names, qwen3_vl, qwen3_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
@@ -39,6 +38,7 @@ NETWORKS: dict[str, Network] = {
     "text_encoder": qwen3_vl_vision.NETWORK,
     "vae": qwen21_vae.NETWORK,
 }
+LAYOUTS = {"transformer": qwen21_names.LAYOUTS, "text_encoder": language_names.QWEN3_VL}
 FITS = (
     Fit(
         "the transformer wants text states of {} channels, the text encoder makes {}",
@@ -87,11 +87,11 @@ def _opened(
     name: str, network: Network, place: Path, config: Any, tower: Path | None, *, for_rewrite: bool
 ) -> Component:
     """Open the part `name`, of the text encoder also the file of its vision `tower`. Raise ModelError."""
-    if name == "transformer":
-        return open_part(LAYOUTS, place, config, name, for_rewrite=for_rewrite)
-    if not isinstance(config, Qwen3VLVisionConfig):
+    if name not in LAYOUTS:
         return open_component(network, place, config, name, for_rewrite=for_rewrite)
-    return open_component(network, place, config, name, for_rewrite=for_rewrite, beside=tower)
+    beside = tower if isinstance(config, Qwen3VLVisionConfig) else None
+    layouts = replace(LAYOUTS[name], network=network)
+    return open_part(layouts, place, config, name, for_rewrite=for_rewrite, beside=beside)
 
 
 def sample_sigmas(index: Path) -> tuple[float, ...]:

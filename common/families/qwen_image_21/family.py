@@ -15,7 +15,7 @@ from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen21_names
-from qwenimg.common.networks.encoders import qwen3_vl, qwen3_vl_vision
+from qwenimg.common.networks.encoders import language_names, qwen3_vl, qwen3_vl_vision
 from qwenimg.common.networks.vaes import qwen21_vae
 from qwenimg.common.parts import known_configs
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
@@ -61,13 +61,7 @@ def _defaults(checkpoint: Checkpoint) -> Defaults:
     return Defaults(**usual | {"steps": steps}, strength=1.0, mask_strength=0.8, edited=references.AREA)
 
 
-def _has_text_encoder(header: Header) -> bool:
-    return qwen3_vl.is_in(header) or is_tower(header)
-
-
 def _text_encoder(header: Header) -> str:
-    if is_tower(header):
-        return "the vision tower of Qwen3-VL, a text encoder: give it beside the language model's file"
     tower = any(key.startswith(qwen3_vl.TOWER) for key in header.tensors)
     return f"Qwen3-VL, a text encoder, {'with' if tower else 'without'} its vision tower"
 
@@ -97,7 +91,13 @@ FAMILY = Family(
     open=open_folder,
     files=(
         PartFile(option="transformer", title="Qwen-Image-2.1's transformer", layouts=qwen21_names.LAYOUTS),
-        PartFile(option="text_encoder", title=_text_encoder, network=qwen3_vl_vision.NETWORK, is_in=_has_text_encoder),
+        PartFile(option="text_encoder", title=_text_encoder, layouts=language_names.QWEN3_VL),
+        PartFile(
+            option="text_encoder",
+            title="the vision tower of Qwen3-VL, a text encoder: give it beside the language model's file",
+            network=qwen3_vl_vision.NETWORK,
+            is_in=is_tower,
+        ),
         PartFile(option="vae", title=_vae, network=qwen21_vae.NETWORK, is_in=_has_vae),
     ),
     model_of=lambda transformer, options: of_name(display_name(transformer)).name,

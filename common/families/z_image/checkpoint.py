@@ -3,36 +3,35 @@ all checked before a weight is read."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from qwenimg.common.base.config import data_folder, parse, read_json
+from qwenimg.common.base.config import data_folder, read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.fits import Fit
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.z_image.known import SMALL_FILES, TURBO, of_name
-from qwenimg.common.formats.headers import peek
 from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
-from qwenimg.common.networks.encoders import qwen3
-from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
+from qwenimg.common.networks.encoders import language_names, qwen3
 from qwenimg.common.networks.vaes import kl_vae, kl_vae_names
 from qwenimg.common.parts import known_configs, merged_file
-from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
+from qwenimg.common.parts.components import find_config, open_tokenizer
 from qwenimg.common.parts.open_file import open_part
 from qwenimg.common.parts.small_files import find_tokenizer
-from qwenimg.common.parts.texts import language_files
 from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
 from qwenimg.common.sampling.flow_match import FlowMatchConfig
-from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import closed_on_failure
 
 NETWORKS = {"transformer": zimage_dit.NETWORK, "text_encoder": qwen3.NETWORK, "vae": kl_vae.NETWORK}
-LAYOUTS = {"transformer": zimage_names.LAYOUTS, "vae": kl_vae_names.LAYOUTS}
+LAYOUTS = {
+    "transformer": zimage_names.LAYOUTS,
+    "text_encoder": language_names.QWEN3,
+    "vae": kl_vae_names.LAYOUTS,
+}
 
 FITS = (
     Fit(
@@ -99,18 +98,7 @@ def _opened(name: str, folder: Path, options: LoadOptions, *, published: bool) -
     place = elsewhere or (folder if merged else folder / name)
     known = partial(known_configs.read, TURBO.name, name, network)
     config = find_config(network, [place, folder / name], known if published else None)
-    if name == "text_encoder" and place == folder:
-        sizes = language_files.sizes(peek(folder), _text_name, config.head_dim)
-        config = parse(Qwen3Config, asdict(config) | sizes, source=folder)
-    if name in LAYOUTS and (is_file(place) or is_file(place / "config.json")):
-        return open_part(LAYOUTS[name], place, config, name, for_rewrite=options.for_rewrite)
-    return open_component(network, place, config, name, for_rewrite=options.for_rewrite)
-
-
-def _text_name(key: str) -> str | None:
-    """Return the manifest's name of a tensor of the text encoder in the file of a whole model."""
-    name = plain("text", key)
-    return name if name is None else qwen3.rename(name)
+    return open_part(LAYOUTS[name], place, config, name, for_rewrite=options.for_rewrite)
 
 
 def _scheduler(folder: Path, *, has_index: bool) -> FlowMatchConfig:

@@ -13,7 +13,7 @@ What is unusual about it:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,10 @@ from qwenimg.common.networks import params
 from qwenimg.common.networks.encoders import language_model
 from qwenimg.common.networks.encoders.language_model import LLAMA_CPP, from_llama_cpp
 from qwenimg.common.networks.network import Network
-from qwenimg.common.weights.part_names import plain
 from qwenimg.common.weights.plan import ParamUses, stored_uses
 
 MODEL_TYPE = "qwen3"
 _PREFIX, _NOT_NEEDED = "model.", ("lm_head.", "output.")
-SIGN = "layers.0.self_attn.q_norm.weight"
 _LLAMA_CPP = {**LLAMA_CPP, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -105,12 +103,6 @@ def rename(key: str) -> str | None:
     if key.startswith(_NOT_NEEDED) or key.endswith(language_model.COMPUTED):
         return None
     return from_llama_cpp(key.removeprefix(_PREFIX), _LLAMA_CPP)
-
-
-def is_in(names: Iterable[str]) -> bool:
-    """Return whether a file with these `names` has such a text encoder, and no vision tower as Qwen3-VL."""
-    every = [name for key in names if (name := plain("text", key)) is not None]
-    return any(rename(key) == SIGN for key in every) and not any("visual." in key for key in every)
 
 
 def _attention(config: Qwen3Config) -> Manifest:

@@ -13,18 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qwenimg.common.formats import gguf
-from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import language_model, qwen3
 from qwenimg.common.networks.encoders.qwen3 import Qwen3Config
-from qwenimg.common.weights.part_names import plain
 
 MODEL_TYPE = "qwen3_vl"
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 TOWER = ("model.visual.", "visual.", "vision_tower.")
 """Starts of the names of the vision tower."""
 _NOT_NEEDED = (*TOWER, "lm_head.", "output.", "language_model.lm_head.")
-_SIGNS = (*TOWER, "model.language_model.", "language_model.")  # of names that Qwen3 has not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +61,3 @@ NETWORK = replace(
     published=lambda name: f"model.language_model.{name}",
     architectures=frozenset({"qwen3vl"}),
 )
-
-
-def is_in(header: Header) -> bool:
-    """Return whether a file with this header has such a text encoder. Without its vision tower and with bare names it
-    is taken for Qwen3, unless a GGUF file names the architecture."""
-    named = gguf.architecture(header) in NETWORK.architectures
-    names = [name for key in header.tensors if (name := plain("text", key)) is not None]
-    if not named and (gguf.architecture(header) or not any(name.startswith(_SIGNS) for name in names)):
-        return False
-    return any(rename(name) == qwen3.SIGN for name in names)
