@@ -40,18 +40,13 @@ def read_config(network: Network, folder: Path, refused: Mapping[str, str] | Non
     return parse(network.config, fields, source=path, ignored=network.ignored)
 
 
-def find_config(
-    network: Network,
-    folders: Sequence[Path],
-    published: Callable[[], Any] | None = None,
-    refused: Mapping[str, str] | None = None,
-) -> Any:
+def find_config(network: Network, folders: Sequence[Path], published: Callable[[], Any] | None = None) -> Any:
     """Return the configuration of `network` in the first of `folders` that has one, else the `published` one. Where
-    that is None too, it has to be in the last of them. `refused` as for `read_config`. Raises ModelError."""
+    that is None too, it has to be in the last of them. Raises ModelError."""
     source = next((folder for folder in folders if is_file(folder / "config.json")), None)
     if source is None and published is not None:
         return published()
-    return read_config(network, source or folders[-1], refused)
+    return read_config(network, source or folders[-1])
 
 
 def _check_quantization(path: Path, data: Mapping[str, object]) -> None:
@@ -93,9 +88,10 @@ def is_absent(part: Component) -> bool:
 
 
 def is_bare(folder: Path) -> bool:
-    """Return whether the folder of a component has its configuration alone, as this package ships those of known
+    """Return whether the folder of a component has its configurations alone, as this package ships those of known
     models."""
-    return is_folder(folder) and [path.name for path in folder.iterdir()] == ["config.json"]
+    names = [path.name for path in folder.iterdir()] if is_folder(folder) else []
+    return bool(names) and all(name.endswith(".json") and not name.endswith(".index.json") for name in names)
 
 
 def open_tokenizer(path: Path, load: Callable[[Path], Any], config: Any) -> TokenizerFiles:

@@ -16,12 +16,11 @@ from qwenimg.common.families.flux import mflux, single_file, variants
 from qwenimg.common.families.flux.checkpoint import (
     FITS,
     NETWORKS,
+    OPENING,
     REFUSED,
     is_schnell,
     known_name,
     model_of,
-    open_checkpoint,
-    read_levels,
 )
 from qwenimg.common.families.flux.known import SCHNELL
 from qwenimg.common.families.flux.model import Flux
@@ -87,7 +86,7 @@ def _described(folder: Path) -> str:
 def _text_model(folder: Path, config: Mapping[str, Any]) -> str:
     guided = config.get("guidance_embeds") is True
     try:
-        levels = read_levels(folder) if is_file(folder / "model_index.json") else None
+        levels = OPENING.levels(OPENING.source(folder, LoadOptions())) if is_file(folder / "model_index.json") else None
     except ModelError:  # opening the folder says why
         return "dev or schnell"
     return "schnell" if is_schnell(folder, LoadOptions(), levels, guided=guided) else "dev"
@@ -135,13 +134,13 @@ FAMILY = Family(
     fits=FITS,
     published=_published,
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "variant", "tokenizer"}),
-    open=open_checkpoint,
+    open=OPENING.open,
     files=(
         ModelFile(
             title="Flux.1",
             parts=(*NETWORKS,),
             is_in=single_file.is_model,
-            open=single_file.open_parts,
+            open=OPENING.open_inside,
             variant=lambda path, parts: _variant(path, parts["transformer"].config),
             fits=FITS,
         ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwenimg.common.families.family import Family
-from qwenimg.common.families.flux2.checkpoint import FITS, LAYOUTS, NETWORKS, is_distilled, model_of, open_folder
+from qwenimg.common.families.flux2.checkpoint import FITS, LAYOUTS, NETWORKS, OPENING, is_distilled, model_of
 from qwenimg.common.families.flux2.known import BASE_4B, KLEIN_4B
 from qwenimg.common.families.flux2.model import Flux2
 from qwenimg.common.families.known_model import KnownModel
@@ -81,7 +81,7 @@ FAMILY = Family(
     fits=FITS,
     published=lambda checkpoint, folder: replace(checkpoint, distilled=is_distilled(folder / "model_index.json")),
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
-    open=open_folder,
+    open=OPENING.open,
     files=(
         PartFile(option="transformer", title="FLUX.2's transformer", layouts=LAYOUTS["transformer"], variant=_variant),
         PartFile(option="vae", title="FLUX.2's VAE", layouts=LAYOUTS["vae"], use="-m MODEL --vae FILE"),

@@ -1,5 +1,4 @@
-"""A Qwen-Image folder in diffusers layout, or as mflux saves it: its configurations and load plans, all checked
-before a weight is read."""
+"""How a Qwen-Image is opened: its variant, the networks of that, and the configurations that files show."""
 
 from __future__ import annotations
 
@@ -9,12 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from qwenimg.common.base.config import data_folder, parse, read_json
+from qwenimg.common.base.config import parse, read_json
 from qwenimg.common.base.errors import ModelError, UsageError
 from qwenimg.common.base.safe_files import bad, is_file, is_folder
 from qwenimg.common.base.text import clean
+from qwenimg.common.families import tokenizers
 from qwenimg.common.families.fits import Fit
-from qwenimg.common.families.load_options import LoadOptions
+from qwenimg.common.families.opening import CONFIG, INDEX, Opening, Source
 from qwenimg.common.families.qwen_image import captions, variants
 from qwenimg.common.families.qwen_image.known import SMALL_FILES
 from qwenimg.common.families.qwen_image.variants import QwenVariant
@@ -23,35 +23,20 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen_dit
 from qwenimg.common.networks.denoisers.qwen_dit import QwenDiTConfig
-from qwenimg.common.networks.encoders import (
-    language_names,
-    qwen_vl,
-    qwen_vl_caption,
-    qwen_vl_vision,
-    vision_tower,
-)
+from qwenimg.common.networks.encoders import language_names, qwen_vl, qwen_vl_caption, qwen_vl_vision, vision_tower
 from qwenimg.common.networks.encoders.qwen_vl_caption import QwenCaptionConfig
 from qwenimg.common.networks.encoders.qwen_vl_vision import QwenVLVisionConfig
 from qwenimg.common.networks.layout import Shapes, shape_of
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen_vae
 from qwenimg.common.networks.vaes.qwen_vae import QwenVAEConfig
-from qwenimg.common.parts import merged_file
-from qwenimg.common.parts.components import find_config, open_component, open_tokenizer, renaming
-from qwenimg.common.parts.open_file import open_part
-from qwenimg.common.parts.small_files import find_tokenizer
+from qwenimg.common.parts.components import renaming
 from qwenimg.common.parts.texts import towers
-from qwenimg.common.parts.texts.towers import language_first
-from qwenimg.common.prompts import qwen
-from qwenimg.common.runtime.checkpoint import Checkpoint, Component
-from qwenimg.common.sampling import flow_match
 from qwenimg.common.weights.part_names import plain
-from qwenimg.common.weights.plan import closed_on_failure
 
 _UP = re.compile(r"decoder\.(?:up_blocks\.0\.resnets\.(\d)\.conv1|upsamples\.(\d{1,2})\.residual\.2)\.weight")
 _SAMPLER = re.compile(r"decoder\.(?:up_blocks\.\d\.upsamplers\.0|upsamples\.(\d{1,2}))\.resample\.1\.weight")
 NETWORKS = {"transformer": qwen_dit.NETWORK, "text_encoder": qwen_vl.NETWORK, "vae": qwen_vae.NETWORK}
-LAYOUTS = {"text_encoder": language_names.QWEN2_5_VL}
 FITS = (
     Fit(
         "the transformer wants text states of {} channels, the text encoder makes {}",
@@ -77,97 +62,29 @@ def networks(kind: QwenVariant) -> dict[str, Network]:
     return NETWORKS | {"text_encoder": text}
 
 
-def open_folder(folder: Path, options: LoadOptions | None = None) -> Checkpoint:
-    """Read every configuration and header of `folder`, or of the file of a whole model, and check them against the
-    manifests. Parts that `options` has elsewhere are read from there; one without a configuration takes that of
-    `folder`. Raises ModelError and UsageError."""
-    options = options or LoadOptions()
-    levels_of = folder if is_file(folder / "model_index.json") else data_folder("qwen-image")
-    scheduler = levels_of / "scheduler" / "scheduler_config.json"
-    tokenizer = find_tokenizer(folder, options.tokenizer, SMALL_FILES)
-    kind, components = open_parts(folder, options)
-    with closed_on_failure() as keep:
-        for part in components.values():
-            keep(part.plan)
-        return Checkpoint(
-            source=folder,
-            components=components,
-            tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, components["text_encoder"].config)},
-            scheduler=flow_match.read_config(read_json(scheduler), scheduler),
-            variant=kind.name,
-        )
-
-
-def open_parts(folder: Path, options: LoadOptions) -> tuple[QwenVariant, dict[str, Component]]:
-    """Return the variant of a model, and its parts, as `open_folder` finds them. Raises ModelError and UsageError."""
-    has_index, inside = is_file(folder / "model_index.json"), is_file(folder)
-    if inside:
-        merged_file.check_parts(folder, options.parts)
-    places = {name: options.part(name) or (folder if inside else folder / name) for name in NETWORKS}
-    if (tower := options.part("text_encoder_2")) is not None:
-        places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
-
-    def config(name: str, network: Network) -> Any:
-        if inside and places[name] == folder:
-            return _config_of(peek(folder), name, network.config())
-        published = network.config if not has_index or options.part(name) is not None else None
-        return find_config(network, [places[name], folder / name], published)
-
-    kind = _kind(folder, options, config("transformer", qwen_dit.NETWORK))
-    parts = networks(kind)
-    texts = [places["text_encoder"], *([] if tower is None else [tower])]
-    if kind.layered and captions.lacks(file for place in texts for file in find_files(place).files):
-        parts["text_encoder"] = qwen_vl.NETWORK
-    configs = {name: config(name, network) for name, network in parts.items()}
-    configs["transformer"] = variants.of_kind(configs["transformer"], kind)
-    if not is_file(places["vae"] / "config.json"):  # the configuration is that of another VAE, or the published one
-        configs["vae"] = variants.of_kind(configs["vae"], kind)
-    configs["text_encoder"] = _writing(configs["text_encoder"], [places["text_encoder"], folder / "text_encoder"])
-    _check_channels(folder, kind, configs["vae"])
-    if kind.edits:
-        _check_sees(texts)
-    elif tower is not None and not kind.layered:
-        raise UsageError(f"{clean(tower, 80)}: is a vision tower, and {kind.title} sees no picture: leave it out")
-    components = {}
-    with closed_on_failure() as keep:
-        for name, network in parts.items():
-            components[name] = _opened(name, network, places[name], configs[name], tower, options.for_rewrite)
-            keep(components[name].plan)
-    return kind, components
-
-
-def _opened(name: str, network: Network, place: Path, config: Any, tower: Path | None, for_rewrite: bool) -> Component:
-    """Open the part `name`, of the text encoder also the file of its vision `tower`. Raise ModelError."""
-    if name not in LAYOUTS:
-        return open_component(network, place, config, name, for_rewrite=for_rewrite)
-    beside = tower if network is not qwen_vl.NETWORK else None
-    layouts = replace(LAYOUTS[name], network=network)
-    return open_part(layouts, place, config, name, for_rewrite=for_rewrite, beside=beside)
-
-
 def is_tower(header: Header) -> bool:
     """Return whether a file with this header is the vision tower of Qwen2.5-VL alone, as llama.cpp has it."""
     return towers.is_tower(header, "qwen2.5vl_merger")
 
 
-def _kind(folder: Path, options: LoadOptions, transformer: QwenDiTConfig) -> QwenVariant:
+def _variant(source: Source) -> QwenVariant:
     """Return the variant: the one that the user says, else the one that the transformer's file says if it is not the
     folder's own, else that of `folder`. Raises UsageError, and ModelError for a folder whose parts do not go
     together."""
-    if (chosen := options.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
+    if (chosen := source.options.variant_of(variants.VARIANTS, "Qwen-Image")) is not None:
         return variants.VARIANTS[chosen]
-    index, elsewhere = folder / "model_index.json", options.part("transformer")
-    place = elsewhere or (folder if is_file(folder) else folder / "transformer")
-    if not is_file(place / "config.json") and _has_addition(place):
+    folder, given, place = source.path, source.given.get("transformer"), source.place("transformer")
+    if not is_file(place / CONFIG) and _has_addition(place):
         return variants.LAYERED
-    named = variants.of_name(elsewhere.name) if elsewhere is not None and not is_folder(elsewhere) else None
+    named = variants.of_name(given.name) if given is not None and not is_folder(given) else None
     if named is not None:
         return named
-    if not is_file(index):
+    if not source.has_index:
         return variants.of_name(folder.name) or variants.TEXT
+    transformer: QwenDiTConfig = source.config("transformer", qwen_dit.NETWORK)
     try:
         return variants.of_pipeline(
-            str(read_json(index).get("_class_name")), transformer.zero_cond_t, transformer.use_layer3d_rope
+            str(read_json(folder / INDEX).get("_class_name")), transformer.zero_cond_t, transformer.use_layer3d_rope
         )
     except ModelError as error:
         raise ModelError(f"{clean(folder)}: {error}") from None
@@ -217,14 +134,45 @@ def _check_channels(folder: Path, kind: QwenVariant, vae: QwenVAEConfig) -> None
         )
 
 
+def _texts(source: Source) -> list[Path]:
+    """Return the places of the text encoder: it may be in two files."""
+    tower = source.given.get(towers.SECOND)
+    return [source.place(towers.FIRST), *([] if tower is None else [tower])]
+
+
+def _networks(source: Source) -> dict[str, Network]:
+    parts = networks(source.variant)
+    if source.variant.layered and captions.lacks(file for place in _texts(source) for file in find_files(place).files):
+        parts["text_encoder"] = qwen_vl.NETWORK
+    return parts
+
+
+def _check_tower(source: Source) -> None:
+    """Raise ModelError for a model that sees pictures without a vision tower, UsageError for another with one."""
+    kind, tower = source.variant, source.given.get(towers.SECOND)
+    if kind.edits:
+        _check_sees(_texts(source))
+    elif tower is not None and not kind.layered:
+        raise UsageError(f"{clean(tower, 80)}: is a vision tower, and {kind.title} sees no picture: leave it out")
+
+
+def _config(source: Source, part: str, config: Any) -> Any:
+    """Return the configuration of a part, of this variant. Raise ModelError for a VAE of another."""
+    kind, place = source.variant, source.place(part)
+    if part == "text_encoder":
+        _check_tower(source)
+        return _writing(config, [place, source.path / part])
+    if source.is_inside(part):
+        header = peek(source.path)
+        config = _vae(header, config) if part == "vae" else _transformer(header, config)
+    if part == "transformer" or not is_file(place / CONFIG):  # else it is that of another VAE, or the published one
+        config = variants.of_kind(config, kind)
+    if part == "vae":
+        _check_channels(source.path, kind, config)
+    return config
+
+
 # A whole model in one file: nothing shows the axes of positions and the latents' statistics, which are as published
-
-
-def _config_of(header: Header, part: str, like: Any) -> Any:
-    """Return the configuration of a part in the file; `like` has the fields that no tensor shows. Raises ModelError."""
-    if part in LAYOUTS:  # which are opened by their shapes
-        return like
-    return _vae(header, like) if part == "vae" else _transformer(header, like)
 
 
 def _transformer(header: Header, like: QwenDiTConfig) -> QwenDiTConfig:
@@ -253,3 +201,18 @@ def _vae(header: Header, like: QwenVAEConfig) -> QwenVAEConfig:
     blocks = {int(match[1] or match[2]) for name in shapes if (match := _UP.fullmatch(name))}
     layers = sum(block < sampler for block in blocks)
     return parse(QwenVAEConfig, asdict(like) | {"base_dim": width, "num_res_blocks": layers - 1}, source=path)
+
+
+OPENING = Opening(
+    networks=NETWORKS,
+    layouts={"text_encoder": language_names.QWEN2_5_VL},
+    model=lambda source: "qwen-image",
+    tokenizers=tokenizers.of_language_model(SMALL_FILES),
+    given=lambda source: towers.language_first(source.options.parts, source.path / towers.FIRST, is_tower),
+    variant=_variant,
+    networks_of=_networks,
+    config=_config,
+    seeing=[qwen_vl_vision.NETWORK, qwen_vl_caption.NETWORK],
+    complete=lambda source, checkpoint: replace(checkpoint, variant=source.variant.name),
+)
+open_folder = OPENING.open

@@ -10,10 +10,9 @@ from pathlib import Path
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import ControlFiles, Family
-from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.part_file import ModelFile, PartFile
 from qwenimg.common.families.qwen_image import control_files, references, variants
-from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, networks, open_folder, open_parts
+from qwenimg.common.families.qwen_image.checkpoint import FITS, NETWORKS, OPENING, networks
 from qwenimg.common.families.qwen_image.describe_file import QwenPart, is_model
 from qwenimg.common.families.qwen_image.edit import QwenImageEdit
 from qwenimg.common.families.qwen_image.layered import AREAS, QwenImageLayered
@@ -119,7 +118,7 @@ FAMILY = Family(
     fits=FITS,
     published=_published,
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer", "variant"}),
-    open=open_folder,
+    open=OPENING.open,
     files=(
         PartFile(
             option="control",
@@ -132,7 +131,7 @@ FAMILY = Family(
             title="Qwen-Image",
             parts=(*NETWORKS,),
             is_in=is_model,
-            open=lambda path: open_parts(path, LoadOptions())[1],
+            open=OPENING.open_parts,
             fits=FITS,
         ),
         *(QwenPart(option=part) for part in NETWORKS),

@@ -1,44 +1,37 @@
-"""A Qwen-Image-2.1 folder in diffusers layout, with parts elsewhere or not: its configurations and load plans, all
-checked before a weight is read."""
+"""How a Qwen-Image-2.1 is opened: its networks, its vision tower, which may be in a file of its own, and its levels."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from qwenimg.common.base.config import read_json
 from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.found_once import found_once
+from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.base.safe_files import bad
 from qwenimg.common.base.text import clean
+from qwenimg.common.families import tokenizers
 from qwenimg.common.families.fits import Fit
-from qwenimg.common.families.load_options import LoadOptions
-from qwenimg.common.families.qwen_image_21.known import SMALL_FILES
+from qwenimg.common.families.opening import INDEX, Given, Opening, Source
+from qwenimg.common.families.qwen_image_21.known import SMALL_FILES, of_name
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.denoisers import qwen21_dit, qwen21_names
 from qwenimg.common.networks.encoders import language_names, qwen3_vl, qwen3_vl_vision, vision_tower
-from qwenimg.common.networks.encoders.qwen3_vl_vision import Qwen3VLVisionConfig
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.vaes import qwen21_vae
-from qwenimg.common.parts.components import find_config, open_component, open_tokenizer
-from qwenimg.common.parts.open_file import open_part
-from qwenimg.common.parts.small_files import find_tokenizer
 from qwenimg.common.parts.texts import towers
-from qwenimg.common.parts.texts.towers import language_first
-from qwenimg.common.prompts import qwen
 from qwenimg.common.runtime.checkpoint import Checkpoint, Component
 from qwenimg.common.sampling import flow_match
-from qwenimg.common.weights.plan import LoadPlan, closed_on_failure
+from qwenimg.common.weights.plan import LoadPlan
 
 NETWORKS: dict[str, Network] = {
     "transformer": qwen21_dit.NETWORK,
     "text_encoder": qwen3_vl_vision.NETWORK,
     "vae": qwen21_vae.NETWORK,
 }
-LAYOUTS = {"transformer": qwen21_names.LAYOUTS, "text_encoder": language_names.QWEN3_VL}
 FITS = (
     Fit(
         "the transformer wants text states of {} channels, the text encoder makes {}",
@@ -51,47 +44,8 @@ FITS = (
         lambda configs: [configs["vae"].z_dim],
     ),
 )
+_BLIND = NETWORKS | {"text_encoder": qwen3_vl.NETWORK}
 SAMPLE_SIGMAS = "sample_sigmas"  # in model_index.json: noise levels that the model was distilled for
-
-
-def open_folder(folder: Path, options: LoadOptions) -> Checkpoint:
-    """Read every configuration and header of `folder` and check them against the manifests. Parts that `options` has
-    elsewhere are read from there; one without a configuration has that of the model's own part. Raises ModelError and
-    UsageError."""
-    scheduler = folder / "scheduler" / "scheduler_config.json"
-    places, tower = {name: options.part(name) or folder / name for name in NETWORKS}, options.part("text_encoder_2")
-    if tower is not None:
-        places["text_encoder"], tower = language_first(places["text_encoder"], tower, is_tower)
-    networks = NETWORKS | {"text_encoder": text_encoder(places["text_encoder"], tower)}
-    configs = {name: find_config(network, [places[name], folder / name]) for name, network in networks.items()}
-    tokenizer = find_tokenizer(folder, options.tokenizer, SMALL_FILES)
-    components = {}
-    with closed_on_failure() as keep:
-        for name, network in networks.items():
-            components[name] = _opened(
-                name, network, places[name], configs[name], tower, for_rewrite=options.for_rewrite
-            )
-            keep(components[name].plan)
-    config = flow_match.read_config(read_json(scheduler), scheduler)
-    fixed = sample_sigmas(folder / "model_index.json")
-    return Checkpoint(
-        source=folder,
-        components=components,
-        tokenizers={"text_encoder": open_tokenizer(tokenizer, qwen.load, configs["text_encoder"])},
-        scheduler=replace(config, sample_sigmas=fixed),
-        distilled=bool(fixed),
-    )
-
-
-def _opened(
-    name: str, network: Network, place: Path, config: Any, tower: Path | None, *, for_rewrite: bool
-) -> Component:
-    """Open the part `name`, of the text encoder also the file of its vision `tower`. Raise ModelError."""
-    if name not in LAYOUTS:
-        return open_component(network, place, config, name, for_rewrite=for_rewrite)
-    beside = tower if isinstance(config, Qwen3VLVisionConfig) else None
-    layouts = replace(LAYOUTS[name], network=network)
-    return open_part(layouts, place, config, name, for_rewrite=for_rewrite, beside=beside)
 
 
 def sample_sigmas(index: Path) -> tuple[float, ...]:
@@ -111,18 +65,42 @@ def is_tower(header: Header) -> bool:
     return towers.is_tower(header, "qwen3vl_merger")
 
 
-def text_encoder(place: Path, tower: Path | None = None) -> Network:
-    """Return the network of the text encoder at `place`: with its vision tower if the files have it, or if `tower`, a
-    file, is it. Raises ModelError."""
-    if tower is not None:
-        return qwen3_vl_vision.NETWORK
+def _given(source: Source) -> Given:
+    return towers.language_first(source.options.parts, source.path / towers.FIRST, is_tower)
+
+
+def _networks(source: Source) -> dict[str, Network]:
+    """Return the networks of a model: that of its text encoder is with its vision tower if the files have it. Raise
+    ModelError."""
+    return NETWORKS if towers.SECOND in source.given or _sees(source.place("text_encoder")) else _BLIND
+
+
+def _sees(place: Path) -> bool:
     for path in find_files(place).files:
         header = peek(path)
         if is_tower(header):
             raise bad(path, "is a vision tower alone: give its language model too, as a second --text-encoder FILE")
         if any((qwen3_vl_vision.rename(key) or "").startswith(vision_tower.PREFIX) for key in header.tensors):
-            return qwen3_vl_vision.NETWORK
-    return qwen3_vl.NETWORK
+            return True
+    return False
+
+
+def _complete(source: Source, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the model with the noise levels of its own."""
+    fixed = sample_sigmas(source.small_file(INDEX))
+    return replace(checkpoint, scheduler=replace(checkpoint.scheduler, sample_sigmas=fixed), distilled=bool(fixed))
+
+
+OPENING = Opening(
+    networks=NETWORKS,
+    layouts={"transformer": qwen21_names.LAYOUTS, "text_encoder": language_names.QWEN3_VL},
+    model=lambda source: of_name(display_name(source.path)).name,
+    tokenizers=tokenizers.of_language_model(SMALL_FILES),
+    given=_given,
+    networks_of=_networks,
+    seeing=[qwen3_vl_vision.NETWORK],
+    complete=_complete,
+)
 
 
 @found_once

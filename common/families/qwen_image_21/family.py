@@ -10,7 +10,7 @@ from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import PartFile
 from qwenimg.common.families.qwen_image_21 import references
-from qwenimg.common.families.qwen_image_21.checkpoint import FITS, NETWORKS, is_tower, open_folder, sample_sigmas
+from qwenimg.common.families.qwen_image_21.checkpoint import FITS, NETWORKS, OPENING, is_tower, sample_sigmas
 from qwenimg.common.families.qwen_image_21.known import BASE, LICENSE, TURBO, of_name
 from qwenimg.common.families.qwen_image_21.model import QwenImage21
 from qwenimg.common.formats.stored import Header
@@ -88,7 +88,7 @@ FAMILY = Family(
     published=_published,
     load_options=frozenset({"transformer", "text_encoder", "text_encoder_2", "vae", "tokenizer"}),
     small_files=lambda checkpoint: known_configs.small_files((TURBO if checkpoint.distilled else BASE).name),
-    open=open_folder,
+    open=OPENING.open,
     files=(
         PartFile(option="transformer", title="Qwen-Image-2.1's transformer", layouts=qwen21_names.LAYOUTS),
         PartFile(option="text_encoder", title=_text_encoder, layouts=language_names.QWEN3_VL),

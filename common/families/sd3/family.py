@@ -9,8 +9,7 @@ from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import CLIP_G, CLIP_L, KL_VAE, ModelFile, PartFile
 from qwenimg.common.families.part_file import T5 as T5_FILE
-from qwenimg.common.families.sd3 import single_file
-from qwenimg.common.families.sd3.checkpoint import FITS, NETWORKS, open_checkpoint
+from qwenimg.common.families.sd3.checkpoint import FITS, NETWORKS, OPENING
 from qwenimg.common.families.sd3.describe_file import LARGE_LAYERS, TURBO, is_model, model_of, reads, variant
 from qwenimg.common.families.sd3.known import LARGE, LARGE_TURBO, MEDIUM, SD3_MEDIUM
 from qwenimg.common.families.sd3.model import SD3
@@ -85,14 +84,14 @@ FAMILY = Family(
     parts=NETWORKS,
     fits=FITS,
     load_options=frozenset({"tokenizer", *PARTS}),
-    open=open_checkpoint,
+    open=OPENING.open,
     files=(
         ModelFile(
             title="Stable Diffusion 3",
             parts=(*NETWORKS,),
             is_in=is_model,
             is_opened=reads,
-            open=single_file.open_file,
+            open=OPENING.open_inside,
             variant=lambda path, parts: variant(path, parts["transformer"].config),
             fits=FITS,
         ),

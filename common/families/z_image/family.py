@@ -7,7 +7,7 @@ import re
 from qwenimg.common.base.hf_cache import display_name
 from qwenimg.common.families.family import Family
 from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile
-from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, is_turbo, open_folder, open_parts, purpose
+from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, OPENING, is_turbo, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.formats.stored import Header
@@ -52,9 +52,9 @@ FAMILY = Family(
     parts=NETWORKS,
     fits=FITS,
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
-    open=open_folder,
+    open=OPENING.open,
     files=(
-        ModelFile(title="Z-Image", parts=(*NETWORKS,), is_in=_is_model, open=open_parts, fits=FITS),
+        ModelFile(title="Z-Image", parts=(*NETWORKS,), is_in=_is_model, open=OPENING.open_parts, fits=FITS),
         PartFile(
             option="transformer",
             title="Z-Image's transformer",

@@ -65,16 +65,21 @@ def title(header: Header) -> str:
 def open_text(checkpoint: Checkpoint, path: Path) -> tuple[str, Component]:
     """Open the text encoder in the folder or file `path`. Return its name in the model, and itself. Raises
     ModelError."""
+    name = name_of(path, {name: part.config for name, part in checkpoint.texts.items()}, checkpoint.source)
     if is_folder(path):
-        config = read_config(clip.NETWORK, path)
-        name = _slot(checkpoint, config.hidden_size, path)
-        return name, open_component(clip.NETWORK, path, config, name)
-    header = peek(path)
-    layout = find(header.tensors)
+        return name, open_component(clip.NETWORK, path, read_config(clip.NETWORK, path), name)
+    return name, open_file(path, name, checkpoint[name].config, is_known=not is_absent(checkpoint[name]))
+
+
+def name_of(path: Path, configs: Mapping[str, clip.CLIPConfig], source: Path) -> str:
+    """Return the name of the text encoder in the folder or file `path`: the one of its width among `configs`, those of
+    the model in `source`. Raises ModelError."""
+    if is_folder(path):
+        return _slot(configs, read_config(clip.NETWORK, path).hidden_size, path, source)
+    layout = find(peek(path).tensors)
     if layout is None:
         raise bad(path, NO_CLIP)
-    name = _slot(checkpoint, layout[2], path)
-    return name, open_file(path, name, checkpoint[name].config, is_known=not is_absent(checkpoint[name]))
+    return _slot(configs, layout[2], path, source)
 
 
 def open_file(path: Path, name: str, config: clip.CLIPConfig, *, is_known: bool) -> Component:
@@ -115,16 +120,15 @@ def within(header: Header, text: Text, *, for_rewrite: bool = False) -> Componen
     return component(clip.NETWORK, config, plan, for_rewrite=for_rewrite)
 
 
-def _slot(checkpoint: Checkpoint, width: int, path: Path) -> str:
-    """Return the name of the model's text encoder of this `width`. Raise ModelError."""
-    component_name = next((name for name, part in checkpoint.texts.items() if part.config.hidden_size == width), None)
-    if component_name is None:
-        widths = " and ".join(str(part.config.hidden_size) for part in checkpoint.texts.values())
+def _slot(configs: Mapping[str, clip.CLIPConfig], width: int, path: Path, source: Path) -> str:
+    name = next((name for name, config in configs.items() if config.hidden_size == width), None)
+    if name is None:
+        widths = " and ".join(str(config.hidden_size) for config in configs.values())
         title = WIDTHS.get(width, f"a text encoder of width {width}")
         raise ModelError(
-            f"{clean(path, 120)}: is {title}; {clean(checkpoint.source.name, 60)} takes width {widths} ({width} found)"
+            f"{clean(path, 120)}: is {title}; {clean(source.name, 60)} takes width {widths} ({width} found)"
         )
-    return component_name
+    return name
 
 
 def _own_config(header: Header, prefix: str, open_clip: bool, name: str, published: clip.CLIPConfig) -> clip.CLIPConfig:

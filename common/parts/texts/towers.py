@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from qwenimg.common.base.errors import ModelError
@@ -13,6 +13,7 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.encoders import vision_tower
 
+FIRST, SECOND = "text_encoder", "text_encoder_2"
 _PROJECTOR = "clip.projector_type"  # of a vision tower for llama.cpp, the layers behind it
 
 
@@ -21,13 +22,17 @@ def is_tower(header: Header, projector: str) -> bool:
     return gguf.architecture(header) == vision_tower.MMPROJ and header.metadata.get(_PROJECTOR) == projector
 
 
-def language_first(first: Path, second: Path, is_own: Callable[[Header], bool]) -> tuple[Path, Path]:
-    """Return the file of the language model and that of its vision tower, for which `is_own` is true. Raises ModelError
-    unless it is one of each."""
+def language_first(given: Mapping[str, Path], own: Path, is_own: Callable[[Header], bool]) -> Mapping[str, Path]:
+    """Return the `given` parts with the file of the language model as the first text encoder and its vision tower, for
+    which `is_own` is true, as the second. own: the model's own text encoder. Raises ModelError unless it is one of
+    each."""
+    if SECOND not in given:
+        return given
+    first, second = given.get(FIRST, own), given[SECOND]
     towers = [is_file(path) and is_own(peek(path)) for path in (first, second)]
     if sum(towers) != 1:
         what = "both are vision towers" if all(towers) else "neither is a vision tower (mmproj)"
         raise ModelError(
             f"{clean(first, 80)} and {clean(second, 80)}: {what}; a language model and a tower go together"
         )
-    return (second, first) if towers[0] else (first, second)
+    return {**given, FIRST: second, SECOND: first} if towers[0] else given
