@@ -52,7 +52,7 @@ from qwenimg.common.parity.passport.passport import Figure
 ASKED: dict[str, Any] = {"prompt": "a large blue star", "width": 64, "height": 64, "steps": 2, "seed": 0}
 POLICIES = ("fp32", "bf16,vae=bf16", "fp16-plain,vae=fp16")
 # Alone of a run with loud control networks, as the tests' are
-CONTROLS = ("qwen_controlnet.", "qwen_patches.", "unet_controlnet.")
+CONTROLS = ("qwen_controlnet.", "qwen_patches.", "unet_controlnet.", "zimage_control.")
 GROWTH = 1.5  # times the recorded K: more is a change for the worse, to be explained
 ROUNDING = 0.6  # of the two additions to a stream in a block, each rounding by 0.42 rms, in units of roundoff
 WRITERS = {

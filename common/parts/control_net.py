@@ -20,6 +20,8 @@ class ControlNet:
     name: str  # of its component in memory, and in messages: no other network of the model has it
     component: Component
     mask: Literal["none", "optional", "needed"] = "none"  # whether it takes a mask of its picture
+    # Whether the mask is not of its picture and of a second one, which it sees too: the picture to start from
+    fills: bool = False
     # What it sees of its picture: latents, or pixels from 0 to 1 with their channels in this order
     picture: Literal["latents", "rgb", "bgr"] = "latents"
     samples: bool = False  # whether the picture becomes a sample of its latents; else it becomes their mean
@@ -46,6 +48,7 @@ class ControlLora:
     file: OpenFile | None
     prompt: str  # the start of the prompts that it was trained with
     mask: ClassVar[Literal["none"]] = "none"
+    fills: ClassVar[bool] = False
     picture: ClassVar[Literal["latents"]] = "latents"
     samples: ClassVar[bool] = False
 

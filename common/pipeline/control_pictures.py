@@ -54,9 +54,16 @@ def _seen(
     if net.picture != "latents":
         values = pixels.zero_to_one(extended[..., ::-1] if net.picture == "bgr" else extended)
         return np.where(inside, np.float32(-1), values)
-    values = np.where(inside, np.float32(-1), pixels.from_uint8(extended))
-    encoded = model.vae.latents(values, generator.normal if net.samples else None)
+    shown = pixels.from_uint8(extended) if net.fills else np.where(inside, np.float32(-1), pixels.from_uint8(extended))
+    encoded = model.vae.latents(shown, generator.normal if net.samples else None)
     if net.mask == "none":
         return encoded
     kept = 1 - inside[None, None, :: model.scale, :: model.scale].astype(np.float32)
-    return np.concatenate((encoded, kept), axis=1)
+    if not net.fills:
+        return np.concatenate((encoded, kept), axis=1)
+    if not masked:
+        return np.concatenate((encoded, np.zeros_like(kept), np.zeros_like(encoded)), axis=1)
+    assert request.image is not None
+    filled = pixels.extend(pixels.fit(request.image, request.width, request.height), width, height)
+    grey = np.where(inside, np.float32(0), pixels.from_uint8(filled))
+    return np.concatenate((encoded, kept, model.vae.latents(grey, None)), axis=1)

@@ -85,6 +85,9 @@ class Controls:
             net = nets[one.network]
             if net.mask == "needed" and request.mask is None:
                 raise UsageError(f"--control {clean(one.network, 60)} paints within a mask: give it with --mask")
+            if net.fills and request.mask is not None and request.image is None:
+                shown = clean(one.network, 60)
+                raise UsageError(f"--control {shown} sees the picture to paint in beside its own: give it with -i too")
         masked = any(net.mask != "none" for net in nets.values())
         if request.mask is not None and request.image is None and not masked:
             raise UsageError(

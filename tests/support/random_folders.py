@@ -32,7 +32,7 @@ from support.tiny_t5 import tiny_t5
 WORDS = ("a", "large", "blue", "star", "and", "two", "red circles", "on the green hill", "a photo of", "an astronaut")
 PICTURES = {"edit": (1, 2), "layered": (1, 1), "flux2": (0, 2), "qwen21": (1, 2)}  # that a family sees
 # The families that are recorded with control networks
-CONTROLLED = frozenset({"controlled", "sd15-controlled", "sdxl-controlled"})
+CONTROLLED = frozenset({"controlled", "sd15-controlled", "sdxl-controlled", "z-image-controlled"})
 WITHOUT_TOWER = ("qwen21-text", "text_encoder")
 LOUDEST = 2.0  # times weights of unit gain
 HEALTHY = 100.0  # units of roundoff by which diffusers' own UNet may be off in float32; of unit gain they are off by 10
@@ -105,6 +105,8 @@ def write_controls(model: Path, seed: int) -> list[str]:
     if (model / "unet").is_dir():
         return _write_controlnets(model, seed)
     folder, config = model.parent / "controls", json.loads((model / "transformer" / "config.json").read_text())
+    if "cap_feat_dim" in config:
+        return _write_zimage_controls(folder, config, seed)
     names = ("attention_head_dim", "num_attention_heads", "joint_attention_dim", "axes_dims_rope")
     fields, sizes = {name: config[name] for name in names}, Sizes(seed)
     width = config["attention_head_dim"] * config["num_attention_heads"]
@@ -113,6 +115,23 @@ def write_controls(model: Path, seed: int) -> list[str]:
     patches = tiny_patches(sizes.next_seed(), layers=config["num_layers"], width=width)
     save_file(patches, folder / "patches.safetensors")
     return [str(folder / name) for name in ("net0", "net1", "patches.safetensors")]
+
+
+def _write_zimage_controls(folder: Path, config: dict[str, Any], seed: int) -> list[str]:
+    """Write a control network of each version, of random depths, for a transformer with this `config`."""
+    sizes = Sizes(seed)
+    fields = {name: config[name] for name in ("dim", "n_heads", "n_kv_heads", "n_refiner_layers")}
+    for version in tiny_zimage.CONTROLS:
+        places = list(range(sizes.whole(1, config["n_layers"])))
+        net = tiny_zimage.tiny_control(
+            version,
+            sizes.next_seed(),
+            control_layers_places=places,
+            control_refiner_layers_places=list(range(min(len(places), config["n_refiner_layers"]))),
+            **fields,
+        )
+        net.save_pretrained(folder / version)
+    return [str(folder / version) for version in tiny_zimage.CONTROLS]
 
 
 def _write_controlnets(model: Path, seed: int) -> list[str]:
@@ -377,6 +396,7 @@ FAMILIES: dict[str, tuple[Callable[[Path], None], Callable[[Sizes], Parts]]] = {
     "flux2": (partial(tiny_flux2.write_tiny_flux2, distilled=False), _flux2),
     "sd3": (tiny_sd3.write_tiny_sd3, _sd3),
     "z-image": (tiny_zimage.write_tiny_zimage, _zimage),
+    "z-image-controlled": (tiny_zimage.write_tiny_zimage, _zimage),
     "qwen": (tiny_model.write_tiny_model, _qwen),
     "controlled": (tiny_model.write_tiny_model, _qwen),
     "edit": (partial(tiny_edit.write_tiny_edit, kind="2511"), _edit),

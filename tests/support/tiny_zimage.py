@@ -117,6 +117,40 @@ def mlx_z_image_name(name: str) -> str:
     return name
 
 
+# Versions of control networks as their class has them
+CONTROLS: dict[str, dict[str, Any]] = {
+    "1": {"control_layers_places": [0, 2], "control_in_dim": 16, "add_control_noise_refiner": None},
+    "2.0": {"control_layers_places": [0, 1, 2], "add_control_noise_refiner": "control_layers"},
+    "2.1": {"control_layers_places": [0, 1], "add_control_noise_refiner": "control_noise_refiner"},
+}
+
+
+def tiny_control(version: str, seed: int = 17, **changes: object) -> torch.nn.Module:
+    """diffusers' control network of this version for the tiny transformer, float32, randomised, loud."""
+    from diffusers.models.controlnets.controlnet_z_image import ZImageControlNetModel
+
+    sizes = {name: DIT[name] for name in ("dim", "n_refiner_layers", "n_heads", "n_kv_heads")}
+    usual = {"control_in_dim": 33, "control_refiner_layers_places": [0, 1]}
+    model = ZImageControlNetModel(**(sizes | usual | CONTROLS[version] | changes))
+    randomise(model, seed)
+    for name, value in model.named_parameters():
+        if name.endswith(("x_embedder.2-1.weight", "after_proj.weight")):
+            value.data.mul_(3)
+    return model.eval()
+
+
+def control_file(version: str) -> dict[str, torch.Tensor]:
+    """The tensors of a control network as its authors publish them: 2.0 with refiner blocks that were never trained."""
+    tensors = dict(tiny_control(version).state_dict())
+    if version == "2.0":
+        own = tiny_control("2.1").state_dict()
+        tensors |= {key: value for key, value in own.items() if key.startswith("control_noise_refiner.")}
+        for name in tensors:
+            if name.startswith("control_noise_refiner.") and ("after_proj" in name or "before_proj" in name):
+                tensors[name] = torch.zeros_like(tensors[name])
+    return {key: value.contiguous() for key, value in tensors.items()}
+
+
 def tiny_text_encoder(seed: int = 3, **changes: object) -> torch.nn.Module:
     from transformers import Qwen3Config, Qwen3Model
 

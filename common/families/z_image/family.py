@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from qwenimg.common.base.hf_cache import display_name
-from qwenimg.common.families.family import Family
+from qwenimg.common.families.family import ControlFiles, Family
 from qwenimg.common.families.part_file import KL_VAE, QWEN3, ModelFile, PartFile
+from qwenimg.common.families.z_image import control
 from qwenimg.common.families.z_image.checkpoint import FITS, NETWORKS, OPENING, is_turbo, purpose
 from qwenimg.common.families.z_image.known import BASE, TURBO, of_name
 from qwenimg.common.families.z_image.model import ZImage
 from qwenimg.common.formats.stored import Header
-from qwenimg.common.networks.denoisers import zimage_dit, zimage_names
+from qwenimg.common.networks.denoisers import zimage_control, zimage_control_names, zimage_dit, zimage_names
 from qwenimg.common.parts import known_configs, merged_file
 from qwenimg.common.precision.precision import PLACES, DenoiserKind
 from qwenimg.common.request.request import Defaults
@@ -30,7 +31,7 @@ KIND = DenoiserKind(
     prefers=("bf16",),
     keys={
         "final_norm": re.compile(r"final_layer\."),
-        "residual": re.compile(r"(x_embedder|cap_embedder\.1|x_pad_token|cap_pad_token)\."),
+        "residual": re.compile(r"((control_)?x_embedder|cap_embedder\.1|x_pad_token|cap_pad_token)\."),
         "modulation": re.compile(r"t_embedder\.|.*\.adaLN_modulation\."),  # made in every step
     },
     refused={"float16": "Z-Image's activations exceed float16"},
@@ -46,7 +47,7 @@ FAMILY = Family(
     name="z-image",
     title="Z-Image",
     pipelines=frozenset({"ZImagePipeline"}),
-    refused={"ZImage": "is a Z-Image model that edits or controls images: this version makes images from text only"},
+    refused={"ZImage": "is a Z-Image model that edits images: this version makes them from text, and under --control"},
     components=(("transformer",), ("text_encoder",), ("vae",)),
     precision=KIND,
     parts=NETWORKS,
@@ -54,6 +55,13 @@ FAMILY = Family(
     load_options=frozenset({"transformer", "text_encoder", "vae", "tokenizer"}),
     open=OPENING.open,
     files=(
+        PartFile(
+            option="control",
+            title="a control network for Z-Image",
+            network=zimage_control.NETWORK,
+            is_in=lambda header: zimage_control_names.LAYOUTS.find_in(header) is not None,
+            use="-m MODEL --control FILE=PICTURE",
+        ),
         ModelFile(title="Z-Image", parts=(*NETWORKS,), is_in=_is_model, open=OPENING.open_parts, fits=FITS),
         PartFile(
             option="transformer",
@@ -66,6 +74,7 @@ FAMILY = Family(
     ),
     model_of=lambda transformer, options: of_name(display_name(transformer)).name,
     models={"": ZImage},
+    control=ControlFiles(open=control.open_control, networks=(zimage_control.NETWORK,), published=control.published),
     defaults=lambda checkpoint: Defaults(**(TURBO if is_turbo(checkpoint.scheduler) else BASE).usual),
     described=purpose,
     small_files=lambda checkpoint: known_configs.small_files(BASE.name, shift=checkpoint.scheduler.shift),

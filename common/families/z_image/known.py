@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from qwenimg.common.families.known_model import KnownModel
-from qwenimg.common.parts.downloads import ConfigDownload
+from qwenimg.common.parts.downloads import ConfigDownload, Download
 
 _z_image = partial(KnownModel, family="z-image", license="Apache-2.0", memory=14_000_000_000)
 TURBO = _z_image(
@@ -39,6 +39,28 @@ SMALL_FILES = ConfigDownload(
     title="the small files of Z-Image",
     family="z-image",
 )
+
+_control = partial(Download, license="Apache-2.0", controls="z-image")
+CONTROLS = (
+    _control(
+        name="z-image-controlnet-union",
+        repo="alibaba-pai/Z-Image-Turbo-Fun-Controlnet-Union-2.1",
+        title="a control network for Z-Image-Turbo, 3.4B",
+        bytes=6_710_000_000,
+        purpose="--control by canny or soft edges, lines, depth or a pose; with -i and --mask it paints within a mask",
+        files=("Z-Image-Turbo-Fun-Controlnet-Union-2.1.safetensors",),
+    ),
+    _control(
+        name="z-image-controlnet-union-1",
+        repo="alibaba-pai/Z-Image-Turbo-Fun-Controlnet-Union",
+        title="the first control network for Z-Image-Turbo, 1.6B",
+        bytes=3_110_000_000,
+        purpose="--control by canny or soft edges, depth or a pose, by a smaller network",
+        files=("Z-Image-Turbo-Fun-Controlnet-Union.safetensors",),
+    ),
+)
+# Published control networks: for how many blocks they have a layer; whether they take a mask and a second picture
+PUBLISHED = {"z-image-controlnet-union": (2, True), "z-image-controlnet-union-1": (5, False)}
 
 
 def of_name(name: str) -> KnownModel:

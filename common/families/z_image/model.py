@@ -11,6 +11,7 @@ from functools import partial
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.families.z_image import memory
+from qwenimg.common.families.z_image.control import ControlNetworks, ControlRun
 from qwenimg.common.memory.memory import kept_bytes
 from qwenimg.common.networks.denoisers.zimage_conditioning import padded, time_row
 from qwenimg.common.networks.denoisers.zimage_dit import PATCH, ZImageConfig
@@ -18,7 +19,7 @@ from qwenimg.common.numbers import packing, sizes
 from qwenimg.common.numbers.latent_shape import LatentShape
 from qwenimg.common.parts import vae
 from qwenimg.common.parts.texts.template_texts import TemplateTexts
-from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, shapes_of
+from qwenimg.common.pipeline.models.flow_model import FlowModel, FlowRun, ReferenceRun, shapes_of
 from qwenimg.common.pipeline.steps.denoiser import phases
 from qwenimg.common.pipeline.steps.guidance import Guidance
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
@@ -50,12 +51,14 @@ class ZImage(FlowModel):
     options = frozenset({"step_cache", "cached_calls", "cfg_normalization", "cfg_truncation"})
     texts: TemplateTexts
     config: ZImageConfig
+    controls: ControlNetworks
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint):
         residents = Residents(runtime)
         texts = TemplateTexts(residents, checkpoint, TEMPLATE)
         super().__init__(runtime, checkpoint, residents, texts, vae.scaled_halves(residents, checkpoint["vae"]))
         self.channels = self.vae.config.latent_channels
+        self.controls = ControlNetworks(residents)
 
     @property
     def heads(self) -> int:
@@ -72,19 +75,37 @@ class ZImage(FlowModel):
         return super().plan(request)
 
     def steps(self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]) -> list[Stage]:
+        """Return the stages of the control networks and of the transformer."""
+        own = self._own_steps(request, plan, shape, lengths)
+        return [*self.controls.stages(request, self._control_run(request, plan, shape, lengths), own), *own]
+
+    def _control_run(
+        self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
+    ) -> ControlRun:
+        tokens = padded(shape.count // PATCH**2) + max(map(padded, lengths))
+        return ControlRun(plan=plan, tokens=tokens, calls=plan.passes(self.guidance.branches(request)))
+
+    def _own_steps(
+        self, request: Request, plan: SamplingPlan, shape: LatentShape, lengths: Sequence[int]
+    ) -> list[Stage]:
+        """Return the stage of the transformer."""
         branches, tokens = self.guidance.branches(request), padded(shape.count // PATCH**2)
         counts, sharing = [tokens + padded(length) for length in lengths], self.sharing(request)
-        peak = memory.step_peak(self.config, max(counts) - tokens + sharing.part(tokens))
+        peak = memory.block_peak(self.config, max(counts) - tokens + sharing.part(tokens))
         activations = self.call_bytes(peak, tokens, max(counts), sharing)
         activations += kept_bytes(self.config.dim, counts) if request.caches else 0
+        activations += self.controls.kept_bytes(request, max(counts))
         operations = (memory.step_operations(self.config, count) for count in counts)
-        return [self.denoising(plan, branches, sharing, activations, operations)]
+        co_resident = self.controls.co_resident(request)
+        return [self.denoising(plan, branches, sharing, activations, operations, co_resident)]
 
     def start(self, request: Request, plan: SamplingPlan, shape: LatentShape) -> FlowRun:
         grid = shape.grid(PATCH)
         branches = self.guidance.branches(request)
         texts = self.texts.states([branch.prompt for branch in branches])
-        [stage] = self.steps(request, plan, shape, [text.shape[1] for text in texts])
+        lengths = [text.shape[1] for text in texts]
+        [stage] = self._own_steps(request, plan, shape, lengths)
+        nets = self.controls.open(request, self._control_run(request, plan, shape, lengths), [stage])
         transformer, _ = self.residents.acquire(stage)
         dtype, timestep = self.runtime.precision.time_dtype(), self.schedule_config.timestep
 
@@ -92,12 +113,13 @@ class ZImage(FlowModel):
             condition = transformer.condition(texts[positions[0]], grid)
             return Pass(transformer, condition, lambda x, sigma: (x, time_row(timestep(sigma), dtype)))
 
-        return FlowRun(
+        return ReferenceRun(
             self,
             request,
-            phases(plan, branches, 1, make_pass),
+            lambda initial: phases(plan, branches, 1, make_pass),
             shapes_of(texts, grid),
             pack=partial(packing.pack, channels_last=True),
             unpack=partial(packing.unpack, h=shape.rows, w=shape.columns, channels_last=True),
+            make_control=partial(self.controls.controlling, request, plan, nets, grid),
             denoised=lambda x, sigma, prediction: x + sigma * prediction,  # it predicts latents - noise
         )

@@ -46,8 +46,30 @@ _MFLUX = {
 _OURS = _MFLUX | {theirs: ours for ours, theirs in _STORED.items()}
 
 
+class BlockSizes:
+    """The sizes of a block, in the transformer and in its control networks."""
+
+    dim: int
+    n_heads: int
+    norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def time_dim(self) -> int:
+        """The channels that modulation is made from."""
+        return min(self.dim, TIME_CHANNELS)
+
+    @property
+    def hidden(self) -> int:
+        """The width of the feed-forward."""
+        return int(self.dim / 3 * 8)
+
+
 @dataclass(frozen=True, kw_only=True)
-class ZImageConfig:
+class ZImageConfig(BlockSizes):
     """The fields of `transformer/config.json`; the defaults are the published 6 B model's."""
 
     all_patch_size: tuple[int, ...] = (PATCH,)
@@ -83,29 +105,14 @@ class ZImageConfig:
             raise ModelError(f"axes_dims {list(self.axes_dims)} must be even, axes_lens {list(self.axes_lens)} three")
 
     @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_heads
-
-    @property
     def features(self) -> int:
         """The channels of a token's patch."""
         return PATCH**2 * self.in_channels
 
-    @property
-    def time_dim(self) -> int:
-        """The channels that modulation is made from."""
-        return min(self.dim, TIME_CHANNELS)
-
-    @property
-    def hidden(self) -> int:
-        """The width of the feed-forward."""
-        return int(self.dim / 3 * 8)
-
 
 def manifest(config: ZImageConfig) -> Manifest:
     """Return the shape of every tensor of the checkpoint, by its key in a shorter form (see `rename`)."""
-    dim, block = config.dim, _block(config)
-    modulated = block | params.linear("adaLN_modulation.0", 4 * dim, config.time_dim)
+    dim, block, modulated = config.dim, _block(config), modulated_block(config)
     return params.merge(
         params.linear("t_embedder.mlp.0", TIME_WIDTH, TIME_CHANNELS),
         params.linear("t_embedder.mlp.2", config.time_dim, TIME_WIDTH),
@@ -131,7 +138,12 @@ def published(name: str) -> str:
     return next((theirs + name.removeprefix(ours) for ours, theirs in _STORED.items() if name.startswith(ours)), name)
 
 
-def _block(config: ZImageConfig) -> Manifest:
+def modulated_block(config: BlockSizes) -> Manifest:
+    """Return the shape of every tensor of a block with modulation."""
+    return _block(config) | params.linear("adaLN_modulation.0", 4 * config.dim, config.time_dim)
+
+
+def _block(config: BlockSizes) -> Manifest:
     dim = config.dim
     return params.merge(
         *(params.linear(f"attention.{name}", dim, dim, bias=False) for name in ("to_q", "to_k", "to_v", "to_out.0")),

@@ -97,6 +97,7 @@ class FlowModel(DiffusionModel):
     def encoded(self, request: Request, shape: LatentShape) -> list[LatentShape]:
         """Return the shape of the latents of each picture that is encoded, an empty one for a mask included."""
         references, controls = self.reference_shapes(request), [shape for _ in request.controls]
+        controls += [shape for one in request.controls if self.nets[one.network].fills and request.mask is not None]
         starts_from_image = request.encodes_start and not (references and request.starts_from_noise)
         empty = self.inputs.mask.is_input and request.mask is None
         return [*controls, *references, *([shape] if starts_from_image else []), *([shape] if empty else [])]
@@ -145,14 +146,16 @@ class FlowModel(DiffusionModel):
         sharing: Sharing,
         activations: int,
         operations: Iterable[float],
+        co_resident: frozenset[str] = frozenset(),
     ) -> Stage:
         """Return the stage of all steps, one branch after the other, with `activations` bytes at a time. operations: of
-        one evaluation, for each branch."""
+        one evaluation, for each branch; co_resident: networks in memory with the transformer."""
         return Stage(
             name="denoise",
             resident="transformer",
             component=self.checkpoint["transformer"],
             splits=(Split(activations=activations, size=1, passes=plan.passes(branches, sharing.branches)),),
+            co_resident=co_resident,
             operations=sharing.operations(
                 plan.passes([branch]) * one for branch, one in zip(branches, operations, strict=True)
             ),
@@ -267,8 +270,9 @@ class ReferenceRun(FlowRun):
         pack: Callable[[Latents], Latents],
         unpack: Callable[[Latents], Latents],
         make_control: Callable[[Sequence[Latents]], Controlling | None] | None = None,
+        denoised: Denoised = _from_velocity,
     ):
-        super().__init__(model, request, [], shapes, pack=pack, unpack=unpack)
+        super().__init__(model, request, [], shapes, pack=pack, unpack=unpack, denoised=denoised)
         self.make_phases, self.make_control = make_phases, make_control
 
     def denoiser(self, segment: Segment, initial: Initial) -> Denoiser:

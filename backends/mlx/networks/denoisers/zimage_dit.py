@@ -7,7 +7,10 @@ paths are keys of the manifest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeAlias
 
 import mlx.core as mx
 import mlx.nn
@@ -18,8 +21,33 @@ from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.denoisers.diffusion_transformer import RotaryAttention
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import zimage_conditioning
-from qwenimg.common.networks.denoisers.zimage_dit import FINAL_EPS, QK_EPS, TIME_CHANNELS, TIME_WIDTH, ZImageConfig
+from qwenimg.common.networks.denoisers.zimage_dit import (
+    FINAL_EPS,
+    QK_EPS,
+    TIME_CHANNELS,
+    TIME_WIDTH,
+    BlockSizes,
+    ZImageConfig,
+)
 from qwenimg.common.runtime.engine import NumpyArray
+
+Changes: TypeAlias = Iterable[Sequence[Array]]
+"""What a control network adds to the stream behind each block: one change [1 L C] or none."""
+
+
+class PictureControl(Protocol):
+    """A control network with its picture, for one evaluation."""
+
+    def refined(self, img: Array, temb: Array, rope: Array) -> tuple[Array, Changes]:
+        """Return its own stream [1 L C], and its changes behind each refiner block, for the start of the image stream
+        [1 L C]."""
+        ...
+
+    def changes(self, own: Array, x: Array, txt: Array, temb: Array, rope: Array, blocks: int) -> Changes:
+        """Return its changes behind each of `blocks` blocks, for its `own` stream [1 L C], the stream x [1 L+S C]
+        before the first of them, and the text [1 S C]."""
+        ...
+
 
 # Layers
 
@@ -36,7 +64,7 @@ class TimestepEmbedder(mlx.nn.Module):
 
 
 class Attention(RotaryAttention):
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes):
         super().__init__(config.dim, config.head_dim, QK_EPS, bias=False)
         self.to_out = [ops.Linear(config.dim, config.dim, bias=False)]
 
@@ -46,7 +74,7 @@ class Attention(RotaryAttention):
 
 
 class FeedForward(mlx.nn.Module):
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes):
         super().__init__()
         self.w1 = ops.Linear(config.dim, config.hidden, bias=False)
         self.w2 = ops.Linear(config.hidden, config.dim, bias=False)
@@ -59,7 +87,7 @@ class FeedForward(mlx.nn.Module):
 class BlockLayers(mlx.nn.Module):
     """The layers that blocks with and without modulation share."""
 
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
@@ -78,13 +106,15 @@ class ContextBlock(BlockLayers):
         return ops.add(x, self.ffn_norm2(self.feed_forward(self.ffn_norm1(x))))
 
 
-class TransformerBlock(BlockLayers):
-    def __init__(self, config: ZImageConfig):
+class ModulatedBlock(BlockLayers):
+    """A block with modulation, in the transformer and in its control networks."""
+
+    def __init__(self, config: BlockSizes):
         super().__init__(config)
         self.adaLN_modulation = [ops.Linear(config.time_dim, 4 * config.dim)]
 
-    def __call__(self, x: Array, temb: Array, rope: Array) -> Array:
-        """Run the block on x [B L C] with the time's embedding [1 T]."""
+    def updated(self, x: Array, temb: Array, rope: Array) -> Array:
+        """Return x [B L C] behind the block, with the time's embedding [1 T]."""
         scale1, gate1, scale2, gate2 = ops.chunks(self.adaLN_modulation[0](temb), 4, None)
         dtype = self.attention.to_q.dtype
 
@@ -93,6 +123,15 @@ class TransformerBlock(BlockLayers):
 
         update = self.feed_forward(ops.scaled(self.ffn_norm1(x), scale2, dtype))
         return ops.gated(x, ops.tanh(gate2), self.ffn_norm2(update))
+
+
+class TransformerBlock(ModulatedBlock):
+    def __call__(self, x: Array, temb: Array, rope: Array, *changes: Array) -> Array:
+        """Run the block on x [B L C] with the time's embedding [1 T]. changes [1 L C]: added behind it."""
+        x = self.updated(x, temb, rope)
+        for change in changes:
+            x = ops.add(x, change)
+        return x
 
 
 class FinalLayer(mlx.nn.Module):
@@ -137,18 +176,32 @@ class ZImageTransformer(mlx.nn.Module):
             x = block(x, rope)
         return x
 
-    def __call__(self, latents: Array, features: Array, txt: Array, pads: Array, img_rope: Array, rope: Array) -> Array:
+    def __call__(
+        self,
+        latents: Array,
+        features: Array,
+        txt: Array,
+        pads: Array,
+        img_rope: Array,
+        rope: Array,
+        control: Sequence[PictureControl] = (),
+    ) -> Array:
         """Predict the negative velocity [1 L' out] for packed latents [1 L' in] and the sinusoid [1 256] of the time.
 
         txt [1 S C]: the refined text; pads [1 L-L']: zeros, the ids of pads; img_rope [L 1 D/2 2], rope [L+S 1 D/2 2].
         """
         temb = self.t_embedder(features)
         img = self.tokens.part(ops.joined(self.x_embedder(latents), self.x_pad_token(pads), self.stream))
-        for block in self.noise_refiner:
-            img = block(img, temb, img_rope)
+        refined = [one.refined(img, temb, img_rope) for one in control]
+        for block, *changes in zip(self.noise_refiner, *(behind for _, behind in refined), strict=True):
+            img = block(img, temb, img_rope, *chain.from_iterable(changes))
         x = ops.joined(img, txt, self.stream)
-        for block in self.layers:
-            x = ops.async_eval(block(x, temb, rope))
+        rows = [
+            one.changes(own, x, txt, temb, rope, len(self.layers))
+            for one, (own, _) in zip(control, refined, strict=True)
+        ]
+        for block, *changes in zip(self.layers, *rows, strict=True):
+            x = ops.async_eval(block(x, temb, rope, *chain.from_iterable(changes)))
         img = self.tokens.gathered(x[:, : img.shape[1]])
         return self.final_layer(img[:, : latents.shape[1]], temb)
 
@@ -182,10 +235,13 @@ class Runner(LoadedNetwork[ZImageConfig, ZImageTransformer]):
         )
 
     @ops.computes
-    def predict(self, x: Array, step: NumpyArray, condition: Condition) -> Array:
+    def predict(
+        self, x: Array, step: NumpyArray, condition: Condition, control: Sequence[PictureControl] | None = None
+    ) -> Array:
         """Predict the negative velocity [1 L' C] in float32 for packed latents x [1 L' C] and sinusoids of the time."""
         features = ops.table(step, self.table_dtype)
-        result = self.model(x, features, condition.txt, condition.pads, condition.img_rope, condition.rope)
+        fixed = condition.txt, condition.pads, condition.img_rope, condition.rope
+        result = self.model(x, features, *fixed, *(() if control is None else (control,)))
         return ops.at_least_float32(result)
 
     def _pads(self, tokens: int) -> Array:

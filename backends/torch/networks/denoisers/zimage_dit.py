@@ -6,7 +6,10 @@ paths are keys of the manifest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -16,8 +19,33 @@ from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.denoisers.diffusion_transformer import RotaryAttention
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
 from qwenimg.common.networks.denoisers import zimage_conditioning
-from qwenimg.common.networks.denoisers.zimage_dit import FINAL_EPS, QK_EPS, TIME_CHANNELS, TIME_WIDTH, ZImageConfig
+from qwenimg.common.networks.denoisers.zimage_dit import (
+    FINAL_EPS,
+    QK_EPS,
+    TIME_CHANNELS,
+    TIME_WIDTH,
+    BlockSizes,
+    ZImageConfig,
+)
 from qwenimg.common.runtime.engine import NumpyArray
+
+Changes: TypeAlias = Iterable[Sequence[Tensor]]
+"""What a control network adds to the stream behind each block: one change [1 L C] or none."""
+
+
+class PictureControl(Protocol):
+    """A control network with its picture, for one evaluation."""
+
+    def refined(self, img: Tensor, temb: Tensor, rope: Tensor) -> tuple[Tensor, Changes]:
+        """Return its own stream [1 L C], and its changes behind each refiner block, for the start of the image stream
+        [1 L C]."""
+        ...
+
+    def changes(self, own: Tensor, x: Tensor, txt: Tensor, temb: Tensor, rope: Tensor, blocks: int) -> Changes:
+        """Return its changes behind each of `blocks` blocks, for its `own` stream [1 L C], the stream x [1 L+S C]
+        before the first of them, and the text [1 S C]."""
+        ...
+
 
 # Layers
 
@@ -34,7 +62,7 @@ class TimestepEmbedder(torch.nn.Module):
 
 
 class Attention(RotaryAttention):
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes):
         super().__init__(config.dim, config.head_dim, QK_EPS, bias=False)
         self.to_out = torch.nn.ModuleList([ops.Linear(config.dim, config.dim, bias=False)])
 
@@ -44,7 +72,7 @@ class Attention(RotaryAttention):
 
 
 class FeedForward(torch.nn.Module):
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes):
         super().__init__()
         self.w1 = ops.Linear(config.dim, config.hidden, bias=False)
         self.w2 = ops.Linear(config.hidden, config.dim, bias=False)
@@ -57,7 +85,7 @@ class FeedForward(torch.nn.Module):
 class BlockLayers(torch.nn.Module):
     """The layers that blocks with and without modulation share."""
 
-    def __init__(self, config: ZImageConfig):
+    def __init__(self, config: BlockSizes):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
@@ -76,13 +104,15 @@ class ContextBlock(BlockLayers):
         return ops.add(x, self.ffn_norm2(self.feed_forward(self.ffn_norm1(x))))
 
 
-class TransformerBlock(BlockLayers):
-    def __init__(self, config: ZImageConfig):
+class ModulatedBlock(BlockLayers):
+    """A block with modulation, in the transformer and in its control networks."""
+
+    def __init__(self, config: BlockSizes):
         super().__init__(config)
         self.adaLN_modulation = torch.nn.ModuleList([ops.Linear(config.time_dim, 4 * config.dim)])
 
-    def forward(self, x: Tensor, temb: Tensor, rope: Tensor) -> Tensor:
-        """Run the block on x [B L C] with the time's embedding [1 T]."""
+    def updated(self, x: Tensor, temb: Tensor, rope: Tensor) -> Tensor:
+        """Return x [B L C] behind the block, with the time's embedding [1 T]."""
         scale1, gate1, scale2, gate2 = ops.chunks(self.adaLN_modulation[0](temb), 4, None)
         dtype = self.attention.to_q.dtype
 
@@ -91,6 +121,15 @@ class TransformerBlock(BlockLayers):
 
         update = self.feed_forward(ops.scaled(self.ffn_norm1(x), scale2, dtype))
         return ops.gated(x, ops.tanh(gate2), self.ffn_norm2(update))
+
+
+class TransformerBlock(ModulatedBlock):
+    def forward(self, x: Tensor, temb: Tensor, rope: Tensor, *changes: Tensor) -> Tensor:
+        """Run the block on x [B L C] with the time's embedding [1 T]. changes [1 L C]: added behind it."""
+        x = self.updated(x, temb, rope)
+        for change in changes:
+            x = ops.add(x, change)
+        return x
 
 
 class FinalLayer(torch.nn.Module):
@@ -136,7 +175,14 @@ class ZImageTransformer(torch.nn.Module):
         return x
 
     def forward(
-        self, latents: Tensor, features: Tensor, txt: Tensor, pads: Tensor, img_rope: Tensor, rope: Tensor
+        self,
+        latents: Tensor,
+        features: Tensor,
+        txt: Tensor,
+        pads: Tensor,
+        img_rope: Tensor,
+        rope: Tensor,
+        control: Sequence[PictureControl] = (),
     ) -> Tensor:
         """Predict the negative velocity [1 L' out] for packed latents [1 L' in] and the sinusoid [1 256] of the time.
 
@@ -144,11 +190,16 @@ class ZImageTransformer(torch.nn.Module):
         """
         temb = self.t_embedder(features)
         img = self.tokens.part(ops.joined(self.x_embedder(latents), self.x_pad_token(pads), self.stream))
-        for block in self.noise_refiner:
-            img = block(img, temb, img_rope)
+        refined = [one.refined(img, temb, img_rope) for one in control]
+        for block, *changes in zip(self.noise_refiner, *(behind for _, behind in refined), strict=True):
+            img = block(img, temb, img_rope, *chain.from_iterable(changes))
         x = ops.joined(img, txt, self.stream)
-        for block in self.layers:
-            x = ops.async_eval(block(x, temb, rope))
+        rows = [
+            one.changes(own, x, txt, temb, rope, len(self.layers))
+            for one, (own, _) in zip(control, refined, strict=True)
+        ]
+        for block, *changes in zip(self.layers, *rows, strict=True):
+            x = ops.async_eval(block(x, temb, rope, *chain.from_iterable(changes)))
         img = self.tokens.gathered(x[:, : img.shape[1]])
         return self.final_layer(img[:, : latents.shape[1]], temb)
 
@@ -184,10 +235,13 @@ class Runner(LoadedNetwork[ZImageConfig, ZImageTransformer]):
         )
 
     @ops.computes
-    def predict(self, x: Tensor, step: NumpyArray, condition: Condition) -> Tensor:
+    def predict(
+        self, x: Tensor, step: NumpyArray, condition: Condition, control: Sequence[PictureControl] | None = None
+    ) -> Tensor:
         """Predict the negative velocity [1 L' C] in float32 for packed latents x [1 L' C] and sinusoids of the time."""
         features = ops.table(step, self.table_dtype, self.device)
-        result = self.model(x, features, condition.txt, condition.pads, condition.img_rope, condition.rope)
+        fixed = condition.txt, condition.pads, condition.img_rope, condition.rope
+        result = self.model(x, features, *fixed, *(() if control is None else (control,)))
         return ops.at_least_float32(result)
 
     def _pads(self, tokens: int) -> Tensor:
