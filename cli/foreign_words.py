@@ -147,6 +147,7 @@ FEATURES = by_name({
     "give --control MODEL=PICTURE; `qwenimg models` lists the control networks": "controlnet control",
     "qwen-image-layered describes its picture: `qwenimg -m qwen-image-layered -i PICTURE --caption en`":
         "caption describe interrogate",
+    "give --embedding FILE, and its name in the prompt": "embedding embeddings textual-inversion ti",
     "give --lora FILE:SCALE; `qwenimg models --models-dir DIR` lists the LoRAs of a folder": "lora loras",
     "give a prompt with -i PICTURE --outpaint left=200,top=100": "outpaint outpainting uncrop extend",
     "give --hires 2 with a prompt": "hires hiresfix",

@@ -34,7 +34,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.coerce import Controls, Loras, Picture, Pictures
+from qwenimg.common.request.coerce import Controls, Embeddings, Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):

@@ -78,6 +78,7 @@ class Family:
     defaults: Callable[[Checkpoint], Defaults]
     check: Callable[[Checkpoint], None] = _check_nothing  # of what opening does not check, such as the sampler
     control: ControlFiles | None = None
+    embeddings: bool = False  # whether prompts may name embeddings of textual inversion
     described: Callable[[Path], str]  # the model in a folder and its purpose, for `info`
     refiner: RefinerFiles | None = None
 

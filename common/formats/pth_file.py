@@ -21,6 +21,7 @@ from qwenimg.common.formats.tensor_pickle import PickleFault, TensorRecord, read
 MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of the old layout
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80\x02"
+ALONE = "*"  # the name of a tensor that is in no table
 MAX_PICKLE = 16 << 20  # bytes
 MAX_ENTRIES = 100_000  # files of an archive
 MAX_DIRECTORY = 32 << 20  # bytes
@@ -56,7 +57,10 @@ def parse(file: OpenFile) -> Header:
 
 
 def _flat(value: Any) -> Iterator[tuple[str, TensorRecord]]:
-    """Yield the tensors of tables in tables, each by its whole name."""
+    """Yield the tensors of tables in tables, each by its whole name; a tensor without a table as ALONE."""
+    if isinstance(value, TensorRecord):
+        yield ALONE, value
+        return
     waiting, seen = [("", value)], 0
     while waiting:
         prefix, table = waiting.pop()

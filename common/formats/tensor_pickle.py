@@ -29,7 +29,9 @@ _CALLS = {
     (f"{_PYTORCH}._utils", "_rebuild_tensor_v2"): "tensor",
     (f"{_PYTORCH}._utils", "_rebuild_tensor"): "tensor",
     (f"{_PYTORCH}._utils", "_rebuild_parameter"): "parameter",
+    ("__builtin__", "set"): "set",  # among the attributes of a ParameterDict
 }
+_PARAMETERS = (f"{_PYTORCH}.nn.modules.container", "ParameterDict")  # a table, in older embeddings
 
 
 class PickleFault(ValueError):
@@ -201,9 +203,16 @@ class _Machine:
         elif code == b"R":
             arguments, name = pop(), pop()
             push(_called(name, _checked(arguments, tuple)))
-        elif code == b"b":  # the attributes of an object: only those of an ordered table, which say nothing here
-            pop()
-            _checked(self.stack[-1], dict)
+        elif code == b"\x81":  # NEWOBJ
+            arguments, name = pop(), pop()
+            if _checked(name, _Name) != _PARAMETERS or arguments != ():
+                raise _no_tensor(name)
+            push({})
+        elif code == b"b":  # the attributes of an object: those of an ordered table say nothing here
+            state, table = pop(), _checked(self.stack[-1], dict)
+            parameters = state.get("_parameters") if isinstance(state, dict) else None
+            if isinstance(parameters, dict) and not table:
+                table.update(parameters)
         elif code == b"Q":
             push(_storage(_checked(pop(), tuple)))
         else:
@@ -229,15 +238,21 @@ def _called(name: Any, arguments: tuple[Any, ...]) -> Any:
     """Return the data that a call stands for."""
     what = _CALLS.get(_checked(name, _Name))
     if what is None:
-        shown = clean(f"{name.module}.{name.name}", 60)
-        raise PickleFault(f"its pickle calls {shown}, which is no tensor; save the weights alone, as safetensors")
+        raise _no_tensor(name)
     if what == "table" and not arguments:
         return {}
+    if what == "set":
+        return []
     if what == "parameter" and arguments:
         return _checked(arguments[0], TensorRecord)
     if what == "tensor" and len(arguments) >= 4:
         return _tensor(*arguments[:4])
     raise PickleFault("its pickle is broken")
+
+
+def _no_tensor(name: _Name) -> PickleFault:
+    shown = clean(f"{name.module}.{name.name}", 60)
+    return PickleFault(f"its pickle calls {shown}, which is no tensor; save the weights alone, as safetensors")
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any) -> TensorRecord:

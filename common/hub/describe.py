@@ -26,6 +26,7 @@ from qwenimg.common.hub import other_files
 from qwenimg.common.hub.describe_lora import Layers, describe_lora
 from qwenimg.common.networks.network import Network
 from qwenimg.common.parts.components import read_config
+from qwenimg.common.parts.texts import embedding_file
 from qwenimg.common.precision import precision
 from qwenimg.common.quant.gguf_blocks import GGUFBlocks
 from qwenimg.common.request.parts import PARTS
@@ -103,7 +104,7 @@ def _known(path: Path, prediction: Prediction | None) -> Description:
         description = Description(lines=[f"layout: {layout}", f"pipeline: {family.described(path)}"])
         _open(path, description, parts=True)
         return description
-    return _upscaler(path) or _file(path, prediction)
+    return _upscaler(path) or _embedding(path) or _file(path, prediction)
 
 
 def _upscaler(path: Path) -> Description | None:
@@ -114,6 +115,25 @@ def _upscaler(path: Path) -> Description | None:
         return None
     use = f"qwenimg upscale PICTURE --with {shown_path(path, 80)}"
     return None if title is None else Description(lines=[f"layout: an upscaler, {title}", f"use it: {use}"])
+
+
+def _embedding(path: Path) -> Description | None:
+    """Describe an embedding; None for another file."""
+    try:
+        if not is_file(path) or not embedding_file.named_embedding(path):
+            return None
+    except ModelError:
+        return None
+    layout = "layout: an embedding (textual inversion)"
+    try:
+        file = embedding_file.read_embedding(path)
+    except ModelError as error:
+        return Description(lines=[layout], faults=[str(error)])
+    lines = [f"{layout}, {file.sizes}", f"for: {file.base}"]
+    lines += [f"token: {clean(file.token, 80)}"] if file.token else []
+    name = clean(file.token, 40) or f"embedding:{shown_path(path.stem, 40)}"
+    use = f'qwenimg "PROMPT, {name}" -m MODEL --embedding {shown_path(path, 80)}'
+    return Description(lines=[*lines, f"{other_files.USE}{use}"])
 
 
 def _folder(folder: Path) -> Description:

@@ -20,6 +20,7 @@ from qwenimg.common.base.safe_files import absolute, is_file, is_folder, kind
 from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.families import catalog, registry
 from qwenimg.common.hub import comfy_paths
+from qwenimg.common.parts.texts.embedding_file import SUFFIXES as EMBEDDINGS
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.parts import PARTS
 
@@ -30,6 +31,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "vae": ("vae",),
     "lora": ("loras",),
     "control": ("controlnet", "model_patches"),
+    "embedding": ("embeddings",),
     "upscaler": ("upscale_models",),
 }
 """ComfyUI's names of folders, by the option whose files are in them."""
@@ -40,6 +42,7 @@ WEBUI: Mapping[str, tuple[str, ...]] = {
     "vae": ("VAE",),
     "lora": ("Lora", "LyCORIS"),
     "control": ("ControlNet",),
+    "embedding": ("embeddings",),
     "upscaler": ("ESRGAN", "RealESRGAN"),
 }
 """The same in AUTOMATIC1111's web UI and in Forge."""
@@ -50,6 +53,7 @@ INVOKE_TYPES: Mapping[str, tuple[str, ...]] = {
     "vae": ("vae",),
     "lora": ("lora",),
     "control": ("controlnet",),
+    "embedding": ("embedding",),
     "upscaler": ("spandrel_image_to_image",),
 }
 INVOKE_BASES = ("sd-1", "sd-2", "sdxl", "sdxl-refiner", "qwen-image", "any")
@@ -61,6 +65,7 @@ _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
 UPSCALERS = (".safetensors", ".pth", ".pt")
 """The ends of names of upscalers' files."""
+_ENDS = {"upscaler": UPSCALERS, "embedding": EMBEDDINGS}
 MAX_ENTRIES = 200_000  # files and folders that are searched for one name: half a second
 MAX_DEPTH = 4
 
@@ -115,7 +120,7 @@ class ModelFolders:
 
     def _candidates(self, name: str, kind_: str) -> Iterator[Path]:
         """Yield the files with the whole `name` in a folder, then those anywhere below one with its last part."""
-        spelled = [name, *(name + suffix for suffix in (UPSCALERS if kind_ == "upscaler" else SUFFIXES))]
+        spelled = [name, *(name + suffix for suffix in _ENDS.get(kind_, SUFFIXES))]
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_))
         if os.sep not in name:
@@ -139,10 +144,11 @@ def read_folders(given: Sequence[Path]) -> ModelFolders:
             names += [f"{base}/{type}" for base in INVOKE_BASES for type in INVOKE_TYPES[kind_]]
             folders[kind_] += [root / name for root in roots for name in names]
         for keyed in (keyed for root in roots for keyed in _keyed(root)):
-            for kind_ in KINDS:
+            for kind_ in KINDS.keys() - {"embedding"}:  # whose names are read as words of prompts
                 folders[kind_].append(keyed)
         for program in [*roots, path.parent] if path.name == "models" else roots:
             wildcards += _of_wildcards(program)
+            folders["embedding"].append(program / WEBUI["embedding"][0])
         for file in [path] if here == "file" else _lists(path):
             for name, more in comfy_paths.read_paths(file).items():
                 wildcards += more if name == WILDCARDS[0] else []
@@ -203,7 +209,7 @@ def _is_model(path: Path, kind_: str) -> bool:
     """Return whether `path` is a file of weights, or the folder of a whole model or a part."""
     try:
         if is_file(path):
-            return path.name.lower().endswith(UPSCALERS if kind_ == "upscaler" else SUFFIXES)
+            return path.name.lower().endswith(_ENDS.get(kind_, SUFFIXES))
         if not is_folder(path):
             return False
         if kind_ in PARTS or kind_ == "control":

@@ -15,6 +15,7 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import UPSCALERS, ModelFolders, entries_below
 from qwenimg.common.measure import exactness
+from qwenimg.common.parts.texts.embedding_file import SUFFIXES
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify, Runtime
 from qwenimg.common.upscaling.network_file import Upscaler, open_upscaler
@@ -50,6 +51,37 @@ def find_control(name: str, folders: ModelFolders) -> Path:
     when = " with the network on" if is_offline() else ""
     where = clean(cache_folder(), 80)
     raise ModelError(f"--control {shown}: is not in the cache {where}; get it{size}{when} by: qwenimg pull {shown}")
+
+
+# Embeddings
+
+
+def find_embedding(name: str, folders: ModelFolders) -> Path:
+    """Return the file of the embedding `name`: a path, a folder with one, a hub id or a file of one in the cache, or a
+    name in the folders of --models-dir. Raises ModelError."""
+    path = Path(home(name))
+    found = path if os.path.lexists(path) or kind(path) is not None else find_cached(name)
+    if found is None:
+        if (place := folders.locate(name, "embedding")) == name:
+            raise ModelError(f"--embedding {clean(name, 80)}: no such file; give that of an embedding")
+        return Path(place)
+    if kind(found) != "folder":
+        return found
+    files = sorted(one for one in found.iterdir() if one.name.lower().endswith(SUFFIXES))
+    if len(files) != 1:
+        raise ModelError(f"--embedding {clean(name, 80)}: holds {len(files)} files of weights; name the one to use")
+    return files[0]
+
+
+def embeddings(folders: ModelFolders) -> dict[str, Path]:
+    """Return the files in the folders of embeddings by their names without suffixes, the first of each name; what each
+    is has not been looked at."""
+    files: dict[str, Path] = {}
+    for folder in folders.folders["embedding"]:
+        for path in entries_below(folder):
+            if path.name.lower().endswith(SUFFIXES) and not {*";="} & {*path.stem}:
+                files.setdefault(path.stem, path)
+    return files
 
 
 # Upscalers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from qwenimg.common.families import catalog, registry
 from qwenimg.common.families.load_options import LoadOptions
 from qwenimg.common.families.registry import OpenModel
 from qwenimg.common.hub.model_folders import ModelFolders, read_folders
-from qwenimg.common.hub.network_search import find_control, find_upscaler, read_upscaler
+from qwenimg.common.hub.network_search import embeddings, find_control, find_embedding, find_upscaler, read_upscaler
 from qwenimg.common.hub.origin import model_hash, origin
 from qwenimg.common.hub.part_files import completed, located
 from qwenimg.common.hub.resolve import resolve
@@ -30,6 +30,7 @@ from qwenimg.common.pipeline.second_pass import Upscalers
 from qwenimg.common.precision import precision as policies
 from qwenimg.common.precision import presets
 from qwenimg.common.prompts.wildcards import Wildcards
+from qwenimg.common.request.embeddings import Embeddings
 from qwenimg.common.request.loras import Loras
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Engine
@@ -161,6 +162,7 @@ def _pipeline(model: OpenModel, runtime: Runtime, folders: ModelFolders, load: L
         controls=_controls(model, folders, planned=isinstance(runtime.engine, OnPaper)),
         wildcards=Wildcards(load.wildcards),
         upscalers=_upscalers(folders),
+        embeddings=_embeddings(model, folders),
         **more,
     )
 
@@ -187,6 +189,16 @@ def _controls(model: OpenModel, folders: ModelFolders, *, planned: bool) -> Cont
         return net or control.open(path, checkpoint)
 
     return Controls(opened_net, find)
+
+
+def _embeddings(model: OpenModel, folders: ModelFolders) -> Embeddings:
+    """Return the embeddings of a model's prompts, found by their names on this machine."""
+    if not model.family.embeddings:
+        able = registry.titles(lambda other: other.embeddings)
+        return Embeddings(refusal=f"embeddings (textual inversion) are for {able}; the model is {model.family.title}")
+    widths = {name: text.config.hidden_size for name, text in model.checkpoint.texts.items()}
+    find = partial(find_embedding, folders=folders)
+    return Embeddings(widths=widths, find=find, listed=partial(embeddings, folders))
 
 
 def _upscalers(folders: ModelFolders) -> Upscalers:

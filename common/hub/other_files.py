@@ -24,12 +24,10 @@ from qwenimg.common.formats.files import PICKLES
 USE, NO_USE = "use it: ", "not used here: "
 MAX_JSON = 5 << 20  # bytes of a file whose JSON is looked at
 MAX_FILES = 1000  # of a folder, that are looked at
-_SAFE = "take the safetensors file of the same model: of PyTorch's files only upscalers are read"
+_SAFE = "take the safetensors file of the same model: of PyTorch's files only upscalers and embeddings are read"
 
 # The sign in one tensor's name that none of our models has; the kind; the word of its feature, or what to do
 _TENSORS: tuple[tuple[str, str, str], ...] = (
-    (r"emb_params|clip_[lg]|(state_dict\.)?string_to_param\..*|<[^.]{1,100}>", "an embedding (textual inversion)",
-     "textual-inversion"),
     (r"(ip_adapter|image_proj)\..*|.*\.(to_k_ip|to_v_ip)\..*", "an IP-Adapter", "ip-adapter"),
     (r"(.*\.)?(control_model|input_hint_block|controlnet_cond_embedding|controlnet_down_blocks|controlnet_blocks"
      r"|controlnet_x_embedder|controlnet_mode_embedder)\..*", "a ControlNet that no model here takes", "control"),

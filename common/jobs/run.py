@@ -27,7 +27,7 @@ from qwenimg.common.base.text import clean, shown_path
 from qwenimg.common.jobs.job import Inputs, Job
 from qwenimg.common.jobs.naming import check_distinct
 from qwenimg.common.pictures import latents, layer_files
-from qwenimg.common.request import outpaint_text
+from qwenimg.common.request import embedding_text, outpaint_text
 from qwenimg.common.request.recipe import XMP, png_text
 from qwenimg.common.request.request import OPTIONS
 
@@ -164,6 +164,8 @@ def prepare(pipe: Pipeline, jobs: Sequence[Job], inputs: Inputs) -> None:
     skips = {job.get("clip_skip") or 0 for job in jobs}
     first = {name: value for name in ("lora", "lora_mode") if (value := jobs[0].get(name))} if jobs else {}
     first |= {"image": _seen(pipe, jobs[0], inputs)} if inputs.images and jobs else {}
+    embeddings = tuple(dict.fromkeys(one for job in jobs for one in job.get("embedding") or ()))
+    first |= {"embedding": embeddings} if 0 < len(embeddings) <= embedding_text.MOST else {}
     pipe.prepare(list(texts), max(skips) if len(skips) == 1 else 0, **first)
 
 

@@ -118,7 +118,8 @@ class _TextEncoder:
     def encode(self, ids: Any, *rest: Any) -> Any:
         result = self._opened.encode(ids, *rest)
         arrays = result if isinstance(result, tuple) else (result,)
-        numbers = rest[:1] if hasattr(self._opened, "slots") else rest  # behind which are the slots, recorded before
+        # behind the numbers are slots of pictures, recorded before, or vectors of textual inversion
+        numbers = rest[: 1 if hasattr(self._opened, "slots") else 2]
         inputs = [np.asarray(ids, np.int64), *(np.asarray(one, np.int64) for one in numbers)]
         recorded = self._tape.passed(self._name, inputs, tuple(map(self._engine.numpy, arrays)))
         if recorded is None:

@@ -36,6 +36,7 @@ from qwenimg.common.precision.precision import Precision
 from qwenimg.common.prompts.wildcards import TEMPLATES, Wildcards
 from qwenimg.common.request import call_options, coerce, few_steps, foreign_names
 from qwenimg.common.request.call_types import CallOptions
+from qwenimg.common.request.embeddings import Embeddings
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.loras import Key, Loras
 from qwenimg.common.request.option import recorded
@@ -85,13 +86,14 @@ class Pipeline:
         controls: Controls | None = None,
         wildcards: Wildcards | None = None,
         upscalers: second_pass.Upscalers | None = None,
+        embeddings: Embeddings | None = None,
         advise: Callable[[Request], list[str]] = lambda request: [],
     ):
         """Create a pipeline of an opened model. family: its family's name. loras: the model's LoRAs. others: models
         that messages name. fallback: continue under the next wider policy if a value overflows. options: entries of
         recipes; `hashes` returns the entries that need the files' contents. checkpoint: the weights, without LoRAs.
         find_loras: replaces names of LoRAs by paths. controls: the control networks. wildcards: the choices in prompts.
-        upscalers: for second passes. advise: returns more warnings about a request."""
+        upscalers: for second passes. embeddings: of its prompts. advise: returns more warnings about a request."""
         self.options, self.checkpoint = dict(options or {}), checkpoint
         self._find_loras, self._hashes = find_loras, hashes
         self.model, self.model_name, self.family, self.defaults = model, name, family, defaults
@@ -100,7 +102,7 @@ class Pipeline:
         self.tf32 = tf32  # True: float32 products are rounded to fewer digits on this device
         self.fallback = Fallback(model, wanted=fallback, tf32=tf32)
         self.loras, self.controls, self.others = loras or Loras(tuple), controls or Controls(), others
-        self.upscalers = upscalers or second_pass.Upscalers()
+        self.upscalers, self.embeddings = upscalers or second_pass.Upscalers(), embeddings or Embeddings()
         self.wildcards, self._advise = wildcards or Wildcards(), advise
         self._adapted: Key | None = ()  # the LoRAs in the model now; None after a change that failed
         self._lock: FairLock[Step | Result] = FairLock()
@@ -167,6 +169,7 @@ class Pipeline:
         chosen = self.wildcards.chosen(values | {"prompt": prompt}, values["seed"])
         whole = self.controls.prompted(request_of(usual | chosen))
         whole = self.upscalers.given(self.model.inputs.checked(whole, self.model_name, self.others))
+        whole = self.embeddings.given(whole)
         self.controls.check(whole)
         second_pass.check(self.model, whole)
         request = masked_area.split(whole).drawn
@@ -200,18 +203,21 @@ class Pipeline:
         lora: coerce.Loras = (),
         lora_mode: str = "auto",
         image: coerce.Pictures | None = None,
+        embedding: coerce.Embeddings = (),
     ) -> None:
         """Announce `prompts`, so that the text encoder is loaded once, before the transformer, for as many as fit into
         memory. The rest is encoded when needed, again as many as fit. `lora`, `lora_mode`: of the first image. `image`:
-        the picture of all prompts, for a model whose texts depend on it."""
+        the picture of all prompts, for a model whose texts depend on it. `embedding`: files that the prompts name."""
         texts = call_options.checked_prompts(prompts)
         images = call_options.checked_images(image, self.model.inputs.alpha)
-        skipped, added, mode = call_options.checked(clip_skip=clip_skip, lora=lora, lora_mode=lora_mode)
+        skipped, added, mode, files = call_options.checked(
+            clip_skip=clip_skip, lora=lora, lora_mode=lora_mode, embedding=embedding
+        )
 
         def announced() -> None:
             self._adapt(added, mode)
             self.model.check_weights()
-            self.model.announce(texts, skipped, images)
+            self.model.announce(texts, skipped, images, self.embeddings.of_prompts(texts, files))
 
         with self._lock.acquired(), self._in_memory():
             self.fallback.retried(announced)
@@ -285,11 +291,17 @@ class Pipeline:
         area = masked_area.split(request)
         plan = self.model.plan(area.drawn)
         about = *notes, *start.warnings(request, plan), *self.model.warnings(area.drawn)
-        about += *self.controls.warnings(request, plan.steps), *self._advise(request)
+        about += (
+            *self.controls.warnings(request, plan.steps),
+            *self.embeddings.warnings(request),
+            *self._advise(request),
+        )
         try:
             with self.notify.of_picture(), self._in_memory():
                 for warning in about:
                     self.notify("warning", warning)
+                for line in self.embeddings.lines(area.drawn):
+                    self.notify("stage", line)
                 yield from self._with_fallback(area)
         finally:  # a run that failed or was abandoned leaves no times to the next
             self.runtime.clock.clear()
@@ -444,6 +456,7 @@ class Pipeline:
         asked = recorded(OPTIONS.values(), request.value, start.met(self.model, request, self.options))
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
         asked |= self.loras.recorded(request.loras) | second_pass.recorded(request)
+        asked |= self.embeddings.recorded(request)
         asked |= {"outpaint": OPTIONS["outpaint"].plain(request.outpaint)} if request.outpaint else {}
         asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}
         if not self.model.guidance.is_on(request):  # it was not used

@@ -13,7 +13,7 @@ from qwenimg.common.pipeline.result import Result, Step
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.request import call_options
 from qwenimg.common.request.call_types import CallOptions
-from qwenimg.common.request.coerce import Loras, Pictures
+from qwenimg.common.request.coerce import Embeddings, Loras, Pictures
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.compiling import Decision
 
@@ -71,12 +71,13 @@ class RankPipeline(Pipeline):
         lora: Loras = (),
         lora_mode: str = "auto",
         image: Pictures | None = None,
+        embedding: Embeddings = (),
     ) -> None:
         call_options.checked_prompts(prompts)
         if self.followers is not None:
             arguments = {"clip_skip": clip_skip, "lora": lora, "lora_mode": lora_mode, "image": image}
-            self.followers.announce({"prompts": list(prompts)} | arguments)
-        super().prepare(prompts, clip_skip, lora, lora_mode, image)
+            self.followers.announce({"prompts": list(prompts), "embedding": embedding} | arguments)
+        super().prepare(prompts, clip_skip, lora, lora_mode, image, embedding)
 
     def follow(self, request: Request) -> None:
         """Compute the steps of a request that rank 0 draws, with LoRAs by the same names. Raises QwenimgError."""

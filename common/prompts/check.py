@@ -13,7 +13,9 @@ MAX_CHARACTERS = 100_000  # of a prompt
 # Tags that other programs remove from a prompt and act upon.
 _TAGS = ("lora", "lyco", "hypernet", "controlnet", "embedding")
 _LORAS = ("lora", "lyco")
-_TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>|\b(embedding):[\w.-]+")
+_TAG = re.compile(rf"(?i)<\s*({'|'.join(_TAGS)})\s*:[^<>]*>")
+EMBEDDING = re.compile(r"(?<!\w)embedding:([^\s,()\[\]|:<>]{1,100})", re.IGNORECASE)
+"""The name of an embedding in a prompt, as in ComfyUI."""
 
 
 def check_not_blank(prompt: str) -> None:
@@ -34,7 +36,7 @@ def check_prompt(prompt: str) -> None:
         fault = f"the prompt has a byte that is not text ({clean(prompt[error.start])})"
         raise UsageError(f"{fault} at character {error.start + 1}. Give the prompt in UTF-8.") from None
     if tag := _TAG.search(prompt):  # a text encoder would take it for words
-        kind = (tag[1] or tag[2]).lower()
+        kind = tag[1].lower()
         if kind in _LORAS:
             name = "".join(tag[0].strip("<>").partition(":")[2].split())
             argument = clean(name, 60) if 0 < len(name) <= 60 else "FILE:SCALE"
@@ -43,4 +45,6 @@ def check_prompt(prompt: str) -> None:
             raise UsageError(
                 f"the prompt has the tag {clean(tag[0], 60)}; leave it out and give --control MODEL=PICTURE"
             )
+        if kind == "embedding":
+            raise UsageError(f"the prompt has the tag {clean(tag[0], 60)}; write embedding:NAME without < and >")
         raise UsageError(f"the prompt has a tag ({clean(tag[0], 60)}): {not_built(kind)}; leave it out")

@@ -8,6 +8,7 @@ Grammar and effects follow the AUTOMATIC1111 web UI, for which prompts are share
 - round and square brackets are paired apart from each other, so that they may cross;
 - a prompt is cut into chunks of 75 tokens; each has its own start and end token and is padded to 77;
 - BREAK ends a chunk, within brackets too (where the web UI takes it for a word of a negative weight);
+- an embedding (`inversion`) that does not fit into the rest of a chunk begins a new one;
 - the states of all chunks follow each other; the pooled vector is the first chunk's;
 - a token's state is multiplied by its weight, then the chunk by one number that restores the mean over all its tokens
   and channels (the web UI's emphasis mode "Original"). Start, end and padding have weight 1.
@@ -21,15 +22,17 @@ A prompt without brackets and backslashes, of at most 75 tokens, gives exactly t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.prompts.clip import CLIPTokenizer
+from qwenimg.common.prompts.inversion import pieces
 
 LENGTH = 77  # of a chunk, with start and end token
 MAX_CHUNKS = 40  # 3,000 tokens: each chunk's states are seen by every attention layer in every step
@@ -45,12 +48,24 @@ _TOKEN = re.compile(
 )
 
 
+class Vector(NamedTuple):
+    """A vector of an embedding in a prompt."""
+
+    embedding: int  # its number in the prompt
+    row: int
+
+
+Token = tuple["int | Vector", float]  # an id or a vector, with its weight
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """Ids with start token, end token and padding, and the weight of each."""
+    """Ids with start token, end token and padding, and the weight of each. `vectors`: the positions at which a vector
+    of an embedding takes the place of a token's, whose id is the start token's there."""
 
     ids: tuple[int, ...]
     weights: tuple[float, ...]
+    vectors: tuple[tuple[int, Vector], ...] = ()
 
 
 def parse(prompt: str) -> list[list[tuple[str, float]]]:
@@ -73,24 +88,27 @@ def _append(parts: list[tuple[str, float]], text: str, weight: float) -> None:
         parts.append((text, weight))
 
 
-def prompt_chunks(tokenizers: Sequence[CLIPTokenizer], prompt: str) -> list[list[Chunk]]:
+def prompt_chunks(
+    tokenizers: Sequence[CLIPTokenizer], prompt: str, embeddings: Sequence[int] = ()
+) -> list[list[Chunk]]:
     """Split `prompt` for each tokenizer into chunks; all get as many as the longest needs, so that the states can be
-    joined. Raises UsageError for a prompt that is too long or not Unicode text."""
-    rows = [chunks(tokenizer, prompt) for tokenizer in tokenizers]
+    joined. embeddings: the number of vectors of each that is marked in the prompt. Raises UsageError for a prompt that
+    is too long or not Unicode text."""
+    rows = [chunks(tokenizer, prompt, embeddings) for tokenizer in tokenizers]
     count = max(map(len, rows))
     return [row + [_chunk(tokenizer, [])] * (count - len(row)) for tokenizer, row in zip(tokenizers, rows, strict=True)]
 
 
-def chunks(tokenizer: CLIPTokenizer, prompt: str) -> list[Chunk]:
-    """Split `prompt` into one or more chunks. Raises UsageError."""
+def chunks(tokenizer: CLIPTokenizer, prompt: str, embeddings: Sequence[int] = ()) -> list[Chunk]:
+    """Split `prompt` into one or more chunks. embeddings: see `prompt_chunks`. Raises UsageError."""
     *first, last = (
-        [(token, weight) for text, weight in parts for token in tokenizer.words(text)] for parts in parse(prompt)
+        [run for text, weight in parts for run in _runs(tokenizer, text, weight, embeddings)] for parts in parse(prompt)
     )
     size, sections = LENGTH - 2, [*first, last] if last or not first else first
-    count = sum(map(len, sections))
+    count = sum(len(run) for runs in sections for run in runs)
     if count > MAX_CHUNKS * size:
         raise UsageError(f"the prompt has {count} tokens, the limit is {MAX_CHUNKS * size}. Shorten it.")
-    rows = [tokens[start : start + size] for tokens in sections for start in range(0, max(1, len(tokens)), size)]
+    rows = [tokens for runs in sections for tokens in _filled(runs, size)]
     if len(rows) > MAX_CHUNKS:
         raise UsageError(
             f"the prompt has {len(rows)} chunks with its BREAKs, the limit is {MAX_CHUNKS}. Leave some out."
@@ -117,10 +135,31 @@ def _weighted(states: NDArray[np.float32], weights: NDArray[np.float64]) -> NDAr
     return (weighted * scale).astype(np.float32)
 
 
-def _chunk(tokenizer: CLIPTokenizer, tokens: Sequence[tuple[int, float]]) -> Chunk:
+def _runs(tokenizer: CLIPTokenizer, text: str, weight: float, embeddings: Sequence[int]) -> Iterator[list[Token]]:
+    """Yield the tokens of a text, the vectors of an embedding together and each other token alone."""
+    for piece in pieces(text) if embeddings else [text]:
+        if isinstance(piece, int):
+            yield [(Vector(piece, row), weight) for row in range(embeddings[piece])]
+        else:
+            for token in tokenizer.words(piece):
+                yield [(token, weight)]
+
+
+def _filled(runs: Sequence[Sequence[Token]], size: int) -> list[list[Token]]:
+    """Return chunks of at most `size` tokens, which tear no run."""
+    rows: list[list[Token]] = [[]]
+    for run in runs:
+        rows += [[]] if len(rows[-1]) + len(run) > size else []
+        rows[-1].extend(run)
+    return rows
+
+
+def _chunk(tokenizer: CLIPTokenizer, tokens: Sequence[Token]) -> Chunk:
     padding = LENGTH - 2 - len(tokens)
-    ids = (tokenizer.bos, *(token for token, _ in tokens), tokenizer.eos, *[tokenizer.pad] * padding)
-    return Chunk(ids, (1.0, *(weight for _, weight in tokens), 1.0, *[1.0] * padding))
+    known = (tokenizer.bos if isinstance(token, Vector) else token for token, _ in tokens)
+    ids = (tokenizer.bos, *known, tokenizer.eos, *[tokenizer.pad] * padding)
+    vectors = tuple((at, token) for at, (token, _) in enumerate(tokens, 1) if isinstance(token, Vector))
+    return Chunk(ids, (1.0, *(weight for _, weight in tokens), 1.0, *[1.0] * padding), vectors)
 
 
 def _weights(prompt: str) -> list[tuple[re.Match[str], float]]:

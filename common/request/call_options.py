@@ -109,7 +109,7 @@ def _keywords() -> dict[str, Option]:
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     plain = inspect.signature(function)
     parameters = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    named = {"np": np, "NDArray": NDArray, "Upscaler": object}
+    named = {"np": np, "NDArray": NDArray, "Upscaler": object, "Inversion": object}
     hints = get_type_hints(Request, localns=named) | get_type_hints(FamilyOptions)
     options = [
         inspect.Parameter(

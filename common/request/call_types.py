@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenimg.common.request.coerce import Controls, Loras, Picture, Pictures
+from qwenimg.common.request.coerce import Controls, Embeddings, Loras, Picture, Pictures
 
 
 class CallOptions(TypedDict, total=False):
@@ -40,6 +40,7 @@ class CallOptions(TypedDict, total=False):
     lora_mode: str | None
     few_steps: str | None
     layers: int | None
+    embedding: Embeddings | None
     latents: NDArray[np.float32] | None
     image: Pictures | None
     strength: float | None

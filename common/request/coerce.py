@@ -23,6 +23,7 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import as_number
 
@@ -36,6 +37,9 @@ Pictures: TypeAlias = "Picture | Sequence[Picture]"
 _Lora: TypeAlias = "Lora | str | os.PathLike[str] | tuple[str | os.PathLike[str], float]"
 Loras: TypeAlias = "_Lora | Sequence[_Lora]"
 """One LoRA or several: each `FILE[:SCALE]`, a path, or either with its strength."""
+_Embedding: TypeAlias = "Embedding | str | os.PathLike[str]"
+Embeddings: TypeAlias = "_Embedding | Sequence[_Embedding]"
+"""One embedding or several: each `FILE` or `NAME=FILE`, or a path."""
 _Control: TypeAlias = (
     "Control | str | tuple[str | os.PathLike[str], Picture] | tuple[str | os.PathLike[str], Picture, float]"
     " | tuple[str | os.PathLike[str], Picture, float, tuple[float, float]]"

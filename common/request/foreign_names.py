@@ -21,6 +21,7 @@ _FOREIGN = by_name({
         "enable_vae_tiling enable_vae_slicing enable_tiling enable_slicing",
     "give sampler= and schedule= to a call": "scheduler",
     "a call returns the picture: pipe(prompt, seed=7).image": "generate generate_image txt2img text2img imagine run",
+    "give embedding= to a call": "load_textual_inversion unload_textual_inversion",
     "give image= to a call": "img2img inpaint edit",
     "stream(...) yields the steps": "set_progress_bar_config callback",
     "`qwenimg convert MODEL FOLDER` writes a model": "save_pretrained",
@@ -30,7 +31,6 @@ _FOREIGN = by_name({
 FEATURES = by_name({
     "ip-adapter": "load_ip_adapter set_ip_adapter_scale unload_ip_adapter ip_adapter_image ip_adapter_image_embeds "
     "negative_ip_adapter_image negative_ip_adapter_image_embeds",
-    "textual-inversion": "load_textual_inversion unload_textual_inversion",
 })  # fmt: skip
 """Methods and keywords of diffusers, by the words of their features in `errors.NOT_BUILT`."""
 

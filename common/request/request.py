@@ -17,8 +17,9 @@ from qwenimg.common.base.text import clean
 from qwenimg.common.numbers import sizes
 from qwenimg.common.numbers.seeds import MAX_SEED, check_seed
 from qwenimg.common.prompts.check import MAX_CHARACTERS, check_prompt
-from qwenimg.common.request import control_text, lora_text, names, outpaint_text
+from qwenimg.common.request import control_text, embedding_text, lora_text, names, outpaint_text
 from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.family_options import FAMILY_OPTIONS, MAX_GUIDANCE, FamilyOptions
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from qwenimg.common.prompts.inversion import Inversion
     from qwenimg.common.upscaling.network_file import Upscaler
 
 MULTIPLE = 16  # pixels: sizes are rendered at the next multiple and cropped
@@ -139,6 +141,13 @@ class Request:
         help="draw in 1 to 8 steps: lightning, lcm, hyper, hyper-cfg, hyper-unified, hyper-unet, turbo",
         section="Model", metavar="NAME[:STEPS]", checks=names.check_few_steps, config=True,
     ))  # fmt: skip
+    embeddings: tuple[Embedding, ...] = option((), Option(
+        name="embedding", help="a file of textual inversion, whose NAME (the file's unless given) stands in the prompt "
+        "as embedding:NAME or NAME; may be repeated", call="FILE, NAME=FILE, a path, or a list of these: textual "
+        "inversion, whose name stands in the prompt", python="Embeddings", section="Model", metavar="[NAME=]FILE",
+        aliases=("textual-inversion", "ti"), longest=8_000, parse=embedding_text.parse, checks=embedding_text.check,
+        config=True, recorded="changed",
+    ))  # fmt: skip
     latents: NDArray[np.float32] | None = option(None, Option(  # [1, C, H/8, W/8], standard normal
         help="start from the noise in a .npy or .safetensors file instead of the seed's",
         call="noise [1, C, H/8, W/8] in place of the seed's", section="Model", metavar="FILE",
@@ -219,6 +228,7 @@ class Request:
     more_images: tuple[NDArray[np.uint8], ...] = ()  # behind the first; a tuple of all may be given as `image`
     template: str = ""  # that the seed chose `prompt` from
     negative_template: str = ""  # likewise
+    inversions: tuple[Inversion, ...] = ()  # the embeddings that the prompts name, read
     upscaler: Upscaler | None = None  # the file that `hires_with` names, opened
     goes_on_from: Literal["", "pixels", "latents"] = ""  # of the first pass, in the second
 

@@ -110,9 +110,17 @@ class ControlNetwork(Protocol):
 
 
 class ClipEncoder(Protocol):
-    def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:
+    def encode(
+        self,
+        ids: Sequence[Sequence[int]],
+        skipped: int,
+        normed: bool,
+        places: Sequence[tuple[int, int]] = (),
+        vectors: np.ndarray | None = None,
+    ) -> tuple[Array, Array]:
         """Encode chunks of ids [N, S]. Return states [N, S, C] before the last `skipped` layers, with the final norm if
-        `normed`, and pooled vectors [N, P]."""
+        `normed`, and pooled vectors [N, P]. `vectors` [M, C], if there are any, replace the embeddings of the tokens at
+        `places`, (chunk, position)."""
         ...
 
 

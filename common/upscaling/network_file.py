@@ -14,10 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from qwenimg.common.base.errors import ModelError
-from qwenimg.common.base.safe_files import bad, closed_on_error, open_regular
-from qwenimg.common.formats import pth_file
+from qwenimg.common.base.safe_files import bad, closed_on_error
 from qwenimg.common.formats.files import first
-from qwenimg.common.formats.headers import open_header
+from qwenimg.common.formats.headers import open_weights
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.networks.network import Network
 from qwenimg.common.networks.upscalers import rrdbnet, srvgg
@@ -69,17 +68,6 @@ class Upscaler:
 
     def close(self) -> None:
         self.component.plan.close()
-
-
-def open_weights(path: Path) -> Header:
-    """Return the header of a file of weights, also of one that `torch.save` wrote. Raises ModelError. The caller closes
-    `Header.file`."""
-    file = open_regular(path)
-    with closed_on_error(file):
-        if pth_file.is_pth(file):
-            return pth_file.parse(file)
-    file.close()
-    return open_header(path)
 
 
 def open_upscaler(path: Path, what: Callable[[Header], str | None] = lambda header: None) -> Upscaler:

@@ -94,7 +94,7 @@ def test_all_sentences_are_made_from_the_one_table() -> None:
 
 
 def test_python_says_the_same_of_what_is_not_built() -> None:
-    for name in ("ip_adapter_image", "textual_inversion", "video"):
+    for name in ("ip_adapter_image", "restore_faces", "video"):
         with pytest.raises(UsageError, match="is not built yet"):
             call_options.check_names([name])
         with pytest.raises(UsageError, match="is not built yet"):
@@ -132,7 +132,7 @@ def test_the_table_of_other_programs_names_what_there_is() -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["a cat <hypernet:b>", "< HyperNet : x >", "embedding:bad", "(embedding:x:1.2)"],
+    ["a cat <hypernet:b>", "< HyperNet : x >"],
 )
 def test_tags_in_a_prompt(library: Library, prompt: str) -> None:
     cli(prompt).refused(2, "not built yet", "leave it out")
@@ -260,7 +260,7 @@ def test_no_bits_are_guessed(library: Library, bits: str) -> None:
     ("args", "said"),
     [
         (["--variations", "4"], "-N"), (["--no-cfg"], "--guidance 1"), (["--4bit"], "-q 4"),
-        (["--ti", "x"], "not built"), (["--grid"], "qwenimg grid"), (["--xyz", "x"], "qwenimg grid"),
+        (["--grid"], "qwenimg grid"), (["--xyz", "x"], "qwenimg grid"),
         (["--res", "5"], "--size"),
         (["--timeout", "5"], "Ctrl-C"),
         (["--threads", "4"], "OMP_NUM_THREADS"), (["--tile"], "tiles"), (["--face-restore"], "not built"),
@@ -286,8 +286,3 @@ def test_what_is_suggested_is_there() -> None:
     assert {text.split()[0] for text in foreign_words.COMMANDS.values()} <= known and set(
         foreign_words.LONG_COMMANDS
     ) <= known
-
-
-def test_an_embedding_is_reported_by_its_whole_name(library: Library) -> None:
-    cli("a cat, embedding:easynegative, (embedding:bad-hands.v2:1.2)").refused(2, "(embedding:easynegative)")
-    cli("(embedding:bad-hands.v2:1.2)").refused(2, "(embedding:bad-hands.v2)")

@@ -78,7 +78,7 @@ def test_help_and_completion_show_every_option(pipe: Pipeline, method: str) -> N
     assert "refine_at" in pydoc.plain(pydoc.render_doc(getattr(pipe, method)))
     assert {*CallOptions.__annotations__} | {"prompt"} == {*OPTIONS}
     fields = {one.field for one in OPTIONS.values()}
-    more = {"more_images", "template", "negative_template", "family_options", "upscaler", "goes_on_from"}
+    more = {"more_images", "template", "negative_template", "family_options", "upscaler", "goes_on_from", "inversions"}
     assert Request.__dataclass_fields__.keys() - fields == more
 
 
@@ -121,7 +121,7 @@ def test_load_names_the_nearest_of_an_unknown_keyword(name: str, told: str) -> N
         ("load_lora_weights", "give lora= to a call"),
         ("enable_model_cpu_offload", "max_memory= of qwenimg.load sets a limit"),
         ("scheduler", "give sampler= and schedule= to a call"),
-        ("load_textual_inversion", "textual inversion"),
+        ("load_textual_inversion", "give embedding= to a call"),
         ("QwenImagePipeline", "from qwenimg.diffusers import QwenImagePipeline"),
     ],
 )

@@ -296,7 +296,7 @@ def test_seeds_in_a_batch_and_a_replay(folders) -> None:
     prompt = f"a [red|blue] circle AND {DOG} :0.5"
     pipe.prepare([prompt, RED])
     first = pipe(prompt, steps=4, seed=1, guidance=3.0)
-    texts = {text for text, _ in pipe.model.base.texts._kept}
+    texts = {key.prompt for key in pipe.model.base.texts._kept}
     assert texts >= {"a red circle", "a blue circle", f" {DOG}", ""} and prompt not in texts
     recipe = first.recipe
     again = pipe(

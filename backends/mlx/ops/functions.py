@@ -38,6 +38,14 @@ def with_zeros(x: Array, count: int) -> Array:
     return mx.concatenate((x, mx.zeros((missing, *x.shape[1:]), x.dtype))) if missing else x
 
 
+def with_rows(x: Array, places: Sequence[tuple[int, int]], rows: Array) -> Array:
+    """Replace tokens of x [B S C], by (sequence, position), by `rows` [N C] in x's dtype."""
+    x = mx.array(x)
+    sequences, positions = zip(*places, strict=True)
+    x[mx.array(sequences), mx.array(positions)] = rows.astype(x.dtype)
+    return x
+
+
 def channel_means(x: Array) -> Array:
     """Return the mean of each channel of an image: [B 1 1 C]."""
     return x.mean(axis=(1, 2), keepdims=True)

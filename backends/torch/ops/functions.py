@@ -44,6 +44,14 @@ def with_zeros(x: Tensor, count: int) -> Tensor:
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
 
+def with_rows(x: Tensor, places: Sequence[tuple[int, int]], rows: Tensor) -> Tensor:
+    """Replace tokens of x [B S C], by (sequence, position), by `rows` [N C] in x's dtype."""
+    x = x.clone()
+    sequences, positions = zip(*places, strict=True)
+    x[list(sequences), list(positions)] = rows.to(x.dtype)
+    return x
+
+
 def channel_means(x: Tensor) -> Tensor:
     """Return the mean of each channel of an image: [B C 1 1]."""
     return x.mean(dim=(2, 3), keepdim=True)

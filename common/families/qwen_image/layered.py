@@ -25,6 +25,7 @@ from qwenimg.common.pipeline.models.inputs import PictureInputs, References
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg, cfg_with_norm
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
+from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.request import MULTIPLE, Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine
@@ -106,7 +107,13 @@ class QwenImageLayered(QwenImage):
 
     # The prompt, if the model writes it
 
-    def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
+    def announce(
+        self,
+        prompts: Sequence[str],
+        clip_skip: int = 0,
+        images: Sequence[Image] = (),
+        inversions: Sequence[Inversion] = (),
+    ) -> None:
         """Announce nothing where only captions are to come, which open the text encoder anyway."""
         if any(prompt.strip() for prompt in prompts):
             super().announce([prompt for prompt in prompts if prompt], clip_skip, images)

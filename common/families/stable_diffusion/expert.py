@@ -21,7 +21,8 @@ from qwenimg.common.parts.texts.clip_texts import ClipKey, ClipTexts
 from qwenimg.common.pipeline.steps.guidance import Guidance, cfg_of_sum, rescaled_cfg
 from qwenimg.common.pipeline.steps.inpaint import Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan
-from qwenimg.common.prompts import composed, scheduled
+from qwenimg.common.prompts import composed, inversion, scheduled
+from qwenimg.common.prompts.composed import Part
 from qwenimg.common.prompts.scheduled import TimedText
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime import group
@@ -50,23 +51,25 @@ class Conditioning:
         return Conditioning(texts=self.texts[rows], added=None if self.added is None else self.added[rows])
 
 
-def _parts(request: Request) -> list[str]:
-    return [part.text for part in composed.parts(request.prompt)]
+def parts(request: Request) -> tuple[Part, ...]:
+    """Return the parts of a request's prompt, with marks in the place of embeddings. Raises UsageError."""
+    return composed.parts(inversion.marked(request.prompt, request.inversions))
 
 
-GUIDANCE = Guidance(formula=rescaled_cfg, parts=_parts)
+GUIDANCE = Guidance(formula=rescaled_cfg, parts=lambda request: [part.text for part in parts(request)])
 
 
 def guidance(request: Request) -> Guidance:
     """Return the guidance of a run: of a prompt in several parts, towards their weighted sum."""
-    weights = [part.weight for part in composed.parts(request.prompt)]
+    weights = [part.weight for part in parts(request)]
     return GUIDANCE if len(weights) == 1 else replace(GUIDANCE, formula=cfg_of_sum(weights))
 
 
 def schedules(request: Request, plan: SamplingPlan) -> list[tuple[TimedText, ...]]:
     """Return the texts of each branch of guidance in a run. Raises UsageError."""
     calls = request.steps * table.find(plan.sampler).calls
-    return [scheduled.texts(branch.prompt, calls) for branch in GUIDANCE.branches(request)]
+    texts = (inversion.marked(branch.prompt, request.inversions) for branch in GUIDANCE.branches(request))
+    return [scheduled.texts(text, calls) for text in texts]
 
 
 class Expert:
@@ -80,7 +83,7 @@ class Expert:
 
     def conditioning(self, request: Request, texts: Sequence[str]) -> Conditioning:
         """Return the conditioning of the branches' `texts`."""
-        states, pooled = self.texts.states(texts, request.family_options.clip_skip)
+        states, pooled = self.texts.states(texts, request.family_options.clip_skip, request.inversions)
         if self.checkpoint.zeros_for_empty and request.negative_prompt == "" and len(texts) > 1:
             states[1], pooled[1] = 0, 0
         return Conditioning(texts=states, added=self._added(request, pooled))
@@ -114,7 +117,7 @@ class Expert:
     def keys(self, request: Request, plan: SamplingPlan) -> list[ClipKey]:
         """Return the keys of all texts of a run. Raises UsageError."""
         texts = dict.fromkeys(one.text for schedule in schedules(request, plan) for one in schedule)
-        return self.texts.keys(list(texts), request.family_options.clip_skip)
+        return self.texts.keys(list(texts), request.family_options.clip_skip, request.inversions)
 
     def encoding(self, request: Request, plan: SamplingPlan, counted: bool) -> list[Stage]:
         """Return the stages that encode the texts of a run; if not `counted`, for one chunk of each. Raises
@@ -128,8 +131,8 @@ class Expert:
 
     def _check_chunks(self, keys: Sequence[ClipKey]) -> None:
         count = 0
-        for prompt, _ in keys:
-            count += len(self.texts.chunks(prompt)[0])
+        for key in keys:
+            count += len(self.texts.chunks(key)[0])
             if count > MAX_CHUNKS:
                 raise UsageError(
                     f"the prompt becomes {len(keys)} texts, of more than {MAX_CHUNKS} chunks of 75 tokens in all; "

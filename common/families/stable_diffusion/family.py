@@ -144,6 +144,7 @@ FAMILY = Family(
     small_files=small_files,
     defaults=_defaults,
     control=ControlFiles(open=control.open_control, networks=(unet_controlnet.NETWORK,), published=control.published),
+    embeddings=True,
     check=_check,
     described=_described,
     refiner=RefinerFiles(title=_REFINES, check=_check_refiner),

@@ -24,7 +24,7 @@ from qwenimg.common.families.stable_diffusion.control import (
     ControlNetworks,
     ControlRun,
 )
-from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, guidance, schedules, sinusoids
+from qwenimg.common.families.stable_diffusion.expert import GUIDANCE, Expert, guidance, parts, schedules, sinusoids
 from qwenimg.common.networks.denoisers.unet import UNetConfig
 from qwenimg.common.networks.encoders import clip
 from qwenimg.common.numbers.latent_shape import LatentShape
@@ -38,7 +38,8 @@ from qwenimg.common.pipeline.steps.evaluation import strategy
 from qwenimg.common.pipeline.steps.inpaint import Initial, Latents
 from qwenimg.common.pipeline.steps.plan import SamplingPlan, Segment
 from qwenimg.common.pipeline.steps.step_cache import Pass
-from qwenimg.common.prompts import composed, scheduled
+from qwenimg.common.prompts import composed, inversion, scheduled
+from qwenimg.common.prompts.inversion import Inversion
 from qwenimg.common.request.request import Request
 from qwenimg.common.runtime.checkpoint import Checkpoint
 from qwenimg.common.runtime.engine import Array, Engine, TimeStep
@@ -82,7 +83,7 @@ class StableDiffusion(DiffusionModel):
 
     def plan(self, request: Request) -> SamplingPlan:
         self.sharing(request)  # only for its errors
-        if request.cfg_end < 1 and len(composed.parts(request.prompt)) > 1:
+        if request.cfg_end < 1 and len(parts(request)) > 1:
             raise UsageError(
                 "--cfg-end does not go with AND, which needs guidance in every step; leave out one of them"
             )
@@ -123,10 +124,16 @@ class StableDiffusion(DiffusionModel):
         if self.refiner is not None:
             self.refiner.check_weights()
 
-    def announce(self, prompts: Sequence[str], clip_skip: int = 0, images: Sequence[Image] = ()) -> None:
-        texts = [text for prompt in prompts for text in _unchanging(prompt)]
+    def announce(
+        self,
+        prompts: Sequence[str],
+        clip_skip: int = 0,
+        images: Sequence[Image] = (),
+        inversions: Sequence[Inversion] = (),
+    ) -> None:
+        texts = [text for prompt in prompts for text in _unchanging(inversion.marked(prompt, inversions))]
         for expert in self.experts():
-            expert.texts.announce(expert.texts.keys(texts, clip_skip))
+            expert.texts.announce(expert.texts.keys(texts, clip_skip, inversions))
 
     def adapt(self, deltas: Deltas) -> None:
         self.base.adapt(deltas)  # LoRAs are made for the base; the refiner's layers only have similar names

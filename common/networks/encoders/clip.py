@@ -7,7 +7,9 @@ What is unusual about them:
 - attention is causal and padding is not masked: the padded positions are part of the conditioning;
 - SD 1.x and 2.x use the last state after the final norm, SDXL and SD3 the last but one without it, Flux.1 none;
 - the pooled vector is that of the end token: the first with `eos_token_id`, or where that is the wrong 2 of older
-  configurations the largest id, which is the same token in CLIP's own vocabulary.
+  configurations the largest id, which is the same token in CLIP's own vocabulary;
+- vectors of textual inversion take the places of tokens, before the positions are added. Such a place has the id of the
+  start token, so that the end token is found whatever stands before it.
 
 Source: A. Radford et al., Learning Transferable Visual Models From Natural Language Supervision (2021); the published
 configurations of SD 1.5, SD 2.1 and SDXL 1.0.
@@ -30,6 +32,7 @@ from qwenimg.common.networks.network import Network
 CLASS_NAMES = ("CLIPTextModel", "CLIPTextModelWithProjection")
 MODEL_TYPE = "clip_text_model"
 ACTIVATIONS = ("quick_gelu", "gelu")
+Place = tuple[int, int]  # of a token: the chunk, and the position in it
 LEGACY_EOS = 2  # the eos_token_id of older configurations, whatever the vocabulary
 
 _PREFIX = "text_model."

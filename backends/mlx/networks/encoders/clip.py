@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn
+import numpy as np
 from mlx.core import array as Array
 
 from qwenimg.backends.mlx import ops
 from qwenimg.backends.mlx.networks.loaded import LoadedNetwork
-from qwenimg.common.networks.encoders.clip import CLIPConfig, eos_position
+from qwenimg.common.networks.encoders.clip import CLIPConfig, Place, eos_position
 
 # Layers
 
@@ -27,9 +28,11 @@ class Embeddings(mlx.nn.Module):
         self.token_embedding = ops.Embedding(config.vocab_size, config.hidden_size)
         self.position_embedding = ops.Embedding(config.max_position_embeddings, config.hidden_size)
 
-    def __call__(self, ids: Array) -> Array:
-        """[B S] -> [B S C]."""
+    def __call__(self, ids: Array, places: Sequence[Place], vectors: Array | None) -> Array:
+        """[B S] -> [B S C], with the `vectors` [N C] at their places instead of the tokens'."""
         x = ops.stream(self.token_embedding(ids), self.stream)
+        if vectors is not None:
+            x = ops.with_rows(x, places, vectors)
         return ops.add(x, self.position_embedding.weight[: ids.shape[1]])
 
 
@@ -103,14 +106,22 @@ class CLIPTextEncoder(mlx.nn.Module):
         if config.projection_dim:
             self.text_projection = ops.Linear(config.hidden_size, config.projection_dim, bias=False)
 
-    def __call__(self, ids: Array, ends: Sequence[int], skipped: int, normed: bool) -> tuple[Array, Array]:
+    def __call__(
+        self,
+        ids: Array,
+        ends: Sequence[int],
+        skipped: int,
+        normed: bool,
+        places: Sequence[Place] = (),
+        vectors: Array | None = None,
+    ) -> tuple[Array, Array]:
         """Encode token ids [B S], with the position of each row's end token, to states [B S C] and pooled vectors [B
         P].
 
         The states are those before the last `skipped` layers, with the final norm if `normed`. P is C where there is no
-        projection.
+        projection. `vectors` [N C] of textual inversion replace the embeddings of the tokens at `places`.
         """
-        states = self.encoder(self.embeddings(ids))
+        states = self.encoder(self.embeddings(ids, places, vectors))
         chosen = states[-1 - skipped]
         rows = [states[-1][row : row + 1, end] for row, end in enumerate(ends)]
         pooled = self.final_layer_norm(mx.concatenate(rows))
@@ -126,8 +137,18 @@ class Runner(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
     network, role = CLIPTextEncoder, "text"
 
     @ops.computes
-    def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Array, Array]:
-        """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P]."""
+    def encode(
+        self,
+        ids: Sequence[Sequence[int]],
+        skipped: int,
+        normed: bool,
+        places: Sequence[Place] = (),
+        vectors: np.ndarray | None = None,
+    ) -> tuple[Array, Array]:
+        """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P], with the `vectors` at their places."""
         ends = [eos_position(self.config, chunk) for chunk in ids]
         rows = ops.placed([list(chunk) for chunk in ids])
-        return self.model(rows, ends, skipped, normed)
+        if vectors is None:
+            return self.model(rows, ends, skipped, normed)
+        added = ops.table(vectors, self.table_dtype)
+        return self.model(rows, ends, skipped, normed, places, added)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qwenimg.backends.torch import ops
 from qwenimg.backends.torch.networks.loaded import LoadedNetwork
-from qwenimg.common.networks.encoders.clip import CLIPConfig, eos_position
+from qwenimg.common.networks.encoders.clip import CLIPConfig, Place, eos_position
 
 # Layers
 
@@ -25,9 +26,11 @@ class Embeddings(torch.nn.Module):
         self.token_embedding = ops.Embedding(config.vocab_size, config.hidden_size)
         self.position_embedding = ops.Embedding(config.max_position_embeddings, config.hidden_size)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """[B S] -> [B S C]."""
+    def forward(self, ids: Tensor, places: Sequence[Place], vectors: Tensor | None) -> Tensor:
+        """[B S] -> [B S C], with the `vectors` [N C] at their places instead of the tokens'."""
         x = ops.stream(self.token_embedding(ids), self.stream)
+        if vectors is not None:
+            x = ops.with_rows(x, places, vectors)
         return ops.add(x, self.position_embedding.weight[: ids.shape[1]])
 
 
@@ -101,14 +104,22 @@ class CLIPTextEncoder(torch.nn.Module):
         if config.projection_dim:
             self.text_projection = ops.Linear(config.hidden_size, config.projection_dim, bias=False)
 
-    def forward(self, ids: Tensor, ends: Sequence[int], skipped: int, normed: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        ids: Tensor,
+        ends: Sequence[int],
+        skipped: int,
+        normed: bool,
+        places: Sequence[Place] = (),
+        vectors: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Encode token ids [B S], with the position of each row's end token, to states [B S C] and pooled vectors [B
         P].
 
         The states are those before the last `skipped` layers, with the final norm if `normed`. P is C where there is no
-        projection.
+        projection. `vectors` [N C] of textual inversion replace the embeddings of the tokens at `places`.
         """
-        states = self.encoder(self.embeddings(ids))
+        states = self.encoder(self.embeddings(ids, places, vectors))
         chosen = states[-1 - skipped]
         rows = [states[-1][row : row + 1, end] for row, end in enumerate(ends)]
         pooled = self.final_layer_norm(torch.cat(rows))
@@ -124,8 +135,18 @@ class Runner(LoadedNetwork[CLIPConfig, CLIPTextEncoder]):
     network, role = CLIPTextEncoder, "text"
 
     @ops.computes
-    def encode(self, ids: Sequence[Sequence[int]], skipped: int, normed: bool) -> tuple[Tensor, Tensor]:
-        """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P]."""
+    def encode(
+        self,
+        ids: Sequence[Sequence[int]],
+        skipped: int,
+        normed: bool,
+        places: Sequence[Place] = (),
+        vectors: np.ndarray | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Encode chunks of ids [N S] to states [N S C] and pooled vectors [N P], with the `vectors` at their places."""
         ends = [eos_position(self.config, chunk) for chunk in ids]
         rows = ops.placed([list(chunk) for chunk in ids], self.device)
-        return self.model(rows, ends, skipped, normed)
+        if vectors is None:
+            return self.model(rows, ends, skipped, normed)
+        added = ops.table(vectors, self.table_dtype, self.device)
+        return self.model(rows, ends, skipped, normed, places, added)
