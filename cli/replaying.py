@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from qwenimg.cli.drawing import Run
+from qwenimg.common.base.text import clean
 from qwenimg.common.hub import origin
 from qwenimg.common.jobs.image_options import merged
 from qwenimg.common.jobs.legal import check_replay
 from qwenimg.common.jobs.replay import Replay, differences, read_replay
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.parts import PARTS
 
 
@@ -20,13 +22,13 @@ def with_recipe(run: Run, picture: Path, notify: Callable[[str, str], None], *, 
     replay = read_replay(picture)
     for line in replay.messages:
         notify("warning", line)
-    replay = _with_upscaler(_with_loras(replay, run, notify), run)
+    replay = _with_embeddings(_with_upscaler(_with_loras(replay, run, notify), run), run, notify)
     opening = origin.with_recorded_parts(run.opening, replay)
     images = run.files.images
     inputs: dict[str, object] = {"mask_sha256": run.files.mask, "latents": run.latents}
     inputs |= {"image_sha256": images or None, "more_images_sha256": images[1:] or None}
     inputs |= {part: opening.value(part) for part in PARTS}
-    inputs |= {name: run.options.get(name) for name in ("lora", "control", "hires_with", "seed")}
+    inputs |= {name: run.options.get(name) for name in ("lora", "embedding", "control", "hires_with", "seed")}
     check_replay(replay, inputs, opening.model)
     return replace(
         run,
@@ -46,6 +48,25 @@ def _with_upscaler(replay: Replay, run: Run) -> Replay:
     here = [path for path in upscalers(run.folders) if PurePath(name).stem == path.stem]
     used = {key: value for key, value in replay.used.items() if key != "hires_with"}
     return replace(replay, options=replay.options | {"hires_with": str(here[0])}, used=used) if here else replay
+
+
+def _with_embeddings(replay: Replay, run: Run, notify: Callable[[str, str], None]) -> Replay:
+    """Return `replay` with the files of the embeddings of its recipe that the folders of --models-dir have, by their
+    content. Another program's that are not here are drawn as words."""
+    if not replay.embeddings or "embedding" in run.options:
+        return replay
+    from qwenimg.common.hub.network_search import embeddings_by_content
+
+    marks = dict(zip(replay.embeddings, replay.embedding_sha256, strict=False))
+    found = {} if run.folders is None else embeddings_by_content(run.folders, marks)
+    if missing := [clean(name, 60) for name in replay.embeddings if name not in found]:
+        if replay.noise_sha256 is not None:
+            used = replay.used | {"embedding": "; ".join(missing)}
+            return replace(replay, used=used)  # which `check_replay` refuses
+        notify("warning", f"--from: not here, and drawn as words unless given by --embedding: {', '.join(missing)}")
+    used = {name: value for name, value in replay.used.items() if name != "embedding"}
+    given = tuple(Embedding(str(path), name) for name, path in found.items())
+    return replace(replay, options=replay.options | ({"embedding": given} if given else {}), used=used)
 
 
 def _with_loras(replay: Replay, run: Run, notify: Callable[[str, str], None]) -> Replay:

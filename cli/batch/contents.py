@@ -1,4 +1,4 @@
-"""Hashes of the files that requests name: LoRAs, control networks and their pictures."""
+"""Hashes of the files that requests name: LoRAs, embeddings, control networks and their pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qwenimg.common.formats.file_hash import hashed, sha256
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.model_folders import ModelFolders
-from qwenimg.common.hub.network_search import find_control
+from qwenimg.common.hub.network_search import find_control, find_embedding
 from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.pictures.input import check_bytes
 from qwenimg.common.request.loras import find_file
@@ -48,10 +48,17 @@ def contents(folders: ModelFolders) -> Contents:
             check_bytes(file)
             return hashed(file)
 
+    @cache
+    def embedding(source: str) -> str:
+        with closing(open_regular(find_embedding(source, folders))) as file:
+            return sha256(file)
+
     def hashes(options: Options) -> dict[str, Any]:
         values: dict[str, Any] = {}
         if loras := options.get("lora"):
             values["lora"] = [[lora(one.source), one.scale] for one in loras]
+        if embeddings := options.get("embedding"):
+            values["embedding"] = [[embedding(one.source), one.name or Path(one.source).stem] for one in embeddings]
         if controls := options.get("control"):
             values["control"] = [
                 [network(one.network), picture(one.file), one.preprocessor, one.scale, one.start, one.end]

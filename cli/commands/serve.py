@@ -114,6 +114,8 @@ def serve(
         loras=offered.loras,
         controls=offered.controls,
         upscalers=offered.upscalers,
+        embeddings=offered.embeddings,
+        embedding_sizes=offered.embedding_sizes,
         aliases=dict.fromkeys(served_names, next(iter(models))),
         backends=tuple(backends),
         hosts=_hosts(host, host_names),

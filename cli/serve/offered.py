@@ -6,7 +6,7 @@ They are found by a process that ends then: the descriptions of all families, wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,6 +42,9 @@ class Offered:
     loras: Mapping[str, str]  # files, or names in the cache
     controls: Mapping[str, str]  # folders, or files
     upscalers: Mapping[str, str] = field(default_factory=dict)  # files
+    embeddings: Mapping[str, str] = field(default_factory=dict)  # files
+    embedding_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The width and the number of the vectors of each that can be read, both CLIPs' widths added."""
 
 
 def search_in_process(offer: Offer) -> Offered:
@@ -77,11 +80,14 @@ def search(offer: Offer) -> Offered:
     base = load_options_of(offer.options)
     folders = read_folders(base.models_dir)
     Wildcards(base.wildcards)  # only for its errors
+    embeddings = _embeddings(folders)
     return Offered(
         models=_models(offer.names, base),
         loras=_loras(offer.loras, folders),
         controls=_controls(offer.controls, folders),
         upscalers=_upscalers(folders),
+        embeddings=embeddings,
+        embedding_sizes=dict(_sizes(embeddings)),
     )
 
 
@@ -144,6 +150,22 @@ def _controls(controls: Sequence[str], folders: ModelFolders) -> dict[str, str]:
         if {*"=;"} & {*networks[name]}:
             raise UsageError(f"--control {shown_path(text)}: its path has an equals sign or a semicolon; give another")
     return networks
+
+
+def _embeddings(folders: ModelFolders) -> dict[str, str]:
+    """Return the files in the folders of embeddings by their names without suffixes."""
+    from qwenimg.common.hub.network_search import embeddings
+
+    return {name: str(path.absolute()) for name, path in embeddings(folders).items()}
+
+
+def _sizes(embeddings: Mapping[str, str]) -> Iterator[tuple[str, tuple[int, int]]]:
+    from qwenimg.common.parts.texts.embedding_file import read_embedding
+
+    for name, path in embeddings.items():
+        with suppress(ModelError):
+            file = read_embedding(Path(path))
+            yield name, (sum(part.shape[1] for part in file.parts.values()), file.count)
 
 
 def _upscalers(folders: ModelFolders) -> dict[str, str]:

@@ -14,7 +14,8 @@ HIDDEN = "this cannot be drawn; the server's log says why"
 
 def public(text: str, settings: Settings) -> str:
     """Return `text` with served names in place of paths; a general text if it still names a file."""
-    text = named(named(named(text, settings.loras), settings.controls), settings.upscalers)
+    for files in (settings.loras, settings.embeddings, settings.controls, settings.upscalers):
+        text = named(text, files)
     return HIDDEN if _PATH.search(text) else text
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from qwenimg.common.base.amounts import size_text
 from qwenimg.common.base.arguments import home
 from qwenimg.common.base.errors import ModelError, NumericsError, UsageError
 from qwenimg.common.base.hf_cache import cache_folder, find_cached, is_offline
-from qwenimg.common.base.safe_files import kind
+from qwenimg.common.base.safe_files import kind, open_regular
 from qwenimg.common.base.text import clean
 from qwenimg.common.families import catalog, registry
+from qwenimg.common.formats.file_hash import hashed
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.model_folders import UPSCALERS, ModelFolders, entries_below
 from qwenimg.common.measure import exactness
-from qwenimg.common.parts.texts.embedding_file import SUFFIXES
+from qwenimg.common.parts.texts.embedding_file import MAX_BYTES, SUFFIXES
 from qwenimg.common.runtime.engine import Engine
 from qwenimg.common.runtime.runtime import Notify, Runtime
 from qwenimg.common.upscaling.network_file import Upscaler, open_upscaler
 from qwenimg.common.upscaling.upscaling import Upscaling, policy
 
 WHERE = "such as RealESRGAN_x4plus.pth (67 MB, from github.com/xinntao/Real-ESRGAN/releases)"
+MAX_HASHED = 500  # files of embeddings, which have some kB each
 MAX_FP32_ERROR = 1e-5  # relative error of a product
 
 
@@ -82,6 +86,26 @@ def embeddings(folders: ModelFolders) -> dict[str, Path]:
             if path.name.lower().endswith(SUFFIXES) and not {*";="} & {*path.stem}:
                 files.setdefault(path.stem, path)
     return files
+
+
+def embeddings_by_content(folders: ModelFolders, wanted: Mapping[str, str]) -> dict[str, Path]:
+    """Return the files of the embeddings in `wanted`, {name: the hash of its file, or the start of it}, by name. Files
+    with the name are read first, MAX_HASHED in all."""
+    every, found = embeddings(folders), dict[str, Path]()
+    for name, digits in wanted.items():
+        files = sorted(every, key=lambda stem: stem.lower() != name.lower())[:MAX_HASHED]
+        path = next((every[stem] for stem in files if (_hash_of(every[stem]) or "").startswith(digits)), None)
+        if path is not None and not {*"=;"} & {*name}:
+            found[name] = path
+    return found
+
+
+def _hash_of(path: Path) -> str | None:
+    try:
+        with closing(open_regular(path)) as file:
+            return hashed(file) if file.size <= MAX_BYTES else None
+    except (ModelError, OSError):
+        return None
 
 
 # Upscalers

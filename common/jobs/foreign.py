@@ -55,6 +55,7 @@ class Foreign:
     notes: list[str] = field(default_factory=list)  # differences in the meaning of fields
     picture: bool = False  # whether it started from an image
     mask: bool = False
+    embeddings: dict[str, str] = field(default_factory=dict)  # the start of the hash of each, by its name
     upscaler: str | None = None  # the name of the file that enlarges between two passes
     refused: str | None = None  # the reason why it cannot be repeated
 

@@ -42,6 +42,8 @@ _ABOUT = (
     "Template",
     "Negative Template",
 )
+_TI = "TI hashes"
+_TI_HASH = re.compile(r"([^:,]{1,100}): *([0-9a-f]{4,64})(?:, *|$)")
 _HIRES = "Hires "  # how the fields of a second pass begin
 USUAL_STRENGTH = 0.75  # of a second pass, where nothing says it
 _VARIATION = ("Variation seed", "Variation seed strength")
@@ -104,7 +106,8 @@ def _put_fields(recipe: Foreign, line: str) -> None:
     for words in ("BREAK", "AND"):
         if re.search(rf"\b{words}\b", recipe.fields.get("prompt", "")):
             recipe.notes.append(f"{words} in its prompt is drawn as a word")
-    known = (*_ONCE, *_ABOUT, *_VARIATION, *masked, *(("Denoising strength",) if recipe.picture else ()))
+    recipe.embeddings = dict(_TI_HASH.findall(values.get(_TI, "")))
+    known = (*_ONCE, *_ABOUT, *_VARIATION, _TI, *masked, *(("Denoising strength",) if recipe.picture else ()))
     recipe.left_out += [f"{name} {value}".strip() for name, value in pairs if name not in known]
 
 

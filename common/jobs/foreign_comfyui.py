@@ -117,8 +117,6 @@ def _put_all(recipe: Foreign, graph: Graph, sampler: Node) -> None:
     recipe.put("negative_prompt", _prompt(graph, sampler, "negative"))
     _put_model(recipe, graph, sampler)
     _put_start(recipe, graph, sampler)
-    if "embedding:" in recipe.fields.get("prompt", "") + recipe.fields.get("negative_prompt", ""):
-        recipe.left_out.append("embedding: in a prompt")
     if any(node.kind in FLOW for node in graph.nodes.values()) and "schedule" in recipe.fields:
         recipe.fields["schedule"] = "model"
         recipe.notes.append("its model is one of flow, whose own schedule is taken")

@@ -31,8 +31,9 @@ RECORDED = {
     "mask_sha256": "--mask",
     **{name: f"--{PARTS[name].dashed}" for name in PARTS},
 }
-"""Keys of a recipe for inputs that it names and does not contain, and the options for these; `lora` and `control` come
+"""Keys of a recipe for inputs that it names and does not contain, and the options for these; those of `_LAST` come
 last."""
+_LAST = {"lora": "--lora", "embedding": "--embedding", "control": "--control", "hires_with": "--hires-with"}
 
 
 def check_forms(options: Options, pattern: str | None, latents: Path | None, save_latents: Path | None) -> None:
@@ -58,11 +59,11 @@ def check_cache(jobs: Sequence[Job]) -> None:
 
 
 def check_replay(replay: Replay, given: Mapping[str, object], model: str | None) -> None:
-    """Check that `given` has every input that a recipe names and does not contain, by the keys of RECORDED, `lora`,
-    `control`, `hires_with`, `latents` and `seed`; and that the model is known. Raises UsageError and ModelError."""
+    """Check that `given` has every input that a recipe names and does not contain, by the keys of RECORDED and
+    _LAST, `latents` and `seed`; and that the model is known. Raises UsageError and ModelError."""
     if replay.noise_given and given["latents"] is None and given["seed"] is None:
         raise UsageError("--from: the noise of that picture was given with --latents; give the same file, or a seed")
-    for key, option in (RECORDED | {"lora": "--lora", "control": "--control", "hires_with": "--hires-with"}).items():
+    for key, option in (RECORDED | _LAST).items():
         if key in replay.used and given[key] is None:
             what = "" if key.endswith("sha256") else f" ({clean(replay.used[key], 60)})"
             raise UsageError(f"--from: that picture was made with {option}{what}; give the same")

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
 NAMES = ("model", "refiner", *PARTS)  # files that a recipe names and does not contain
 _PICTURES = ("image_sha256", "more_images_sha256", "mask_sha256")
-USED = (*_PICTURES, "refiner", *PARTS, "prediction", "variant", "lora", "quantize", "control", "hires_with")
+USED = (
+    *_PICTURES,
+    "refiner",
+    *PARTS,
+    "prediction",
+    "variant",
+    "lora",
+    "embedding",
+    "quantize",
+    "control",
+    "hires_with",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +51,8 @@ class Replay:
     noise_sha256: str | None = None
     loras: tuple[Lora, ...] = ()  # as its recipe names them
     lora_fingerprints: tuple[str, ...] = ()  # of these, in their order
+    embeddings: tuple[str, ...] = ()  # the names of those that its prompts have
+    embedding_sha256: tuple[str, ...] = ()  # of their files, in their order; the starts of them from another program
     upscaler_sha256: str | None = None  # of the file of `hires_with`
     control_hashes: tuple[str, ...] = ()  # of its control networks and of their pictures, in their order
     fingerprints: dict[str, str] = field(default_factory=dict)  # by those of NAMES that were given as a path
@@ -54,7 +67,7 @@ def read_replay(source: Path | OpenFile) -> Replay:
     from qwenimg.common.jobs.foreign_read import read_foreign
     from qwenimg.common.pictures.texts import read_texts
     from qwenimg.common.request.loras import in_cache
-    from qwenimg.common.request.recipe import recipe_from_texts, recorded_loras
+    from qwenimg.common.request.recipe import recipe_from_texts, recorded_embeddings, recorded_loras
 
     texts = read_texts(source)
     path = source.path if isinstance(source, OpenFile) else source
@@ -80,6 +93,7 @@ def read_replay(source: Path | OpenFile) -> Replay:
             raise bad(path, f"its recipe has a bad outpaint: {error}") from None
     options.pop("lora", None)  # a path in a picture is never opened
     options.pop("control", None)  # its pictures are files
+    options.pop("embedding", None)  # found by the names and the hashes
     loras = recorded_loras(recipe)
     if loras and all(in_cache(one.source) for one in loras):
         options["lora"] = loras
@@ -94,6 +108,8 @@ def read_replay(source: Path | OpenFile) -> Replay:
         used=used,
         loras=loras,
         lora_fingerprints=tuple(recipe.get("lora_fingerprints", ())),
+        embeddings=recorded_embeddings(values),
+        embedding_sha256=tuple(recipe.get("embedding_sha256", ())),
         upscaler_sha256=recipe.get("hires_with_sha256"),
         control_hashes=_control_hashes(recipe),
     )
@@ -131,6 +147,8 @@ def _foreign_replay(foreign: Foreign, path: Path) -> Replay:
         used={key: "" for key, needed in needs.items() if needed} | upscaler,
         foreign_model=foreign.model or "",
         messages=tuple(foreign.messages()),
+        embeddings=tuple(foreign.embeddings),
+        embedding_sha256=tuple(foreign.embeddings.values()),
     )
 
 
@@ -157,6 +175,8 @@ def differences(replay: Replay | None, job: Job, recipe: Recipe) -> list[str]:
             lines.append(f"the weights given to {option} are not those of the picture given to --from")
     if replay.lora_fingerprints != tuple(recipe.get("lora_fingerprints", ())):
         lines.append("the LoRAs are not those of the picture given to --from")
+    if sorted(replay.embedding_sha256) != sorted(recipe.get("embedding_sha256", ())):
+        lines.append("the embeddings are not those of the picture given to --from")
     if replay.upscaler_sha256 != recipe.get("hires_with_sha256"):
         lines.append("what --hires-with has is not that of the picture given to --from")
     if replay.control_hashes != _control_hashes(recipe):

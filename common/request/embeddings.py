@@ -44,6 +44,12 @@ class Embeddings:
         found, _ = self._named([request.prompt, request.negative_prompt], request.embeddings)
         return replace(request, inversions=found) if found else request
 
+    def check(self, embeddings: Sequence[Embedding]) -> None:
+        """Raise UsageError and ModelError for embeddings that the model does not take."""
+        if self.refusal:
+            self._refuse((), embeddings)
+        self._known((), embeddings)
+
     def of_prompts(self, prompts: Sequence[str], embeddings: Sequence[Embedding]) -> tuple[Inversion, ...]:
         """Return the embeddings that `prompts` of several requests name, and leave out what is not here. Raises
         ModelError for a file that cannot be read."""

@@ -64,6 +64,7 @@ class Recipe(TypedDict):
     mask_sha256: NotRequired[str]
     lora_fingerprints: NotRequired[list[str]]  # of the files of `lora`, in its order
     lora_sha256: NotRequired[list[str]]  # of the same files, each without its header
+    embedding_sha256: NotRequired[list[str]]  # of the files of `embedding`, in its order
     control_fingerprints: NotRequired[list[str]]  # of the networks of `control`, in its order
     control_sha256: NotRequired[list[str]]  # of their pictures' pixels, 8 bit, before a preprocessor
     model_sha256: NotRequired[str]  # of the denoiser's file, or the model's, if it is a single one
@@ -98,7 +99,14 @@ _TEXTS = (
 _PREDICTIONS = ("eps", "v", "x0")
 _TABLES = ("precision", "versions", "fingerprints")
 _HASHES = ("sigmas_sha256", "noise_sha256", "image_sha256", "mask_sha256", "model_sha256", "hires_with_sha256")
-_LISTS = ("lora_fingerprints", "lora_sha256", "more_images_sha256", "control_fingerprints", "control_sha256")
+_LISTS = (
+    "lora_fingerprints",
+    "lora_sha256",
+    "embedding_sha256",
+    "more_images_sha256",
+    "control_fingerprints",
+    "control_sha256",
+)
 _HUB_FILE = re.compile(rf"{REPO}(/[\w-][\w.-]*)+\.(safetensors|gguf)", re.ASCII)
 _TAG_ENDS = re.compile(r"[<>:,\"\s]+")  # characters that end the name of a LoRA in a tag, or in the list of hashes
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -133,8 +141,8 @@ def model_label(given: str) -> str:
 def a1111_parameters(recipe: Recipe) -> str:
     """Return the recipe in the grammar of AUTOMATIC1111's PNG info, which many tools and viewers read.
 
-    LoRAs stand in the prompt as tags, and in `Lora hashes` with the first 12 digits of the hash of their data; the
-    model's file has the first 10 digits of the hash of the whole file."""
+    LoRAs stand in the prompt as tags, and in `Lora hashes` with the first 12 digits of the hash of their data;
+    embeddings in `TI hashes` with those of the whole file; the model's file has the first 10 digits of its hash."""
     rng, loras = recipe["rng"], _lora_tags(recipe)
     model_hash = {"Model hash": recipe["model_sha256"][:10]} if "model_sha256" in recipe else {}
     hashes = ", ".join(f"{name}: {sha256[:12]}" for name, _, sha256 in loras if sha256)
@@ -150,6 +158,7 @@ def a1111_parameters(recipe: Recipe) -> str:
         "RNG": "CPU" if rng == "torch-cpu" else rng,
         **_variation_fields(cast(Mapping[str, Any], recipe)),
         **({"Lora hashes": hashes} if hashes else {}),
+        **({"TI hashes": inversions} if (inversions := _inversion_hashes(recipe)) else {}),
         **_picture_fields(cast(Mapping[str, Any], recipe)),
         **({"Template": recipe["template"]} if "template" in recipe else {}),
         **({"Negative Template": recipe["negative_template"]} if "negative_template" in recipe else {}),
@@ -215,6 +224,17 @@ def _lora_tags(recipe: Recipe) -> list[tuple[str, float, str]]:
     hashes = [*recipe.get("lora_sha256", []), *("" for _ in loras)]
     named = (_TAG_ENDS.sub("_", PurePath(one.source).name.removesuffix(".safetensors")) for one in loras)
     return [(name, one.scale, sha256) for name, one, sha256 in zip(named, loras, hashes, strict=False)]
+
+
+def _inversion_hashes(recipe: Mapping[str, Any]) -> str:
+    """Return the names of embeddings, each with the start of its file's hash."""
+    pairs = zip(recorded_embeddings(recipe), recipe.get("embedding_sha256", []), strict=False)
+    return ", ".join(f"{_TAG_ENDS.sub('_', name)}: {sha256[:12]}" for name, sha256 in pairs)
+
+
+def recorded_embeddings(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of embeddings that a recipe has."""
+    return tuple(name for part in recipe.get("embedding", "").split(";") if (name := part.strip()))
 
 
 def _quoted(value: str) -> str:

@@ -25,6 +25,7 @@ from qwenimg.common.prompts import templates
 from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request import control_text
 from qwenimg.common.request.control_text import Control
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.names import is_upscaler
 from qwenimg.common.request.request import random_seed
@@ -122,6 +123,8 @@ def job_of(values: Options, settings: Settings, files: InputFiles = NO_FILES, *,
         raise HttpError(400, f"{len(seeds)} pictures; at most {most} at once here", param="num_images")
     if options.get("lora"):
         options["lora"] = _loras(options["lora"], settings)
+    if options.get("embedding"):
+        options["embedding"] = _embeddings(options["embedding"], settings)
     if files.controls or options.get("control"):
         options["control"] = _controls(options.get("control", ()), len(files.controls), settings)
     if (enlarger := options.get("hires_with")) is not None and is_upscaler(enlarger):
@@ -185,6 +188,15 @@ def _loras(loras: Sequence[Lora], settings: Settings) -> tuple[Lora, ...]:
             served = ", ".join(settings.loras) or "none; start with --lora FILE"
             raise HttpError(400, f"no LoRA {clean(one.source, 60)!r} here; served are {served}", param="lora")
     return tuple(replace(one, source=settings.loras[one.source]) for one in loras)
+
+
+def _embeddings(embeddings: Sequence[Embedding], settings: Settings) -> tuple[Embedding, ...]:
+    """Replace the served names of embeddings by the paths of their files."""
+    for one in embeddings:
+        if one.source not in settings.embeddings:
+            served = clean(", ".join([*settings.embeddings][:8]), 160) or "none; start with --models-dir"
+            raise HttpError(400, f"no embedding {clean(one.source, 60)!r} here; served are {served}", param="embedding")
+    return tuple(Embedding(settings.embeddings[one.source], one.name or one.source) for one in embeddings)
 
 
 def upscaler_named(name: str, settings: Settings, param: str) -> str:

@@ -154,7 +154,9 @@ class JobsApi:
     def _live(self, row: dict[str, Any], job: ImageJob | None = None) -> dict[str, Any]:
         """Add the progress of a job to its row of the journal. job: found before the row was read, so that a job that
         ends meanwhile has its last state."""
-        shown = {"lora": self.settings.loras, "control": self.settings.controls, "hires_with": self.settings.upscalers}
+        settings = self.settings
+        shown = {"lora": settings.loras, "embedding": settings.embeddings, "control": settings.controls}
+        shown |= {"hires_with": settings.upscalers}
         for option, files in shown.items():
             if option in row["request"]:  # the paths of files are not shown
                 row["request"][option] = named(str(row["request"][option]), files)
@@ -241,7 +243,7 @@ class JobsApi:
             | ({key: value for key, value in asdict(is_open[name]).items() if key != "name"} if name in is_open else {})
             for name in self.settings.models
         ]
-        others = {name: [*getattr(self.settings, name)] for name in ("loras", "controls", "upscalers")}
+        others = {name: [*getattr(self.settings, name)] for name in ("loras", "embeddings", "controls", "upscalers")}
         return JsonAnswer({"models": rows, **others})
 
 
@@ -262,6 +264,7 @@ def options_in(file: Path | OpenFile) -> dict[str, Any]:
         "image_sha256": "a picture",
         "mask_sha256": "a mask",
         "lora": "a LoRA",
+        "embedding": "an embedding",
         "control": "a control",
         "hires_with": "an upscaler",
     }

@@ -42,7 +42,6 @@ EMPTY: Mapping[str, Any] = {
     "prompt-styles": [],
     "face-restorers": [],
     "script-info": [],
-    "embeddings": {"loaded": {}, "skipped": {}},
     "memory": {"ram": {}, "cuda": {}},
     "cmd-flags": {},
 }
@@ -85,6 +84,7 @@ class SdApi:
             "schedulers": self.schedulers,
             "sd-models": self.models,
             "loras": self.loras,
+            "embeddings": self.embeddings,
             "scripts": self.scripts,
             "upscalers": self.upscalers,
             "latent-upscale-modes": self.latent_upscale_modes,
@@ -276,6 +276,15 @@ class SdApi:
     async def loras(self, request: HttpRequest) -> Response:
         """List the served LoRAs."""
         return JsonAnswer([{"name": n, "alias": n, "path": n, "metadata": {}} for n in self.settings.loras])
+
+    async def embeddings(self, request: HttpRequest) -> Response:
+        """List the served embeddings, those that cannot be read as skipped."""
+        about = {"step": None, "sd_checkpoint": None, "sd_checkpoint_name": None}
+        sizes = self.settings.embedding_sizes
+        loaded = {name: about | {"shape": width, "vectors": count} for name, (width, count) in sizes.items()}
+        others = self.settings.embeddings.keys() - sizes.keys()
+        skipped = {name: about | {"shape": 0, "vectors": 0} for name in sorted(others)}
+        return JsonAnswer({"loaded": loaded, "skipped": skipped})
 
     async def upscalers(self, request: HttpRequest) -> Response:
         """List what enlarges pixels: resampling, and the served upscalers."""

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from qwenimg.common.base.arguments import path_text
 from qwenimg.common.base.errors import UsageError
 from qwenimg.common.base.text import clean
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.lora_text import Lora
 from qwenimg.common.request.option import as_number
 
 # Keywords that change nothing here: a file is found and checked when a picture is drawn
+_PARTS_OF_INVERSION = ("tokenizer", "text_encoder")  # the file says for which text encoder its vectors are
 _WITHOUT_EFFECT = ("low_cpu_mem_usage", "hotswap", "use_safetensors", "prefix", "local_files_only")
 
 
@@ -23,6 +25,7 @@ class Adapters:
     files: dict[str, str] = field(default_factory=dict)  # by the adapter's name
     weights: dict[str, float] = field(default_factory=dict)  # of the active ones
     fused: list[Lora] = field(default_factory=list)
+    embeddings: list[Embedding] = field(default_factory=list)
     enabled: bool = True
 
     def load(self, source: object, options: Mapping[str, object]) -> None:
@@ -47,6 +50,29 @@ class Adapters:
         Lora(place)  # for its errors
         self.files[adapter] = place
         self.weights = {adapter: 1.0}
+
+    def load_embedding(self, source: object, token: object, options: Mapping[str, object]) -> list[Embedding]:
+        """Return the embeddings of files, one or several, each with its token. Raises UsageError."""
+        sources = list(source) if isinstance(source, list | tuple) else [source]
+        tokens = list(token) if isinstance(token, list | tuple) else [token] * len(sources)
+        if len(tokens) != len(sources) or (len(sources) > 1 and isinstance(token, str)):
+            raise UsageError(
+                f"load_textual_inversion: {len(tokens)} tokens for {len(sources)} files; give one for each"
+            )
+        file = options.get("weight_name")
+        for name, value in options.items():
+            if name not in ("weight_name", *_PARTS_OF_INVERSION, *_WITHOUT_EFFECT) and value is not None:
+                raise UsageError(f"load_textual_inversion takes no {clean(name, 40)} here; give the path of the file")
+        made = []
+        for one, named in zip(sources, tokens, strict=True):
+            place = path_text(one)
+            if not place or not isinstance(named, str | None):
+                shown = clean(type(one).__name__ if place is None else named, 40)
+                raise UsageError(f"load_textual_inversion: {shown}; give a file, a folder or owner/name, and a token")
+            if file:
+                place = os.path.join(place, str(file)) if os.path.isdir(place) else f"{place}/{file}"  # noqa: PTH112, PTH118
+            made.append(Embedding(place, named or ""))
+        return made
 
     def set(self, names: object, weights: object = None) -> None:
         """Make adapters active, each with its weight. Raises UsageError."""

@@ -205,6 +205,8 @@ class DrawingPipeline:
         chosen.update(self._sides(row, chosen))
         if loras := self._adapters.loras(keywords.lora_scale(given)):
             chosen["lora"] = loras
+        if self._adapters.embeddings and "embedding" not in chosen:
+            chosen["embedding"] = list(self._adapters.embeddings)
         if self._scheduler is not None:
             own = None if pipe.checkpoint is None else pipe.checkpoint.scheduler
             sampling, note = schedulers.options(self._scheduler, own)
@@ -322,6 +324,24 @@ class DrawingPipeline:
     def unload_lora_weights(self, reset_to_overwritten_params: bool = False) -> None:
         self._adapters.unload()
 
+    # Textual inversion
+
+    def load_textual_inversion(self, pretrained_model_name_or_path: Any, token: Any = None, **asked: Any) -> None:
+        """Add an embedding: a file, a folder, or a hub id that was pulled, or a list of these, whose token, or else its
+        own or its name, stands in prompts. Raises UsageError, and ModelError for one that is not here or does not fit
+        the model."""
+        added = self._adapters.load_embedding(pretrained_model_name_or_path, token, asked)
+        self._pipe.embeddings.check(added)
+        names = {one.name for one in added if one.name}
+        kept = [one for one in self._adapters.embeddings if not one.name or one.name not in names]
+        self._adapters.embeddings = [*kept, *added]
+
+    def unload_textual_inversion(self, tokens: Any = None, tokenizer: Any = None, text_encoder: Any = None) -> None:
+        """Forget all embeddings, or those of `tokens`."""
+        names = [tokens] if isinstance(tokens, str) else tokens
+        kept = [one for one in self._adapters.embeddings if names is not None and one.name not in names]
+        self._adapters.embeddings = kept
+
     # What there is
 
     @property
@@ -414,7 +434,7 @@ def _missing(owner: str, name: str) -> AttributeError:
     return AttributeError(f"{owner} has no attribute {clean(name, 60)!r} here; docs/python.md has what there is")
 
 
-_ANNOUNCED = ("clip_skip", "lora", "lora_mode", "image")
+_ANNOUNCED = ("clip_skip", "lora", "lora_mode", "image", "embedding")
 
 
 @cache
