@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from qwenimg.common.base.arguments import home
+from qwenimg.common.base.errors import ModelError
 from qwenimg.common.base.safe_files import is_file, open_regular
 from qwenimg.common.formats.file_hash import hashed, sha256
 from qwenimg.common.formats.files import find_files
 from qwenimg.common.formats.fingerprint import fingerprint
 from qwenimg.common.hub.model_folders import ModelFolders
+from qwenimg.common.hub.network_search import embeddings as embeddings_in
 from qwenimg.common.hub.network_search import find_control, find_embedding
 from qwenimg.common.jobs.image_options import Options
 from qwenimg.common.pictures.input import check_bytes
+from qwenimg.common.prompts.wildcards import TEMPLATES
 from qwenimg.common.request.loras import find_file
 from qwenimg.common.weights.loras.peft_config import ADAPTER_CONFIG
 
@@ -49,6 +52,19 @@ def contents(folders: ModelFolders) -> Contents:
             return hashed(file)
 
     @cache
+    def listed() -> dict[str, Path]:
+        return embeddings_in(folders)
+
+    def in_prompts(options: Options) -> list[list[str]]:
+        """Return the hashes and names of embeddings in the folders that a prompt may name; one that cannot be read is a
+        word, or refused when it is drawn."""
+        text, found = "\n".join(options.get(name) or "" for name in TEMPLATES).lower(), []
+        for name in (name for name in listed() if name.lower() in text):
+            with suppress(ModelError):
+                found.append([embedding(str(listed()[name])), name])
+        return found
+
+    @cache
     def embedding(source: str) -> str:
         with closing(open_regular(find_embedding(source, folders))) as file:
             return sha256(file)
@@ -57,8 +73,9 @@ def contents(folders: ModelFolders) -> Contents:
         values: dict[str, Any] = {}
         if loras := options.get("lora"):
             values["lora"] = [[lora(one.source), one.scale] for one in loras]
-        if embeddings := options.get("embedding"):
-            values["embedding"] = [[embedding(one.source), one.name or Path(one.source).stem] for one in embeddings]
+        given = [[embedding(one.source), one.name or Path(one.source).stem] for one in options.get("embedding", ())]
+        if named := [*given, *in_prompts(options)]:
+            values["embedding"] = named
         if controls := options.get("control"):
             values["control"] = [
                 [network(one.network), picture(one.file), one.preprocessor, one.scale, one.start, one.end]

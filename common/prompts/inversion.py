@@ -22,7 +22,7 @@ from qwenimg.common.base.errors import UsageError
 
 MOST = 100  # embeddings of a request
 _FIRST = 0xF0000  # of the private plane
-_MARKS = re.compile(f"([{chr(_FIRST)}-{chr(_FIRST + MOST - 1)}])")
+_MARKS = re.compile("([\U000f0000-\U000f0063])")  # MOST of them
 _SUFFIX = r"(?:\.(?:pt|bin|safetensors))?"
 
 

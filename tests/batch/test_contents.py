@@ -18,6 +18,7 @@ from qwenimg.cli.batch.tasks import BatchTask, tasks_of
 from qwenimg.common.hub.model_folders import read_folders
 from qwenimg.common.jobs.image_options import parse
 from qwenimg.common.prompts.wildcards import Wildcards
+from qwenimg.common.request.embedding_text import Embedding
 from qwenimg.common.request.request import Defaults
 
 USUAL = Defaults(width=64, height=32, steps=9, guidance=3.0)
@@ -153,3 +154,19 @@ def test_a_line_whose_lora_is_missing_is_told_and_the_rest_goes_on(monkeypatch: 
     ran = cli("batch", "r.jsonl", "-o", "out", "-m", "shapes", "--backend", "cpu")
     assert ran.code == 7 and "r.jsonl:1: none.safetensors: no such LoRA file" in ran.err
     assert [task.job.prompt for task in begun] == ["b"]
+
+
+def test_an_embedding_counts_by_its_content_where_a_prompt_names_it(tmp_path: Path) -> None:
+    """Given by a line, or found by its name in the folders of models."""
+    folder = tmp_path / "embeddings"
+    folder.mkdir()
+    rows = [("p:1", {"prompt": "a bad-hands"}), ("p:2", {"prompt": "a cat"}),
+            ("p:3", {"prompt": "a x", "embedding": (Embedding(str(folder / "bad-hands.pt"), "x"),)})]  # fmt: skip
+    keys = []
+    for data in (b"one", b"two", b"one"):
+        (folder / "bad-hands.pt").write_bytes(data)
+        hashes = contents(read_folders([tmp_path]))
+        tasks, faults = tasks_of(rows, {"model": "m"}, USUAL, Wildcards(), contents=hashes)
+        assert not faults
+        keys.append([task.key for task in tasks])
+    assert keys[0] == keys[2] and [one == two for one, two in zip(*keys[:2], strict=True)] == [False, True, False]

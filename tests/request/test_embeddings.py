@@ -133,6 +133,19 @@ def test_a_changed_file_is_read_again_and_texts_are_kept_by_content(folders, tmp
     assert np.array_equal(drawn[0], drawn[2]) and not np.array_equal(drawn[0], drawn[1])
 
 
+def test_texts_on_the_disk_are_kept_by_content(folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, drawn, loaded = tmp_path / "style.safetensors", [], []
+    for seed in (1, 2, 1, 2):
+        embedding_files.write(path, "sd15", 2, seed)
+        with qwenimg.load(folders["sd15"], backend="cpu", precision="fp32", cache_prompts=True,
+                          notify=lambda kind, text: loaded.append(text)) as pipe:  # fmt: skip
+            drawn.append(pipe("a style", embedding=path, **ASKED).latents)
+    assert np.array_equal(drawn[0], drawn[2]) and np.array_equal(drawn[1], drawn[3])
+    assert not np.array_equal(drawn[0], drawn[1])
+    assert sum("loading text encoder" in text for text in loaded) == 2  # the third and the fourth are from the disk
+
+
 @pytest.mark.parametrize(
     "wrong", ["=x", "x=", "a=b=c;d=", "x" * 101 + "=f", 7, [1], "missing.pt", "a\nb=f", "\ud800=f", {"a": 1}]
 )

@@ -13,10 +13,12 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import torch
 import webuiapi
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from support import upscalers
+from safetensors.torch import save_file
+from support import embedding_files, upscalers
 from support.servers import RunningServer, serving
 from support.upscalers import as_torch
 
@@ -30,6 +32,12 @@ def extras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     (folder / "upscale_models").mkdir()
     as_torch(folder / "upscale_models" / "RealESRGAN_x4plus.pth", TENSORS)
     (folder / "upscale_models" / "broken.pth").write_bytes(b"PK\3\4 nothing")
+    (folder / "embeddings").mkdir()
+    embedding_files.a1111_pt(folder / "embeddings" / "bad-hands.pt", embedding_files.vectors(2, 768, 1))
+    save_file(
+        {"clip_l": torch.ones(3, 768), "clip_g": torch.ones(3, 1280)}, folder / "embeddings" / "style-xl.safetensors"
+    )
+    (folder / "embeddings" / "broken.bin").write_bytes(b"PK\3\4 nothing")
     with serving(tmp_path_factory.mktemp("gallery") / "g", "--models-dir", str(folder)) as running:
         yield running
 
@@ -120,3 +128,18 @@ def test_lists_are_bounded(http: httpx2.Client, tmp_path: Path) -> None:
     for listed in ([], "x", [1], [{"data": 1}], [{"data": sent()}] * 17):
         answer = http.post("/sdapi/v1/extra-batch-images", json={"imageList": listed, "upscaler_1": "Lanczos"})
         assert answer.status_code == 400 and "imageList" in answer.json()["detail"], answer.text
+
+
+def test_embeddings_are_listed_by_their_names(http: httpx2.Client) -> None:
+    """As the web UI does; a client names them, and never a file."""
+    listed = http.get("/sdapi/v1/embeddings").json()
+    assert {name: (one["shape"], one["vectors"]) for name, one in listed["loaded"].items()} == {
+        "bad-hands": (768, 2), "style-xl": (2048, 3),
+    }  # fmt: skip
+    assert [*listed["skipped"]] == ["broken"]
+    assert sorted(http.get("/api/models").json()["embeddings"]) == ["bad-hands", "broken", "style-xl"]
+    for value in ("/etc/passwd", "x=/etc/passwd", "nothing"):
+        answer = http.post("/api/jobs", json={"prompt": "a circle", "embedding": value})
+        assert answer.status_code == 400 and "no embedding" in answer.text and "style-xl" in answer.text
+    answer = http.post("/sdapi/v1/txt2img", json={"prompt": "a embedding:bad-hands", "steps": 1})
+    assert answer.status_code == 400 and "are for Stable Diffusion" in answer.text, answer.text
