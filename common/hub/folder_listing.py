@@ -13,6 +13,7 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 
+from qwenimg.common.base.amounts import counted
 from qwenimg.common.base.errors import QwenimgError
 from qwenimg.common.base.safe_files import is_file
 from qwenimg.common.base.text import clean
@@ -22,7 +23,8 @@ from qwenimg.common.formats.headers import peek
 from qwenimg.common.formats.stored import Header
 from qwenimg.common.hub.describe import layers_of_known
 from qwenimg.common.hub.describe_lora import FITS, NO_USE, Layers, describe_lora
-from qwenimg.common.hub.model_folders import SUFFIXES, UPSCALERS, ModelFolders, entries_below
+from qwenimg.common.hub.model_folders import ENDS, SUFFIXES, ModelFolders, entries_below
+from qwenimg.common.parts.texts import embedding_file
 from qwenimg.common.upscaling import network_file
 
 MAX_FILES = 1_000  # files whose headers are read
@@ -57,7 +59,7 @@ def rows(folders: ModelFolders) -> tuple[list[Row], bool]:
 def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
     """Yield each file of weights and each model's folder once, with the folder that it was found in."""
     seen: set[Path] = set()
-    upscalers = folders.folders.get("upscaler", ())
+    ends = {root: ENDS[kind] for kind in ENDS for root in folders.folders.get(kind, ())}
     roots = dict.fromkeys(root for kind in folders.folders.values() for root in kind)
     for root, paths in [
         *((root, entries_below(root)) for root in roots),
@@ -69,7 +71,7 @@ def _candidates(folders: ModelFolders) -> Iterator[tuple[Path, Path]]:
                 continue
             if _is(path / "model_index.json"):
                 models.append(path)
-            elif not path.name.lower().endswith(UPSCALERS if root in upscalers else SUFFIXES):
+            elif not path.name.lower().endswith(ends.get(root, SUFFIXES)):
                 continue
             seen.add(path)
             yield root, path
@@ -97,15 +99,26 @@ def _row(root: Path, path: Path, known: Callable[[], Layers]) -> Row:
             family = registry.of_folder(path)
             return Row(name=name, folder=folder, bytes=_size(path), family=family.title, kind="model", use="-m")
         if not path.name.lower().endswith(SUFFIXES):
-            return _upscaler(path, name, folder)
+            return _embedding(path, name, folder) or _upscaler(path, name, folder)
         header = peek(path)
         kind = registry.identify(header)
+        if kind is None and (embedding := _embedding(path, name, folder)) is not None:
+            return embedding
         if kind is None and network_file.described(path) is not None:
             return _upscaler(path, name, folder)
         about = {} if kind is None else _about(kind, path, known)
         return Row(name=name, folder=folder, bytes=header.file.size, stored=_stored(header), **about)
     except QwenimgError as error:
         return Row(name=name, folder=folder, bytes=_size(path), fault=str(error).removeprefix(f"{clean(path)}: "))
+
+
+def _embedding(path: Path, name: str, folder: str) -> Row | None:
+    """Return the row of a file that --embedding takes; None for another one. Raises ModelError."""
+    if not embedding_file.named_embedding(path):
+        return None
+    file = embedding_file.read_embedding(path)
+    kind = f"embedding, {counted(file.count, 'vector')}"
+    return Row(name=name, folder=folder, bytes=_size(path), family=file.base, kind=kind, use="--embedding")
 
 
 def _upscaler(path: Path, name: str, folder: str) -> Row:

@@ -65,7 +65,8 @@ _KEY = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SUFFIXES = (".safetensors", ".gguf")
 UPSCALERS = (".safetensors", ".pth", ".pt")
 """The ends of names of upscalers' files."""
-_ENDS = {"upscaler": UPSCALERS, "embedding": EMBEDDINGS}
+ENDS: Mapping[str, tuple[str, ...]] = {"upscaler": UPSCALERS, "embedding": EMBEDDINGS}
+"""The ends of names of files, where they are others than SUFFIXES."""
 MAX_ENTRIES = 200_000  # files and folders that are searched for one name: half a second
 MAX_DEPTH = 4
 
@@ -120,7 +121,7 @@ class ModelFolders:
 
     def _candidates(self, name: str, kind_: str) -> Iterator[Path]:
         """Yield the files with the whole `name` in a folder, then those anywhere below one with its last part."""
-        spelled = [name, *(name + suffix for suffix in _ENDS.get(kind_, SUFFIXES))]
+        spelled = [name, *(name + suffix for suffix in ENDS.get(kind_, SUFFIXES))]
         for folder in (*self.folders[kind_], *self.given):
             yield from (path for each in spelled if _is_model(path := folder / each, kind_))
         if os.sep not in name:
@@ -209,7 +210,7 @@ def _is_model(path: Path, kind_: str) -> bool:
     """Return whether `path` is a file of weights, or the folder of a whole model or a part."""
     try:
         if is_file(path):
-            return path.name.lower().endswith(_ENDS.get(kind_, SUFFIXES))
+            return path.name.lower().endswith(ENDS.get(kind_, SUFFIXES))
         if not is_folder(path):
             return False
         if kind_ in PARTS or kind_ == "control":

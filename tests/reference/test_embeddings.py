@@ -13,6 +13,7 @@ from support import embedding_files, oracle_sd
 from support.crossed import crossed
 
 import qwenimg
+from qwenimg.common.families.stable_diffusion.expert import schedules
 from qwenimg.common.numbers import noise
 from qwenimg.common.parts.texts import clip_texts
 from qwenimg.common.pipeline.pipeline import Pipeline
@@ -93,14 +94,8 @@ def states(pipe: Pipeline, prompt: str, files: dict[str, Path], **asked: Any) ->
     """The text states and the pooled vector of a prompt."""
     request = pipe.check(prompt, embedding=given(files), guidance=1.0, **asked)
     expert = pipe.model.base
-    [[timed]] = clip_schedules(pipe, request)
+    [[timed]] = schedules(request, pipe.model.plan(request))
     return expert.texts.states([timed.text], request.family_options.clip_skip, request.inversions)
-
-
-def clip_schedules(pipe: Pipeline, request: Any) -> Any:
-    from qwenimg.common.families.stable_diffusion.expert import schedules
-
-    return schedules(request, pipe.model.plan(request))
 
 
 def encoded(pipe: Any, prompt: str, clip_skip: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -218,6 +213,21 @@ def test_schedules_and_sums(folders, files, backend: str) -> None:
         assert np.abs(pipe(text, **asked).latents - plain.latents).max() < 1e-5, text
     summed = pipe(f"a {name} dog AND a {name} dog :0.0", **asked)
     assert np.abs(summed.latents - plain.latents).max() < 1e-4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_refiner_reads_clip_g(folders, files, backend: str) -> None:
+    """Beside a base and alone, from the one file for SDXL."""
+    prompt, mine = f"a {MANY} dog", files["sdxl"]
+    both = qwenimg.load(folders["sdxl"], refiner=folders["refiner"], backend=backend, precision="fp32")
+    alone = load(folders["refiner"], backend)
+    request = both.check(prompt, embedding=given(mine), guidance=1.0)
+    expert = both.model.refiner
+    made = expert.texts.states([schedules(request, both.model.plan(request))[0][0].text], 0, request.inversions)
+    wanted, pooled = states(alone, prompt, mine)
+    assert relative(made[0], wanted) == 0 and relative(made[1], pooled) == 0
+    words = alone.model.base.texts.states([prompt], 0)
+    assert relative(words[0], wanted) > 0.1
 
 
 # Planted faults

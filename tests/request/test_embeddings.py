@@ -245,3 +245,16 @@ def test_load_textual_inversion(folders, webui: Path) -> None:
     for wrong, more in (({"a": 1}, {}), (path, {"token": ["a", "b"]}), (7, {}), (path, {"force_download": True})):
         with pytest.raises(UsageError):
             pipe.load_textual_inversion(wrong, **more)
+
+
+# Lists
+
+
+def test_models_lists_the_embeddings_of_folders(webui: Path) -> None:
+    ran = cli("models", "--models-dir", str(webui))
+    told = ran.out.decode()
+    print(told)
+    assert (
+        ran.code == 0 and "--embedding EasyNegative.safetensors" in told and "--embedding more/bad-hands.v2.pt" in told
+    )
+    assert "embedding, 3 vectors" in told and "broken.pt" in told
