@@ -198,7 +198,7 @@ def _embeddings(model: OpenModel, folders: ModelFolders) -> Embeddings:
         return Embeddings(refusal=f"embeddings (textual inversion) are for {able}; the model is {model.family.title}")
     widths = {name: text.config.hidden_size for name, text in model.checkpoint.texts.items()}
     find = partial(find_embedding, folders=folders)
-    return Embeddings(widths=widths, find=find, listed=partial(embeddings, folders))
+    return Embeddings(refusal="", widths=widths, find=find, listed=partial(embeddings, folders))
 
 
 def _upscalers(folders: ModelFolders) -> Upscalers:

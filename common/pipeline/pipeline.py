@@ -456,7 +456,7 @@ class Pipeline:
         asked = recorded(OPTIONS.values(), request.value, start.met(self.model, request, self.options))
         asked |= {"sampler": plan.sampler, "schedule": plan.schedule} | self.controls.recorded(request)
         asked |= self.loras.recorded(request.loras) | second_pass.recorded(request)
-        asked |= self.embeddings.recorded(request)
+        asked |= self.embeddings.recorded(request, guided=self.model.guidance.is_on(request))
         asked |= {"outpaint": OPTIONS["outpaint"].plain(request.outpaint)} if request.outpaint else {}
         asked |= {name: text for name in TEMPLATES.values() if (text := getattr(request, name))}
         if not self.model.guidance.is_on(request):  # it was not used

@@ -34,7 +34,7 @@ class Embeddings:
     """The embeddings of one model."""
 
     widths: Mapping[str, int] = field(default_factory=dict)  # of its text encoders, by their names
-    refusal: str = ""  # why its prompts take none
+    refusal: str = "this model takes no embeddings"  # why its prompts name none; "" if they do
     find: Callable[[str], Path] = Path  # the file that --embedding names. Raises ModelError
     listed: Callable[[], Mapping[str, Path]] = _nothing  # the files in the folders of models, by name
     _files: dict[tuple[object, ...], EmbeddingFile] = field(default_factory=dict)
@@ -64,9 +64,9 @@ class Embeddings:
         """Return a line for each embedding of a request, with its number of vectors."""
         return [f"embedding {clean(one.name, 60)}: {counted(one.count, 'vector')}" for one in request.inversions]
 
-    def recorded(self, request: Request) -> dict[str, object]:
-        """Return the entries of a recipe: names, and the hashes of the files."""
-        used = request.inversions
+    def recorded(self, request: Request, *, guided: bool) -> dict[str, object]:
+        """Return the entries of a recipe: names, and the hashes of the files. guided: the negative prompt is used."""
+        used = _in_prompts([request.prompt, *([request.negative_prompt] if guided else [])], request.inversions)
         if not used:
             return {}
         return {"embedding": "; ".join(one.name for one in used), "embedding_sha256": [one.sha256 for one in used]}

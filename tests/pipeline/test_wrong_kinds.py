@@ -59,7 +59,8 @@ SMALL: dict[str, Any] = {"prompt": "a red circle", "width": 32, "height": 32, "s
 # What the annotation of an option does not say: files are given as texts and paths.
 PICTURE = ("str", "Path", "ndarray")
 ELSEWHERE = {
-    "lora": ("list", "tuple", "str", "Path"), "image": (*PICTURE, "list", "tuple"), "mask": PICTURE,
+    "lora": ("list", "tuple", "str", "Path"), "embedding": ("list", "tuple", "str", "Path"),
+    "image": (*PICTURE, "list", "tuple"), "mask": PICTURE,
     "max_memory": ("int",), "control": ("list", "tuple", "str"), "outpaint": ("list", "tuple", "str"),
 }  # fmt: skip
 

@@ -188,6 +188,14 @@ def test_a_recipe_names_embeddings_and_is_drawn_again_by_their_content(
     assert np.array_equal(np.asarray(Image.open("a.png")), np.asarray(Image.open("b.png")))
 
 
+def test_only_what_was_drawn_is_recorded(folders, webui: Path) -> None:
+    pipe = load(folders["sd15"], webui)
+    asked = {"steps": 1, "seed": 1, "negative_prompt": "easynegative"}
+    assert "embedding" not in pipe("a cat", guidance=1.0, **asked).recipe
+    assert pipe("an easy cat", guidance=1.0, **asked).recipe["embedding"] == "easy"
+    assert pipe("an easy cat", guidance=2.0, **asked).recipe["embedding"] == "easy; EasyNegative"
+
+
 def test_a_recipe_of_the_web_ui(folders, webui: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its embeddings are found by their hashes; those that are not here are named, and drawn as words."""
     from hashlib import sha256
