@@ -304,8 +304,8 @@ def test_every_option_of_the_schema_has_a_control(watched: Watched, server: Runn
         [model] = http.get("/api/models").json()["models"]
     names = set(page.evaluate("[...document.querySelectorAll('#form [name]')].map((one) => one.name)"))
     there = {name for name, about in schema.items() if "x-families" not in about or name in model["options"]}
-    unserved = {"lora", "lora_mode", "control"}
-    assert there - names == {"size"} | unserved, "size is width and height; no LoRA nor network is served"
+    unserved = {"lora", "lora_mode", "embedding", "control"}
+    assert there - names == {"size"} | unserved, "size is width and height; no LoRA, embedding or network is served"
     assert "Guidance" in page.locator("#h-true_cfg").text_content() and "--" not in page.locator("#form").text_content()
     assert page.locator("#keepto").is_hidden()
     assert page.get_attribute("#steps", "placeholder") == str(model["defaults"]["steps"])
