@@ -1,0 +1,55 @@
+"""`tools/bench_step.py` on narrow models: every denoiser's step is diffusers', so that its times compare the same."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bench
+import bench_step
+import pytest
+from support import frameworks  # noqa: F401
+
+from qwenimg.common.base.config import parse
+from qwenimg.common.networks.denoisers import unet
+
+HEADS = {"num_attention_heads": 2, "joint_attention_dim": 128}
+NARROW: dict[str, dict[str, Any]] = {
+    "qwen": HEADS,
+    "edit": HEADS,
+    "qwen21": {"num_attention_heads": 2, "context_in_dim": 128},
+    "qwen21-kept": {"num_attention_heads": 2, "context_in_dim": 128},
+    "z-image": {"dim": 256, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 128},
+    "flux": HEADS,
+    "flux2": HEADS,
+    "sd3": HEADS | {"caption_projection_dim": 128},
+    "sd15": {"block_out_channels": [64] * 4, "cross_attention_dim": 64},
+    "sdxl": {
+        "block_out_channels": [64] * 3,
+        "cross_attention_dim": 64,
+        "attention_head_dim": [2] * 3,
+        "transformer_layers_per_block": [1] * 3,
+    },
+}
+
+
+def narrow(name: str) -> bench_step.Case:
+    case, change = bench_step.cases()[name], NARROW[name]
+    if not case.fields:
+        return replace(case, config=replace(case.config, **change), text=128)
+    fields = dict(case.fields) | change
+    return replace(case, fields=fields, config=parse(unet.UNetConfig, unet.unet_fields(fields), source=name), text=64)
+
+
+@pytest.mark.parametrize("name", bench_step.cases())
+@pytest.mark.sample(1)
+def test_a_step_is_that_of_diffusers(tmp_path: Path, name: str) -> None:
+    options = argparse.Namespace(
+        tokens=["24+12"], dtypes=["fp32"], cfg=name == "qwen", layers=2, device="cpu", backend="mlx", runs=2
+    )
+    [table] = bench_step.measure(name, narrow(name), options, tmp_path)
+    peer, *ours = table["rows"]
+    assert peer["arm"] == "diffusers" and len(ours) == (4 if name == "qwen" else 2)
+    assert all(0 < row["relative_l2"] <= bench.FP32_TOLERANCE and row["ratio_of_medians"] != "INVALID" for row in ours)
