@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import oracle_flux2
+from support import oracle_flux2, peer
 from support.relative import relative
 
 import qwenimg
@@ -64,9 +64,7 @@ def test_equals_diffusers(tiny_flux2: dict[str, Path], opened: dict[tuple[str, s
         if (name, backend) not in opened:
             opened[name, backend] = qwenimg.load(tiny_flux2[name], backend=backend, precision="fp32")
         ours = opened[name, backend](prompt, width=width, height=height, steps=steps, guidance=guidance, seed=7, **more)
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {width}x{height}: latents {error:.2e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS and worst <= PIXELS
+        peer.check_picture(f"{backend} {width}x{height}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 @pytest.mark.parametrize("names", [("even", "odd"), ("odd", "even")])
@@ -81,9 +79,7 @@ def test_several_references(tiny_flux2: dict[str, Path], names: tuple[str, str])
     for backend in BACKENDS:
         pipe = qwenimg.load(tiny_flux2["flux2-base"], backend=backend, precision="fp32")
         ours = pipe("a ring", width=64, height=48, steps=2, guidance=2.5, seed=7, image=pictures)
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {names}: latents {error:.2e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS and worst <= PIXELS
+        peer.check_picture(f"{backend} {names}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 def test_the_reference_is_seen(tiny_flux2: dict[str, Path]) -> None:
@@ -164,9 +160,7 @@ def test_inpainting_equals_diffusers(tiny_flux2: dict[str, Path], strength: floa
     for backend in BACKENDS:
         with qwenimg.load(tiny_flux2["flux2-base"], backend=backend, precision="fp32") as pipe:
             ours = pipe("a ring", image=picture, mask=mask, **asked)
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {strength} {hole}: {error:.1e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS and worst <= PIXELS
+        peer.check_picture(f"{backend} {strength} {hole}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 # Sizes of references

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from diffusers.pipelines.flux import pipeline_flux_kontext
 from PIL import Image
-from support import oracle_flux
-from support.relative import relative
+from support import oracle_flux, peer
 
 import qwenimg
 from qwenimg.common.families.flux import references
@@ -38,10 +37,7 @@ def compare(folder: Path, latents: Any, pixels: Any, asked: dict[str, Any]) -> N
     assert pixels.std() > 10, "a constant picture would prove nothing"
     for backend in BACKENDS:
         made = ours(folder, backend, **asked)
-        error, worst = relative(made.latents, latents), np.abs(made.pixels - pixels).max()
-        print(f"{backend}: latents {error:.1e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS
-        assert worst <= PIXELS
+        peer.check_picture(f"{backend}", made, (latents, pixels), LATENTS, PIXELS)
 
 
 def theirs(folder: Path, task: str, asked: dict[str, Any], **more: Any) -> Any:

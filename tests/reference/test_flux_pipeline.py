@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support import oracle_flux
-from support.relative import relative
+from support import oracle_flux, peer
 
 import qwenimg
 from qwenimg.common.families.flux.model import LENGTHS, Flux
@@ -65,10 +64,7 @@ def compare(folder: Path, variant: str, task: str, asked: dict[str, Any]) -> Non
     pictures = {"text": {}, "image": {"image": PICTURE}, "mask": {"image": PICTURE, "mask": HOLE}}[task]
     for backend in BACKENDS:
         ours = qwenimg.load(folder, backend=backend, precision="fp32")(**asked, **pictures, seed=7)
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {variant} {task}: latents {error:.1e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS
-        assert worst <= PIXELS
+        peer.check_picture(f"{backend} {variant} {task}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]['width']}x{case[1]['height']}")

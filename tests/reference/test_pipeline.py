@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import oracle
+from support import oracle, peer
 from support.opened_parts import network_of, open_part
 from support.relative import relative
 from support.tiny_model import LIGHTNING
@@ -74,10 +74,7 @@ def test_equals_diffusers(tiny_folder: Path, case) -> None:
         ours = shared(tiny_folder, backend)(
             prompt, negative_prompt=negative, width=width, height=height, steps=steps, guidance=guidance, seed=7
         )
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {width}x{height}: latents {error:.2e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS
-        assert worst <= PIXELS
+        peer.check_picture(f"{backend} {width}x{height}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 @pytest.mark.sample(1)
@@ -87,9 +84,7 @@ def test_equals_diffusers_with_lightning_schedule(tiny_folder: Path, backend: st
     initial = noise.normal((1, 16, 6, 10), seed=3)
     latents, pixels = oracle.generate(folder, "a heart", initial, negative_prompt=None, steps=4, guidance=1.0)
     ours = load(folder, backend)("a heart", width=80, height=48, steps=4, guidance=1.0, seed=3)
-    error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-    print(f"{backend} lightning: latents {error:.2e}, pixels {worst:.0f}")
-    assert error <= LATENTS and worst <= PIXELS
+    peer.check_picture(f"{backend} lightning", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 # The tiny model turns one rounding of the timestep into a large part of the picture: with float32 timesteps bfloat16

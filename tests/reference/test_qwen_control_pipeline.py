@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import oracle_control
-from support.relative import relative
+from support import oracle_control, peer
 from support.tiny_control import write_controlnet, write_patches
 
 import qwenimg
@@ -80,9 +79,7 @@ def test_equals_diffusers(tiny_folder: Path, nets: dict[str, Path], opened: dict
     assert pixels.std() > 10, "a constant picture would prove nothing"
     for backend, pipe in opened.items():
         result = ours(pipe, nets, CASES[name])
-        error, worst = relative(result.latents, latents), np.abs(result.pixels - pixels).max()
-        print(f"{backend} {name}: latents {error:.1e} ({LATENTS}), pixels {worst:.0f} ({PIXELS})")
-        assert error <= LATENTS and worst <= PIXELS
+        peer.check_picture(f"{backend} {name}", result, (latents, pixels), LATENTS, PIXELS)
 
 
 # What diffusers has not: two networks at once, and patches

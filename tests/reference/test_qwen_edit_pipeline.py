@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import oracle_edit
+from support import oracle_edit, peer
 from support.relative import relative
 
 import qwenimg
@@ -67,9 +67,7 @@ def test_equals_diffusers(tiny_edit: dict[str, Path], opened: Callable[[str, str
     asked = {"width": width, "height": height, "steps": steps, "guidance": guidance, "negative_prompt": negative}
     for backend in BACKENDS:
         ours = opened(kind, backend)(prompt, image=pictures, seed=7, **asked)
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {kind} {width}x{height}: latents {error:.1e} ({LATENTS}), pixels {worst:.0f} ({PIXELS})")
-        assert error <= LATENTS and worst <= PIXELS
+        peer.check_picture(f"{backend} {kind} {width}x{height}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 ASKED: dict[str, Any] = {"width": 80, "height": 48, "steps": 2, "guidance": 4.0, "seed": 7}

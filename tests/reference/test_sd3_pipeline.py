@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
-from support import oracle_sd3
+from support import oracle_sd3, peer
 from support.relative import relative
 
 import qwenimg
@@ -108,10 +108,7 @@ def test_equals_diffusers(tiny_sd3: dict[str, Path], name: str) -> None:
     assert pixels.std() > 10, "a constant picture would prove nothing"
     for backend in BACKENDS:
         result = qwenimg.load(folder, backend=backend, precision="fp32")(PROMPT, seed=7, **ours(asked))
-        error, worst = relative(result.latents, latents), np.abs(result.pixels - pixels).max()
-        print(f"{backend} {name}: latents {error:.2e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS
-        assert worst <= PIXELS
+        peer.check_picture(f"{backend} {name}", result, (latents, pixels), LATENTS, PIXELS)
 
 
 @pytest.mark.sample(0)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import oracle_zimage
-from support.relative import relative
+from support import oracle_zimage, peer
 
 import qwenimg
 from qwenimg.common.base.errors import UsageError
@@ -40,10 +39,7 @@ def test_equals_diffusers(tiny_zimage: Path, case) -> None:
         ours = qwenimg.load(tiny_zimage, backend=backend, precision="fp32")(
             prompt, negative_prompt=negative, width=width, height=height, steps=steps, guidance=guidance, seed=7
         )
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {width}x{height}: latents {error:.2e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS
-        assert worst <= PIXELS
+        peer.check_picture(f"{backend} {width}x{height}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (48, 80, 3), np.uint8)
@@ -73,9 +69,7 @@ def test_from_a_picture_equals_diffusers(
     for backend in BACKENDS:
         with qwenimg.load(tiny_zimage, backend=backend, precision="fp32") as pipe:
             ours = pipe("a red circle", image=PICTURE, mask=hole, width=80, height=48, **asked)
-        error, worst = relative(ours.latents, latents), np.abs(ours.pixels - pixels).max()
-        print(f"{backend} {strength}: latents {error:.1e} (limit {LATENTS}), pixels {worst:.0f} (limit {PIXELS})")
-        assert error <= LATENTS and worst <= PIXELS
+        peer.check_picture(f"{backend} {strength}", ours, (latents, pixels), LATENTS, PIXELS)
 
 
 def test_defaults(tiny_zimage: Path) -> None:

@@ -17,17 +17,12 @@ import numpy as np
 import torch
 
 from qwenimg.common.numbers.packing import pack, unpack
+from support import peer
 
 
 @cache
 def pipeline(folder: Path, dtype: torch.dtype = torch.float32):
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
-    pipe = diffusers.QwenImagePipeline.from_pretrained(folder, torch_dtype=dtype)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = peer.opened("QwenImagePipeline", folder, torch_dtype=dtype)
     compute_frequencies(pipe.text_encoder)
     pipe.vae.to(torch.float32)  # our policy keeps the VAE in float32; the reference decodes in its dtype
     return pipe
@@ -88,6 +83,4 @@ def decoded(pipe: Any, final: np.ndarray) -> np.ndarray:
     mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.latents_mean, config.latents_std))
     with torch.no_grad():
         z = torch.from_numpy(final) / (1.0 / std) + mean
-        pixels = pipe.vae.decode(z[:, :, None], return_dict=False)[0][:, :, 0]
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return (image * 255).round().astype(np.float64)
+        return peer.pixels(pipe, pipe.vae.decode(z[:, :, None], return_dict=False)[0][:, :, 0])

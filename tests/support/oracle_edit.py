@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from qwenimg.common.numbers.packing import pack, unpack
-from support import oracle
+from support import oracle, peer
 
 PAD = "<|image_pad|>"
 
@@ -57,14 +57,7 @@ def _with_positions(encoder: Any) -> None:
 
 @cache
 def pipeline(folder: Path, name: str = "") -> Any:
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
-    cls = getattr(diffusers, name) if name else diffusers.DiffusionPipeline
-    pipe = cls.from_pretrained(folder, torch_dtype=torch.float32, processor=None)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = peer.opened(name or "DiffusionPipeline", folder, torch_dtype=torch.float32, processor=None)
     oracle.compute_frequencies(pipe.text_encoder)
     _with_positions(pipe.text_encoder)
     pipe.processor = Processor(pipe.tokenizer)

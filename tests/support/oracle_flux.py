@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from qwenimg.common.numbers.timesteps import sinusoids
+from support import peer
 
 CLASSES = {
     "text": "FluxPipeline",
@@ -28,14 +29,8 @@ def exact_sinusoids(values: torch.Tensor) -> torch.Tensor:
 
 @cache
 def pipeline(folder: Path, task: str) -> Any:
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
-    pipe = getattr(diffusers, CLASSES[task]).from_pretrained(folder, torch_dtype=torch.float32)
+    pipe = peer.opened(CLASSES[task], folder, torch_dtype=torch.float32)
     pipe.transformer.time_text_embed.time_proj.forward = exact_sinusoids
-    pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
@@ -51,8 +46,4 @@ def generate(folder: Path, task: str, *, width: int, height: int, seed: int, len
         **options,
     ).images
     latents = pipe._unpack_latents(final, height, width, pipe.vae_scale_factor)
-    config = pipe.vae.config
-    with torch.no_grad():
-        pixels = pipe.vae.decode(latents / config.scaling_factor + config.shift_factor, return_dict=False)[0]
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return latents.numpy(), (image * 255).round().astype(np.float64)
+    return latents.numpy(), peer.decoded(pipe, latents)

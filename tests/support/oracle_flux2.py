@@ -10,18 +10,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from support import peer
+
 
 @cache
 def pipeline(folder: Path, task: str = "") -> Any:
     """diffusers' pipeline for text and references, or for the `task` Inpaint."""
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
-    pipe = getattr(diffusers, f"Flux2Klein{task}Pipeline").from_pretrained(folder, torch_dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return peer.opened(f"Flux2Klein{task}Pipeline", folder, torch_dtype=torch.float32)
 
 
 def generate(
@@ -72,5 +67,4 @@ def _finished(pipe: Any, final: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     with torch.no_grad():
         pixels = pipe.vae.decode(final, return_dict=False)[0]
         last = (pipe._patchify_latents(final) - mean) / std
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return last.numpy(), (image * 255).round().astype(np.float64)
+    return last.numpy(), peer.pixels(pipe, pixels)

@@ -17,19 +17,13 @@ import torch
 from PIL import Image
 
 from qwenimg.common.numbers.packing import pack_frames, unpack_frames
-from support import oracle
+from support import oracle, peer
 from support.oracle_edit import PAD, Processor
 
 
 @cache
 def pipeline(folder: Path) -> Any:
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
-    pipe = diffusers.QwenImageLayeredPipeline.from_pretrained(folder, torch_dtype=torch.float32, processor=None)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = peer.opened("QwenImageLayeredPipeline", folder, torch_dtype=torch.float32, processor=None)
     oracle.compute_frequencies(pipe.text_encoder)
     pipe.vl_processor = Captions(pipe.tokenizer)
     return pipe

@@ -19,7 +19,7 @@ from PIL import Image
 
 from qwenimg.common.numbers import packing
 from qwenimg.common.numbers.timesteps import timestep_features
-from support import oracle
+from support import oracle, peer
 from support.tiny_qwen21 import AREA, LEAST
 
 PAD = "<|image_pad|>"
@@ -54,8 +54,6 @@ class Processor:
 
 @cache
 def pipeline(folder: Path) -> Any:
-    import diffusers
-    import transformers
     from diffusers.pipelines.qwenimage21 import pipeline_qwenimage21
     from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 
@@ -63,8 +61,7 @@ def pipeline(folder: Path) -> Any:
 
     theirs = pipeline_qwenimage21.calculate_dimensions
     pipeline_qwenimage21.calculate_dimensions = lambda area, ratio: theirs(AREA, ratio)
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
+    diffusers = peer.quiet()
     pipe = diffusers.QwenImage21Pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler"),
         vae=diffusers.AutoencoderKLQwenImage21.from_pretrained(folder / "vae"),
@@ -109,6 +106,5 @@ def generate(
     config = pipe.vae.config
     mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.latents_mean, config.latents_std))
     with torch.no_grad():
-        pixels = pipe.vae.decode((torch.from_numpy(final) * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return final, (image * 255).round().astype(np.float64)
+        made = pipe.vae.decode((torch.from_numpy(final) * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]
+    return final, peer.pixels(pipe, made)

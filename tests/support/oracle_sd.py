@@ -17,17 +17,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from support import peer
+
 
 @cache
 def pipeline(folder: Path, class_name: str, dtype: torch.dtype = torch.float32) -> Any:
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
-    pipe = getattr(diffusers, class_name).from_pretrained(folder)
+    pipe = peer.opened(class_name, folder)
     pipe.to(dtype)
-    pipe.set_progress_bar_config(disable=True)
     if getattr(pipe, "text_encoder", None) is not None and not hasattr(pipe.text_encoder, "text_model"):
         pipe.text_encoder.__dict__["text_model"] = pipe.text_encoder  # not as a part, which would be a circle
     return pipe
@@ -42,12 +38,7 @@ def generate(folder: Path, class_name: str, *, seed: int = 0, **asked: Any) -> t
             asked[name] = Image.fromarray(asked[name])
     generator = torch.Generator().manual_seed(seed)
     final = pipe(generator=generator, output_type="latent", **asked).images
-    config = pipe.vae.config
-    with torch.no_grad():
-        z = final / config.scaling_factor + (config.shift_factor or 0)
-        pixels = pipe.vae.decode(z, return_dict=False)[0]
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return final.numpy(), (image * 255).round().astype(np.float64)
+    return final.numpy(), peer.decoded(pipe, final)
 
 
 def load_lora(pipe: Any, path: Path, folded: Path) -> None:

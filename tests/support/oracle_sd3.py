@@ -13,19 +13,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from support import peer
+
 
 @cache
 def pipeline(folder: Path, task: str) -> Any:
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
     names = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
     absent = {name: None for name in names if not (folder / name).exists()}
-    pipe = getattr(diffusers, f"StableDiffusion3{task}Pipeline").from_pretrained(folder, **absent)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return peer.opened(f"StableDiffusion3{task}Pipeline", folder, **absent)
 
 
 def generate(folder: Path, prompt: str, *, seed: int = 0, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -36,8 +31,4 @@ def generate(folder: Path, prompt: str, *, seed: int = 0, **asked: Any) -> tuple
         if name in asked:
             asked[name] = Image.fromarray(asked[name])
     final = pipe(prompt, generator=torch.Generator().manual_seed(seed), output_type="latent", **asked).images
-    config = pipe.vae.config
-    with torch.no_grad():
-        pixels = pipe.vae.decode(final / config.scaling_factor + config.shift_factor, return_dict=False)[0]
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return final.numpy(), (image * 255).round().astype(np.float64)
+    return final.numpy(), peer.decoded(pipe, final)

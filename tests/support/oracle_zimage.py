@@ -16,18 +16,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from support import peer
+
 
 @cache
 def pipeline(folder: Path, task: str = "") -> Any:
     """diffusers' pipeline for text, or for the `task` Img2Img or Inpaint."""
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    diffusers.utils.logging.set_verbosity_error()
-    pipe = getattr(diffusers, f"ZImage{task}Pipeline").from_pretrained(folder, torch_dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return peer.opened(f"ZImage{task}Pipeline", folder, torch_dtype=torch.float32)
 
 
 def generate(
@@ -53,7 +48,7 @@ def generate(
         output_type="latent",
         **more,
     ).images
-    return final.numpy(), _decoded(pipe, final)
+    return final.numpy(), peer.decoded(pipe, final)
 
 
 def from_picture(
@@ -71,7 +66,7 @@ def from_picture(
         output_type="latent",
         **asked,
     ).images
-    return final.numpy(), _decoded(pipe, final)
+    return final.numpy(), peer.decoded(pipe, final)
 
 
 def controlled(
@@ -104,7 +99,7 @@ def controlled(
             **more,
             **asked,
         ).images
-    return final.numpy(), _decoded(base, final)
+    return final.numpy(), peer.decoded(base, final)
 
 
 @contextmanager
@@ -128,12 +123,3 @@ def _refined_by(net: Any, transformer: Any) -> Iterator[None]:
     finally:
         noted.remove()
         del transformer.forward
-
-
-def _decoded(pipe: Any, final: torch.Tensor) -> np.ndarray:
-    """Pixels [H, W, 3] as uint8 values in float64."""
-    config = pipe.vae.config
-    with torch.no_grad():
-        pixels = pipe.vae.decode(final / config.scaling_factor + config.shift_factor, return_dict=False)[0]
-    image = pipe.image_processor.postprocess(pixels, output_type="np")[0]
-    return (image * 255).round().astype(np.float64)
